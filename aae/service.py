@@ -15,21 +15,21 @@ from random import Random
 import structlog
 
 from isthmus.aae import status as listing
-from isthmus.aae.exchange.cluster import Members, WholeTrees
+from isthmus.aae.exchange.cluster import ClusterTrees, Members
 from isthmus.aae.exchange.local import Handler, Led, LocalTrees
 from isthmus.aae.exchange.remote import PeerTrees
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
-from isthmus.aae.scheduling.check import Checker, Repairs
-from isthmus.aae.scheduling.gap_healing import Gaps, Healing
-from isthmus.aae.scheduling.history import Memory
+from isthmus.aae.scheduling.check import PeerChecker, Repairs
+from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
+from isthmus.aae.scheduling.history import History
 from isthmus.aae.scheduling.manager import Manager
 from isthmus.aae.scheduling.operator_documents import OperatorDocuments
-from isthmus.aae.scrub.replica_agreement import Agreement
-from isthmus.aae.scrub.row_audit import RowAudit
-from isthmus.aae.scrub.row_repair import Mending, foreign_objects
-from isthmus.aae.trees.tree_cache import Copy, State, Trees
+from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
+from isthmus.aae.scrub.row_audit import Scrubber
+from isthmus.aae.scrub.row_repair import RowRepair, foreign_objects
+from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache, TreeState
 from isthmus.config.settings import FullSyncSettings
-from isthmus.repl.http.client import Access
+from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.ports import TimeSource
@@ -47,7 +47,7 @@ class FullSync:
         *,
         store: Store,
         directory: Path,
-        copies: Callable[[], Sequence[Copy]],
+        copies: Callable[[], Sequence[ReplicaSnapshot]],
         led: Callable[[bytes], Sequence[Led]],
         members: Members,
         followed: Callable[[], Iterable[tuple[int, tuple[str, ...]]]],
@@ -62,7 +62,7 @@ class FullSync:
         token_for: Callable[[str], Path | None],
         node: str,
         cluster_uuid: bytes,
-        access_to: Callable[[FullSyncSettings], Access],
+        access_to: Callable[[FullSyncSettings], PeerCredentials],
         repairs: Repairs,
         gaps: Gaps,
         tree_rebuild_ms: int,
@@ -75,8 +75,10 @@ class FullSync:
         want it."""
         self._time = time
         self._access_to = access_to
-        self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
-        self.mending = Mending(
+        self.trees = TreeCache(
+            store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms
+        )
+        self.mending = RowRepair(
             store,
             others=in_sync,
             request=request,
@@ -88,14 +90,14 @@ class FullSync:
             pool=read_pool,
         )
         self.mending.on_mended = self.trees.doubt
-        self.audit = RowAudit(self.trees, store, mending=self.mending, copies=copies, pool=read_pool)
+        self.audit = Scrubber(self.trees, store, mending=self.mending, copies=copies, pool=read_pool)
         self.trees.on_wrong = self.audit.wrong
         self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool, suspect=self.audit.suspect)
-        self.whole = WholeTrees(self.local, members, request)
-        self.agreement = Agreement(self.trees, store, mending=self.mending, led=followed, request=request)
+        self.whole = ClusterTrees(self.local, members, request)
+        self.agreement = ReplicaTreeCheck(self.trees, store, mending=self.mending, led=followed, request=request)
         chance = Random()  # noqa: S311 - the order of checks is no secret
 
-        def checker_of(peer: FullSyncSettings) -> Checker:
+        def checker_of(peer: FullSyncSettings) -> PeerChecker:
             trees = PeerTrees(
                 peer.urls.split(","),
                 own=cluster_uuid,
@@ -104,20 +106,20 @@ class FullSync:
                 access=access_to(peer),
                 compress=peer.compress,
             )
-            return Checker(peer, source=self.whole, sink=trees, repairs=repairs, chance=chance)
+            return PeerChecker(peer, source=self.whole, sink=trees, repairs=repairs, chance=chance)
 
         self.manager = Manager(
             settings,
             node=node,
             checker_of=checker_of,
-            memory=Memory(directory, time.wall_ms()),
+            memory=History(directory, time.wall_ms()),
             alarm_of=SchedulerAlarm,
             live=lambda: [node, *members.nodes()],
             time=time,
             unplaced=lambda peer: _unplaced(members, self.manager.types_of(peer)),
             all_types=all_types,
         )
-        self.healing = Healing(self.manager, gaps, time)
+        self.healing = GapHealer(self.manager, gaps, time)
         self._token_for = token_for
         self.documents = OperatorDocuments(metastore, self._follow)
 
@@ -191,7 +193,7 @@ class FullSync:
     def status(self) -> dict[str, str]:
         """The actor's state and why: shown as `idle: not configured`."""
         states = [kept.state for kept in self.trees.kept.values()]
-        ready = states.count(State.READY)
+        ready = states.count(TreeState.READY)
         trees = f"{ready} of {len(states)} trees ready" if ready < len(states) else f"{ready} trees kept"
         manager = self.manager
         if manager.running is not None:

@@ -10,15 +10,15 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.folds.fold_rpc import text_of
 from isthmus.aae.scheduling.check import LOOKED
-from isthmus.aae.scheduling.gap_healing import Healing
-from isthmus.aae.scheduling.history import Result
-from isthmus.aae.scheduling.manager import Manager, Peer
-from isthmus.aae.scheduling.operator_documents import Entry
+from isthmus.aae.scheduling.gap_healing import GapHealer
+from isthmus.aae.scheduling.history import CheckResult
+from isthmus.aae.scheduling.manager import Manager, PeerState
+from isthmus.aae.scheduling.operator_documents import PeerOverride
 from isthmus.aae.scheduling.schedule import RETRIES_MAX, TimeRange, wants_of
-from isthmus.aae.trees.tree_cache import Trees
+from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.config.text import quantity
 from isthmus.repl.telemetry import Family, Sample
 
@@ -76,7 +76,7 @@ def samples(manager: Manager, wall_ms: int) -> list[Sample]:
     return found
 
 
-def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, owners: Owners) -> dict[str, Any]:
+def listed(manager: Manager, healing: GapHealer, results: int, wall_ms: int, owners: Owners) -> dict[str, Any]:
     """The check that runs, and every peer with its newest `results`."""
     running = manager.running
     return {
@@ -100,7 +100,7 @@ def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, owner
     }
 
 
-def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, owners: Owners) -> dict[str, Any]:
+def _peer(manager: Manager, peer: PeerState, healing: GapHealer, results: int, owners: Owners) -> dict[str, Any]:
     settings, remembered = peer.settings, peer.remembered
     upcoming = manager.upcoming(settings.name)
     suspended, learned = remembered.suspended, remembered.standing.learned
@@ -142,7 +142,7 @@ def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, owners: 
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
         "named": _named(peer),
-        "newest": {name: _newest(peer, name, frozenset(Verdict)) for name in bucket_types},
+        "newest": {name: _newest(peer, name, frozenset(ExchangeVerdict)) for name in bucket_types},
         "newest_looked": {name: _newest(peer, name, LOOKED) for name in bucket_types},
         "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
     }
@@ -156,17 +156,17 @@ def of_operators(manager: Manager) -> dict[str, Any]:
     }
 
 
-def _act_of(entry: Entry) -> dict[str, Any]:
+def _act_of(entry: PeerOverride) -> dict[str, Any]:
     return {"by": entry.by, "at_ms": entry.at_ms, "reason": entry.reason}
 
 
-def _newest(peer: Peer, bucket_type: str, verdicts: Collection[Verdict]) -> dict[str, Any] | None:
+def _newest(peer: PeerState, bucket_type: str, verdicts: Collection[ExchangeVerdict]) -> dict[str, Any] | None:
     """The newest check of a bucket type that ended with one of `verdicts`, as far as it is remembered."""
     results = (one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type)
     return next((shown(one) for one in results if one.verdict in verdicts), None)
 
 
-def _named(peer: Peer) -> list[dict[str, str]]:
+def _named(peer: PeerState) -> list[dict[str, str]]:
     """The first keys that differed in the newest check of each bucket type."""
     return [
         {
@@ -196,7 +196,7 @@ def scheduled(manager: Manager) -> list[dict[str, Any]]:
     ]
 
 
-def trees_listed(trees: Trees) -> dict[str, Any]:
+def trees_listed(trees: TreeCache) -> dict[str, Any]:
     """Every tree, and the newest alarms."""
     return {
         "trees": [
@@ -216,12 +216,12 @@ def trees_listed(trees: Trees) -> dict[str, Any]:
     }
 
 
-def shown(result: Result) -> dict[str, Any]:
+def shown(result: CheckResult) -> dict[str, Any]:
     """A result for people and programs."""
     return {**asdict(result), "differences": dict(result.differences)}
 
 
-def _misplaced(peer: Peer, owner: Owner) -> str:
+def _misplaced(peer: PeerState, owner: Owner) -> str:
     """What comes of it that the queue of repairs belongs to another cluster than the one that is compared with; "" when
     it does not, or that is not known: no cluster has answered yet and the settings name none."""
     settings, uuid = peer.settings, peer.remembered.cluster
@@ -235,7 +235,7 @@ def _misplaced(peer: Peer, owner: Owner) -> str:
     )
 
 
-def _why(peer: Peer) -> str:
+def _why(peer: PeerState) -> str:
     suspended = peer.remembered.suspended
     if suspended is not None:
         because = f": {suspended.reason}" if suspended.reason else ""

@@ -14,21 +14,21 @@ import json
 import time
 from random import Random
 
-from isthmus.repl.controller.leader_balance_plan import Seat, imbalance, loads, plan
+from isthmus.repl.controller.leader_balance_plan import LeaderAssignment, imbalance, loads, plan
 
 SEEDS = 5
 
 
-def beginnings(kind: str, partitions: int, nodes: int, factor: int, seed: int) -> dict[int, Seat]:
+def beginnings(kind: str, partitions: int, nodes: int, factor: int, seed: int) -> dict[int, LeaderAssignment]:
     """Seats of one kind, from a seed."""
     random = Random(seed)
     names = [f"n{number:03}" for number in range(nodes)]
-    found: dict[int, Seat] = {}
+    found: dict[int, LeaderAssignment] = {}
     for partition in range(partitions):
         eligible = sorted(random.sample(names, factor))
         awake = [name for name in eligible if int(name[1:]) >= nodes // 5] or eligible
         leader = eligible[0] if kind == "crowded" else random.choice(awake)
-        found[partition] = Seat(leader, frozenset(eligible))
+        found[partition] = LeaderAssignment(leader, frozenset(eligible))
     return found
 
 

@@ -27,7 +27,7 @@ from isthmus.node.daemon import Node
 from isthmus.node.observability import logs
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
-from isthmus.repl.model.requests import WriteRequest, Written
+from isthmus.repl.model.requests import WriteRequest, WriteResult
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ async def write(node: Node, work: Work) -> dict[str, Any]:
             sent_s = time.perf_counter()
             results = await node.coordinator.write_batch(requests)
             latencies_ms.append((time.perf_counter() - sent_s) * 1000)
-            failed.update(type(result).__name__ for result in results if not isinstance(result, Written))
+            failed.update(type(result).__name__ for result in results if not isinstance(result, WriteResult))
 
     await asyncio.gather(*(one_after_the_other(starts) for _ in range(work.outstanding)))
     latencies_ms.sort()

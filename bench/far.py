@@ -23,7 +23,7 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.node.demo.client import Connection, Trouble
+from isthmus.node.demo.client import KeepAliveConnection, Transient
 from isthmus.node.demo.cost import CpuTime, cpu_time
 from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
@@ -197,10 +197,10 @@ def _less(after: CpuTime, before: CpuTime | None) -> CpuTime:
 
 def _metric(nodes: Nodes, name: str, metric: str) -> float | None:
     """The sum of a metric's samples; None while the node does not answer."""
-    connection = Connection(nodes.http[name], ASK_TIMEOUT_S)
+    connection = KeepAliveConnection(nodes.http[name], ASK_TIMEOUT_S)
     try:
         lines = connection.request("GET", "/metrics").body.decode().splitlines()
-    except Trouble:
+    except Transient:
         return None
     finally:
         connection.close()

@@ -21,7 +21,7 @@ import click
 from bench.figures import Figure, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
-from isthmus.node.demo.client import Connection
+from isthmus.node.demo.client import KeepAliveConnection
 from isthmus.repl.model.errors import IsthmusError
 
 CONNECTIONS: Final = 16
@@ -113,7 +113,7 @@ def _sums(nodes: Nodes, names: list[str]) -> Sums:
     wanted = [WRITES.format("sum"), WRITES.format("count"), *SYNCS.values()]
     found = dict.fromkeys(wanted, 0.0)
     for name in names:
-        connection = Connection(nodes.http[name], TIMEOUT_S)
+        connection = KeepAliveConnection(nodes.http[name], TIMEOUT_S)
         try:
             lines = connection.request("GET", "/metrics").body.decode().splitlines()
         finally:

@@ -27,8 +27,8 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.aae.trees.tree_cache import Copy, Trees
-from isthmus.node.demo.client import Connection, Trouble
+from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache
+from isthmus.node.demo.client import KeepAliveConnection, Transient
 from isthmus.node.demo.cost import CpuTime
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
@@ -105,7 +105,7 @@ def main(as_json: bool, profile: bool, keys: int, few: int, many: int, rate: flo
             run = _Run(nodes, load, max(keys, START_KEYS), rate, profile)
             run.all(few, many)
         report("fullsync", where, figures + run.figures, as_json, run.profile)
-    except (BenchFailed, Trouble, IsthmusError) as error:
+    except (BenchFailed, Transient, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
@@ -114,8 +114,8 @@ async def _keeping() -> Figure:
     """The cost of one XOR an entry, and of what stands around it."""
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as directory:
         entries = [_entry(offset) for offset in range(KEPT_ENTRIES)]
-        copy = Copy(0, b"default", 1, 0, True)
-        trees = Trees(MemoryStore(), directory=Path(directory), copies=lambda: [copy], time=SystemTime())
+        copy = ReplicaSnapshot(0, b"default", 1, 0, True)
+        trees = TreeCache(MemoryStore(), directory=Path(directory), copies=lambda: [copy], time=SystemTime())
         trees.start()
         await asyncio.sleep(KEEPER_LOOKS_S)
         assert 0 in trees.kept
@@ -311,7 +311,7 @@ class _Run:
         return found
 
     def _metric(self, metric: str) -> float:
-        connection = Connection(self._nodes.http["a"], ASK_TIMEOUT_S)
+        connection = KeepAliveConnection(self._nodes.http["a"], ASK_TIMEOUT_S)
         try:
             lines = connection.request("GET", "/metrics").body.decode().splitlines()
         finally:

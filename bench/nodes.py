@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bench.loadgen import Phase, Result
-from isthmus.node.demo.client import AdminClient, Trouble
+from isthmus.node.demo.client import AdminReader, Transient
 from isthmus.node.demo.cost import CpuTime, cpu_time, resident_bytes
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.topology import parse_topology
@@ -83,7 +83,7 @@ class Nodes:
             parse_topology(topology, Path("bench.toml")), self._directory, auto_ports=True, owned=True
         )
         self.http: dict[str, str] = {}
-        self.admin: dict[str, AdminClient] = {}
+        self.admin: dict[str, AdminReader] = {}
         self.admin_urls: dict[str, str] = {}
         self.pids: dict[str, int] = {}
 
@@ -113,7 +113,7 @@ class Nodes:
         for cluster in self._clusters.status()["clusters"].values():
             for node in cluster["nodes"]:
                 self.http[node["name"]] = node["http"]
-                self.admin[node["name"]] = AdminClient(node["admin"])
+                self.admin[node["name"]] = AdminReader(node["admin"])
                 self.admin_urls[node["name"]] = node["admin"]
                 self.pids[node["name"]] = node["pid"]
             for zookeeper in cluster["zookeepers"]:
@@ -126,7 +126,7 @@ class Nodes:
             for admin in self.admin.values():
                 try:
                     row = admin.document("/admin/partitions")["partitions"][0]
-                except (Trouble, IndexError):
+                except (Transient, IndexError):
                     continue
                 if row["leader"] is not None and len(row["isr"]) == len(row["replicas"]):
                     return str(row["leader"])
@@ -172,7 +172,7 @@ class Nodes:
         while time.perf_counter() - began_s < timeout_s:
             try:
                 left = self.outstanding(name)
-            except Trouble:
+            except Transient:
                 left = None
             if left == 0:
                 return time.perf_counter() - began_s

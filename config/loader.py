@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.config import validation
-from isthmus.config.schema import Key, Kind, as_text, keys_of, range_text
+from isthmus.config.schema import SettingKey, SettingKind, as_text, keys_of, range_text
 from isthmus.config.settings import (
     FullSyncSettings,
     ListenSettings,
@@ -67,7 +67,7 @@ class ConfigError(Exception):
         ]
 
 
-class Effective(NamedTuple):
+class EffectiveSetting(NamedTuple):
     """One value in force: key path, value as it would stand in a file, "FILE:LINE" or "default"."""
 
     path: str
@@ -110,7 +110,7 @@ def load_text(text: str, path: Path) -> Settings:
         raise _of_file(path, "is nested too deeply to be a config file") from None
     except ValueError:  # the only other one: Python refuses whole numbers of more than 4,300 digits
         raise _of_file(path, "holds a number of thousands of digits") from None
-    reader = _Reader(path, lines)
+    reader = _SettingsReader(path, lines)
     settings: Settings = reader.table(Settings, values, (), "")
     settings = dataclasses.replace(settings, origins=reader.origins)
     for broken in chain(validation.broken_relations(settings), validation.broken_fullsync(settings)):
@@ -120,30 +120,30 @@ def load_text(text: str, path: Path) -> Settings:
     return settings
 
 
-def effective(settings: Settings) -> list[Effective]:
+def effective(settings: Settings) -> list[EffectiveSetting]:
     """Every value in force with its origin, in the order of the sections; an empty list is shown as []."""
-    rows: list[Effective] = []
+    rows: list[EffectiveSetting] = []
     _collect(settings, "", settings.origins, rows)
     return rows
 
 
-def _collect(section: Any, dotted: str, origins: dict[str, str], rows: list[Effective]) -> None:
+def _collect(section: Any, dotted: str, origins: dict[str, str], rows: list[EffectiveSetting]) -> None:
     kind: type = type(section)
     for key in keys_of(kind).values():
         path = _joined(dotted, key.name)
         value = getattr(section, key.field)
-        if key.kind is Kind.TABLE:
+        if key.kind is SettingKind.TABLE:
             _collect(value, path, origins, rows)
-        elif key.kind is Kind.TABLES:
+        elif key.kind is SettingKind.TABLES:
             if not value:
-                rows.append(Effective(path, "[]", origins.get(path, DEFAULT)))
+                rows.append(EffectiveSetting(path, "[]", origins.get(path, DEFAULT)))
             for number, element in enumerate(value):
                 _collect(element, f"{path}[{number}]", origins, rows)
         else:
-            rows.append(Effective(path, as_text(key, value), origins.get(path, DEFAULT)))
+            rows.append(EffectiveSetting(path, as_text(key, value), origins.get(path, DEFAULT)))
 
 
-class _Reader:
+class _SettingsReader:
     """Walks the parsed TOML beside the dataclasses; gathers faults and origins, and goes on after each fault.
 
     In the place of a wrong or missing value stands its default, or an empty text where there is none, so
@@ -169,16 +169,16 @@ class _Reader:
                 fields[key.field] = self._missing(key, here, path)
                 continue
             value = values[key.name]
-            if key.kind is Kind.TABLE:
+            if key.kind is SettingKind.TABLE:
                 assert key.inner is not None
                 fields[key.field] = self._inner_table(key, value, here, path)
-            elif key.kind is Kind.TABLES:
+            elif key.kind is SettingKind.TABLES:
                 fields[key.field] = self._inner_tables(key, value, here, path)
             else:
                 fields[key.field] = self._value(key, value, here, path)
         return section(**fields)
 
-    def relation(self, broken: validation.Broken) -> None:
+    def relation(self, broken: validation.RelationViolation) -> None:
         """Report a broken relation unless one of its values is wrong by itself, at the first key that was set."""
         if any(
             path == fault.path or path.startswith(f"{fault.path}.") for path in broken.paths for fault in self.faults
@@ -188,14 +188,14 @@ class _Reader:
         line = int(self.origins[path].rpartition(":")[2]) if path in self.origins else 0
         self.faults.append(Fault(path, line, broken.message))
 
-    def _inner_table(self, key: Key, value: Any, where: KeyPath, path: str) -> Any:
+    def _inner_table(self, key: SettingKey, value: Any, where: KeyPath, path: str) -> Any:
         assert key.inner is not None
         if isinstance(value, dict):
             return self.table(key.inner, value, where, path)
         self._fault(where, path, f"{key.name} is a section; write [{path}] and its keys below")
         return _placeholder_section(key.inner)
 
-    def _inner_tables(self, key: Key, value: Any, where: KeyPath, path: str) -> tuple[Any, ...]:
+    def _inner_tables(self, key: SettingKey, value: Any, where: KeyPath, path: str) -> tuple[Any, ...]:
         assert key.inner is not None
         if not isinstance(value, list):
             self._fault(where, path, f"{key.name} is a list; write [[{path}]], in double brackets, before each of them")
@@ -211,10 +211,10 @@ class _Reader:
                 elements.append(_placeholder_section(key.inner))
         return tuple(elements)
 
-    def _missing(self, key: Key, where: KeyPath, path: str) -> Any:
+    def _missing(self, key: SettingKey, where: KeyPath, path: str) -> Any:
         if not key.required:
             return key.default
-        if key.kind is Kind.TABLE:
+        if key.kind is SettingKind.TABLE:
             assert key.inner is not None
             needed = ", ".join(inner.name for inner in keys_of(key.inner).values() if inner.required)
             self._fault(where, path, f"section [{path}] is missing; it must say {needed}")
@@ -222,7 +222,7 @@ class _Reader:
         self._fault(where, path, f"missing; this key has no default ({range_text(key)})")
         return _placeholder(key)
 
-    def _value(self, key: Key, value: Any, where: KeyPath, path: str) -> Any:
+    def _value(self, key: SettingKey, value: Any, where: KeyPath, path: str) -> Any:
         try:
             result = converted(key, value, self._path)
         except ValueError as error:
@@ -244,27 +244,27 @@ class _Reader:
         return f"{self._path}:{self._line(where)}"
 
 
-def converted(key: Key, value: Any, file: Path) -> Any:
+def converted(key: SettingKey, value: Any, file: Path) -> Any:
     """The value of a setting; ValueError says in a sentence what is wrong and what would be right."""
     section = (key.section, key.field)
     match key.kind:
-        case Kind.NUMBER:
+        case SettingKind.NUMBER:
             if type(value) is not int:
                 raise ValueError(f"{shown(value)} is not a whole number; write digits without quotes")
             return _in_range(key, value)
-        case Kind.FLAG:
+        case SettingKind.FLAG:
             if type(value) is not bool:
                 raise ValueError(f"{shown(value)} is neither true nor false; write one of these without quotes")
             return value
-        case Kind.DURATION:
+        case SettingKind.DURATION:
             return _in_range(key, parse_duration(_text(value, 'a duration; write it with its unit in quotes: "5s"')))
-        case Kind.SIZE:
+        case SettingKind.SIZE:
             return _in_range(key, parse_size(_text(value, 'a size; write it with its unit in quotes: "200KB"')))
-        case Kind.ADDRESS:
+        case SettingKind.ADDRESS:
             return validation.parse_address(_text(value, 'an address; write HOST:PORT in quotes: "127.0.0.1:8098"'))
         case _:
             text = _text(value, "a text; write it in quotes")
-    if key.kind is Kind.PATH:
+    if key.kind is SettingKind.PATH:
         return None if not text and not key.required else _path(text, file)
     if section in validation.CHOICES:
         return validation.check_choice(text, validation.CHOICES[section])
@@ -287,7 +287,7 @@ _FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
 }
 
 
-def _in_range(key: Key, value: int) -> int:
+def _in_range(key: SettingKey, value: int) -> int:
     least, most = validation.RANGES[key.section, key.field]
     if not least <= value <= most:
         written = as_text(key, value) if 0 <= value < 1 << 63 else shown(value)
@@ -309,10 +309,10 @@ def _path(text: str, file: Path) -> Path:
     return (file.parent / text).absolute()
 
 
-def _placeholder(key: Key) -> Any:
+def _placeholder(key: SettingKey) -> Any:
     if not key.required:
         return key.default
-    return Path() if key.kind is Kind.PATH else ""
+    return Path() if key.kind is SettingKind.PATH else ""
 
 
 def _placeholder_section(section: type) -> Any:
@@ -333,7 +333,7 @@ def _unknown(section: type, name: str, value: Any) -> str:
         return f'unknown {noun}; did you mean "{close[0]}"?'
     for other in keys_of(Settings).values():
         if other.inner is not None and other.inner is not section and name in keys_of(other.inner):
-            brackets = f"[[{other.name}]]" if other.kind is Kind.TABLES else f"[{other.name}]"
+            brackets = f"[[{other.name}]]" if other.kind is SettingKind.TABLES else f"[{other.name}]"
             return f"unknown here; there is such a key in {brackets}"
     return f"unknown {noun}; known here: {', '.join(keys)}"
 

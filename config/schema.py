@@ -30,7 +30,7 @@ from isthmus.config.text import toml_text
 from isthmus.config.units import format_duration, format_size
 
 
-class Kind(Enum):
+class SettingKind(Enum):
     """How a value is written in a file."""
 
     TABLE = "a table"
@@ -44,13 +44,13 @@ class Kind(Enum):
     PATH = "a path"
 
 
-class Key(NamedTuple):
+class SettingKey(NamedTuple):
     """One key of one section. `section` is the dataclass that holds it, `inner` that of a table's own keys."""
 
     section: type
     field: str
     name: str
-    kind: Kind
+    kind: SettingKind
     required: bool
     default: Any
     inner: type | None
@@ -64,7 +64,7 @@ NO_DEFAULT: Final = None
 
 
 @cache
-def keys_of(section: type) -> dict[str, Key]:
+def keys_of(section: type) -> dict[str, SettingKey]:
     """Key name in a file -> key, in the order of the dataclass; `Settings.origins` is not a key."""
     hints = get_type_hints(section)
     keys = {}
@@ -74,7 +74,7 @@ def keys_of(section: type) -> dict[str, Key]:
         kind, inner = _kind(field.name, hints[field.name])
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         default = NO_DEFAULT if required else field.default
-        key = Key(section, field.name, file_name(field.name), kind, required, default, inner)
+        key = SettingKey(section, field.name, file_name(field.name), kind, required, default, inner)
         assert key.name not in keys, f"two settings of {section.__name__} would share the key {key.name}"
         keys[key.name] = key
     return keys
@@ -88,30 +88,30 @@ def file_name(field_name: str) -> str:
     return field_name.removesuffix("_ms").removesuffix("_count")
 
 
-def as_text(key: Key, value: Any) -> str:
+def as_text(key: SettingKey, value: Any) -> str:
     """A value as it would stand in a file (with the quotes of TOML around texts)."""
     match key.kind:
-        case Kind.DURATION:
+        case SettingKind.DURATION:
             return toml_text(format_duration(value))
-        case Kind.SIZE:
+        case SettingKind.SIZE:
             return toml_text(format_size(value))
-        case Kind.FLAG:
+        case SettingKind.FLAG:
             return "true" if value else "false"
-        case Kind.NUMBER:
+        case SettingKind.NUMBER:
             return str(value)
         case _:
             return toml_text("" if value is None else str(value))
 
 
-def range_text(key: Key) -> str:
+def range_text(key: SettingKey) -> str:
     """What values a key takes, for messages and docs: "100ms to 1h", a list of choices, or a form."""
     where = (key.section, key.field)
     if where in validation.RANGES:
         least, most = validation.RANGES[where]
         match key.kind:
-            case Kind.DURATION:
+            case SettingKind.DURATION:
                 return f"{format_duration(least)} to {format_duration(most)}"
-            case Kind.SIZE:
+            case SettingKind.SIZE:
                 return f"{format_size(least)} to {format_size(most)}"
             case _:
                 return f"{least} to {most}"
@@ -129,7 +129,12 @@ def range_text(key: Key) -> str:
         return "http(s)://HOST:PORT"
     if where in _FULLSYNC_FORMS:
         return _FULLSYNC_FORMS[where]
-    forms = {Kind.ADDRESS: "HOST:PORT", Kind.PATH: "a path", Kind.FLAG: "true, false", Kind.TEXT: "a path of nodes"}
+    forms = {
+        SettingKind.ADDRESS: "HOST:PORT",
+        SettingKind.PATH: "a path",
+        SettingKind.FLAG: "true, false",
+        SettingKind.TEXT: "a path of nodes",
+    }
     return forms[key.kind]
 
 
@@ -147,21 +152,21 @@ _FULLSYNC_FORMS: Final[dict[tuple[type, str], str]] = {
 }
 
 
-def _kind(name: str, hint: Any) -> tuple[Kind, type | None]:
+def _kind(name: str, hint: Any) -> tuple[SettingKind, type | None]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not Address:
-        return Kind.TABLE, hint
+        return SettingKind.TABLE, hint
     if get_origin(hint) is tuple:
-        return Kind.TABLES, get_args(hint)[0]
+        return SettingKind.TABLES, get_args(hint)[0]
     if hint is int and name.endswith("_ms"):
-        return Kind.DURATION, None
+        return SettingKind.DURATION, None
     if hint is int and name.endswith("_bytes"):
-        return Kind.SIZE, None
+        return SettingKind.SIZE, None
     plain = {
-        int: Kind.NUMBER,
-        bool: Kind.FLAG,
-        str: Kind.TEXT,
-        Path: Kind.PATH,
-        Path | None: Kind.PATH,
-        Address: Kind.ADDRESS,
+        int: SettingKind.NUMBER,
+        bool: SettingKind.FLAG,
+        str: SettingKind.TEXT,
+        Path: SettingKind.PATH,
+        Path | None: SettingKind.PATH,
+        Address: SettingKind.ADDRESS,
     }
     return plain[hint], None

@@ -118,8 +118,8 @@ UNENCRYPTED: Final = ": without one nothing is encrypted, and nobody is asked fo
 
 
 def broken_locks(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Relations within [tls] that do not hold, as `config.validation.Broken`. `named_metastore`: it is no embedded
-    one."""
+    """Relations within [tls] that do not hold, as `config.validation.RelationViolation`. `named_metastore`: it is no
+    embedded one."""
     if tls.certificate is None:
         for key in ("http", "admin", "cluster"):
             if getattr(tls, key) in ("allow", "prefer"):

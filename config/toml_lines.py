@@ -22,10 +22,10 @@ def line_of_keys(text: str) -> dict[KeyPath, int]:
     In paths an element of an array stands as its number, so `[[queues]]`'s second name is ("queues", 1, "name").
     `text` must have parsed with tomllib and use "\\n" line ends.
     """
-    return _Scan(text).run()
+    return _TomlScan(text).run()
 
 
-class _Scan:
+class _TomlScan:
     """One pass; `at` is the position in the text, and lines are counted as it moves."""
 
     def __init__(self, text: str) -> None:

@@ -46,7 +46,7 @@ MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 
 
-class Range(NamedTuple):
+class ValueRange(NamedTuple):
     """Least and greatest value, both allowed, in the unit of the field's name."""
 
     least: int
@@ -55,101 +55,101 @@ class Range(NamedTuple):
 
 PORT_MAX: Final = 65_535
 
-RANGES: Final[Mapping[tuple[type, str], Range]] = {
+RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     # Below 1 nobody gets in; above 100,000 no usual open-files limit would follow.
-    (ListenSettings, "connections_limit"): Range(1, 100_000),
+    (ListenSettings, "connections_limit"): ValueRange(1, 100_000),
     # The least that clients' ordinary headers need; the most that a connection may cost in memory.
-    (ListenSettings, "header_limit_bytes"): Range(4 * KB, 1 * MB),
-    (ListenSettings, "request_timeout_ms"): Range(100, 1 * HOUR),
-    (ListenSettings, "body_timeout_ms"): Range(100, 1 * HOUR),
+    (ListenSettings, "header_limit_bytes"): ValueRange(4 * KB, 1 * MB),
+    (ListenSettings, "request_timeout_ms"): ValueRange(100, 1 * HOUR),
+    (ListenSettings, "body_timeout_ms"): ValueRange(100, 1 * HOUR),
     # ZooKeeper grants at least two of its ticks; over a minute a dead node would block its partitions too long.
-    (MetastoreSettings, "session_timeout_ms"): Range(1 * SECOND, 1 * MINUTE),
-    (MetastoreSettings, "connect_timeout_ms"): Range(100, 1 * HOUR),
-    (MetastoreSettings, "embedded_port"): Range(0, PORT_MAX),
-    (MetastoreSettings, "linger_ms"): Range(0, 24 * HOUR),
+    (MetastoreSettings, "session_timeout_ms"): ValueRange(1 * SECOND, 1 * MINUTE),
+    (MetastoreSettings, "connect_timeout_ms"): ValueRange(100, 1 * HOUR),
+    (MetastoreSettings, "embedded_port"): ValueRange(0, PORT_MAX),
+    (MetastoreSettings, "linger_ms"): ValueRange(0, 24 * HOUR),
     # Placement files of other systems hold 32-bit numbers.
-    (NodeSettings, "id"): Range(0, 2**31 - 1),
+    (NodeSettings, "id"): ValueRange(0, 2**31 - 1),
     # 0 stands for the default; more copies than seven nobody has asked for.
-    (ReplicationSettings, "factor"): Range(0, 7),
-    (ReplicationSettings, "min_isr"): Range(0, 7),
-    (ReplicationSettings, "max_time_lag_ms"): Range(100, 1 * HOUR),
-    (ReplicationSettings, "max_record_lag_count"): Range(10, 1_000_000),
-    (ReplicationSettings, "max_near_sync_message_lag_count"): Range(10, 10_000_000),
-    (ReplicationSettings, "catch_up_rate_limit_bytes"): Range(64 * KB, 10 * GB),
-    (ReplicationSettings, "dedup_window_count"): Range(1, 1_000_000),
-    (ReplicationSettings, "handover_timeout_ms"): Range(100, 1 * HOUR),
+    (ReplicationSettings, "factor"): ValueRange(0, 7),
+    (ReplicationSettings, "min_isr"): ValueRange(0, 7),
+    (ReplicationSettings, "max_time_lag_ms"): ValueRange(100, 1 * HOUR),
+    (ReplicationSettings, "max_record_lag_count"): ValueRange(10, 1_000_000),
+    (ReplicationSettings, "max_near_sync_message_lag_count"): ValueRange(10, 10_000_000),
+    (ReplicationSettings, "catch_up_rate_limit_bytes"): ValueRange(64 * KB, 10 * GB),
+    (ReplicationSettings, "dedup_window_count"): ValueRange(1, 1_000_000),
+    (ReplicationSettings, "handover_timeout_ms"): ValueRange(100, 1 * HOUR),
     # Below a second a record that is corrected at once would cost a copy; the disk is needed some day.
-    (ReplicationSettings, "removed_copy_grace_ms"): Range(1 * SECOND, 720 * HOUR),
-    (ReplicationSettings, "tree_rebuild_ms"): Range(0, 8760 * HOUR),
-    (ReplicationSettings, "balance_delay_ms"): Range(0, 1 * HOUR),
+    (ReplicationSettings, "removed_copy_grace_ms"): ValueRange(1 * SECOND, 720 * HOUR),
+    (ReplicationSettings, "tree_rebuild_ms"): ValueRange(0, 8760 * HOUR),
+    (ReplicationSettings, "balance_delay_ms"): ValueRange(0, 1 * HOUR),
     # One at a time is the most careful; all of the most partitions that there can be at once is no limit.
-    (ReplicationSettings, "balance_moves"): Range(1, 1024),
-    (ReplicationSettings, "balance_cool_down_ms"): Range(0, 1 * HOUR),
-    (TransportSettings, "ping_interval_ms"): Range(50, 1 * MINUTE),
-    (TransportSettings, "dead_after_ms"): Range(100, 10 * MINUTE),
-    (TransportSettings, "dial_delay_max_ms"): Range(20, 1 * MINUTE),
-    (TransportSettings, "live_limit_bytes"): Range(1 * MB, 16 * GB),
-    (TransportSettings, "catch_up_limit_bytes"): Range(64 * KB, 1 * GB),
-    (TransportSettings, "catch_up_share_percent"): Range(1, 90),
+    (ReplicationSettings, "balance_moves"): ValueRange(1, 1024),
+    (ReplicationSettings, "balance_cool_down_ms"): ValueRange(0, 1 * HOUR),
+    (TransportSettings, "ping_interval_ms"): ValueRange(50, 1 * MINUTE),
+    (TransportSettings, "dead_after_ms"): ValueRange(100, 10 * MINUTE),
+    (TransportSettings, "dial_delay_max_ms"): ValueRange(20, 1 * MINUTE),
+    (TransportSettings, "live_limit_bytes"): ValueRange(1 * MB, 16 * GB),
+    (TransportSettings, "catch_up_limit_bytes"): ValueRange(64 * KB, 1 * GB),
+    (TransportSettings, "catch_up_share_percent"): ValueRange(1, 90),
     # Each partition costs a metastore record and rows of its own; 1,024 is where both stay small.
-    (ReplicationSettings, "partitions"): Range(1, 1024),
-    (ReplicationSettings, "log_size_bytes"): Range(1 * MB, 1000 * GB),
-    (ReplicationSettings, "log_file_bytes"): Range(64 * KB, 4 * GB),
-    (ReplicationSettings, "log_batch_bytes"): Range(4 * KB, 256 * MB),
+    (ReplicationSettings, "partitions"): ValueRange(1, 1024),
+    (ReplicationSettings, "log_size_bytes"): ValueRange(1 * MB, 1000 * GB),
+    (ReplicationSettings, "log_file_bytes"): ValueRange(64 * KB, 4 * GB),
+    (ReplicationSettings, "log_batch_bytes"): ValueRange(4 * KB, 256 * MB),
     # The upper end is the default of max_near_sync_message_lag; see broken_relations for why.
-    (ReplicationSettings, "window_entries"): Range(1, 20_000),
-    (ReplicationSettings, "window_bytes"): Range(64 * KB, 16 * GB),
-    (ReplicationSettings, "write_buffer_bytes"): Range(64 * KB, 1 * GB),
-    (ReplicationSettings, "block_cache_bytes"): Range(64 * KB, 64 * GB),
-    (ReplicationSettings, "checkpoint_interval_ms"): Range(100, 1 * HOUR),
-    (TlsSettings, "expiry_warning_ms"): Range(1 * HOUR, 365 * 24 * HOUR),
-    (LimitSettings, "object_bytes"): Range(1 * KB, 1 * GB),
+    (ReplicationSettings, "window_entries"): ValueRange(1, 20_000),
+    (ReplicationSettings, "window_bytes"): ValueRange(64 * KB, 16 * GB),
+    (ReplicationSettings, "write_buffer_bytes"): ValueRange(64 * KB, 1 * GB),
+    (ReplicationSettings, "block_cache_bytes"): ValueRange(64 * KB, 64 * GB),
+    (ReplicationSettings, "checkpoint_interval_ms"): ValueRange(100, 1 * HOUR),
+    (TlsSettings, "expiry_warning_ms"): ValueRange(1 * HOUR, 365 * 24 * HOUR),
+    (LimitSettings, "object_bytes"): ValueRange(1 * KB, 1 * GB),
     # 64 KB is where Riak's clients stop; each key is held three times in the store.
-    (LimitSettings, "key_bytes"): Range(16, 64 * KB),
-    (LimitSettings, "siblings"): Range(1, 10_000),
-    (LimitSettings, "object_warn_bytes"): Range(0, 1 * GB),
-    (LimitSettings, "siblings_warn"): Range(0, 10_000),
-    (LimitSettings, "listings"): Range(1, 1_000),
-    (LimitSettings, "batch_items"): Range(1, 100_000),
-    (LimitSettings, "batch_bytes"): Range(1 * KB, 1 * GB),
-    (QueueSettings, "object_size_limit_bytes"): Range(0, 1 * GB),
-    (QueueSettings, "object_limit_count"): Range(0, 10_000_000),
-    (QueueSettings, "queue_limit_count"): Range(1, 10_000_000),
-    (QueueSettings, "lease_ms"): Range(100, 1 * HOUR),
-    (QueueSettings, "rate_limit_bytes"): Range(0, 10 * GB),
-    (QueueSettings, "object_rate_limit_count"): Range(0, 10_000_000),
-    (SinkSettings, "workers"): Range(1, 256),
-    (SinkSettings, "peer_limit_count"): Range(0, 256),
-    (SinkSettings, "batch_count"): Range(1, 100_000),
-    (SinkSettings, "batch_bytes"): Range(1 * KB, 1 * GB),
-    (SinkSettings, "poll_ms"): Range(0, 5 * MINUTE),
-    (SinkSettings, "delay_min_ms"): Range(1, 1 * HOUR),
-    (SinkSettings, "delay_max_ms"): Range(1, 1 * HOUR),
+    (LimitSettings, "key_bytes"): ValueRange(16, 64 * KB),
+    (LimitSettings, "siblings"): ValueRange(1, 10_000),
+    (LimitSettings, "object_warn_bytes"): ValueRange(0, 1 * GB),
+    (LimitSettings, "siblings_warn"): ValueRange(0, 10_000),
+    (LimitSettings, "listings"): ValueRange(1, 1_000),
+    (LimitSettings, "batch_items"): ValueRange(1, 100_000),
+    (LimitSettings, "batch_bytes"): ValueRange(1 * KB, 1 * GB),
+    (QueueSettings, "object_size_limit_bytes"): ValueRange(0, 1 * GB),
+    (QueueSettings, "object_limit_count"): ValueRange(0, 10_000_000),
+    (QueueSettings, "queue_limit_count"): ValueRange(1, 10_000_000),
+    (QueueSettings, "lease_ms"): ValueRange(100, 1 * HOUR),
+    (QueueSettings, "rate_limit_bytes"): ValueRange(0, 10 * GB),
+    (QueueSettings, "object_rate_limit_count"): ValueRange(0, 10_000_000),
+    (SinkSettings, "workers"): ValueRange(1, 256),
+    (SinkSettings, "peer_limit_count"): ValueRange(0, 256),
+    (SinkSettings, "batch_count"): ValueRange(1, 100_000),
+    (SinkSettings, "batch_bytes"): ValueRange(1 * KB, 1 * GB),
+    (SinkSettings, "poll_ms"): ValueRange(0, 5 * MINUTE),
+    (SinkSettings, "delay_min_ms"): ValueRange(1, 1 * HOUR),
+    (SinkSettings, "delay_max_ms"): ValueRange(1, 1 * HOUR),
     # 1 never lengthens; above 10 the second error would cost the longest delay anyway.
-    (SinkSettings, "delay_factor"): Range(1, 10),
-    (SinkSettings, "empty_delay_min_ms"): Range(1, 1 * MINUTE),
-    (SinkSettings, "empty_delay_max_ms"): Range(1, 1 * MINUTE),
-    (SinkSettings, "rate_limit_bytes"): Range(0, 10 * GB),
-    (SinkSettings, "object_rate_limit_count"): Range(0, 10_000_000),
-    (SinkSettings, "discovery_interval_ms"): Range(1 * SECOND, 1 * HOUR),
-    (SinkSettings, "conflicts_count"): Range(0, 100_000),
-    (SinkSettings, "dead_letters_count"): Range(1, 100_000),
-    (SinkSettings, "dead_letters_bytes"): Range(0, 100 * GB),
-    (SinkSettings, "request_timeout_ms"): Range(100, 1 * HOUR),
+    (SinkSettings, "delay_factor"): ValueRange(1, 10),
+    (SinkSettings, "empty_delay_min_ms"): ValueRange(1, 1 * MINUTE),
+    (SinkSettings, "empty_delay_max_ms"): ValueRange(1, 1 * MINUTE),
+    (SinkSettings, "rate_limit_bytes"): ValueRange(0, 10 * GB),
+    (SinkSettings, "object_rate_limit_count"): ValueRange(0, 10_000_000),
+    (SinkSettings, "discovery_interval_ms"): ValueRange(1 * SECOND, 1 * HOUR),
+    (SinkSettings, "conflicts_count"): ValueRange(0, 100_000),
+    (SinkSettings, "dead_letters_count"): ValueRange(1, 100_000),
+    (SinkSettings, "dead_letters_bytes"): ValueRange(0, 100 * GB),
+    (SinkSettings, "request_timeout_ms"): ValueRange(100, 1 * HOUR),
     # One check a minute is the most that is of use; see `aae.scheduling.schedule`.
-    (FullSyncSettings, "all_count"): Range(0, 240),
-    (FullSyncSettings, "day_count"): Range(0, 240),
-    (FullSyncSettings, "hour_count"): Range(0, 240),
-    (FullSyncSettings, "range_count"): Range(0, 240),
-    (FullSyncSettings, "auto_count"): Range(0, 240),
-    (FullSyncSettings, "none_count"): Range(0, 240),
-    (FullSyncSettings, "cluster_slice"): Range(0, 4),
-    (FullSyncSettings, "segment_limit_count"): Range(0, 1 << 20),
-    (FullSyncSettings, "auto_suppress_count"): Range(0, 240),
-    (FullSyncSettings, "pause_ms"): Range(0, 1 * MINUTE),
-    (FullSyncSettings, "timeout_ms"): Range(100, 1 * HOUR),
-    (FullSyncSettings, "run_timeout_ms"): Range(1 * SECOND, 24 * HOUR),
-    (FullSyncSettings, "repair_rate_limit_count"): Range(0, 10_000_000),
+    (FullSyncSettings, "all_count"): ValueRange(0, 240),
+    (FullSyncSettings, "day_count"): ValueRange(0, 240),
+    (FullSyncSettings, "hour_count"): ValueRange(0, 240),
+    (FullSyncSettings, "range_count"): ValueRange(0, 240),
+    (FullSyncSettings, "auto_count"): ValueRange(0, 240),
+    (FullSyncSettings, "none_count"): ValueRange(0, 240),
+    (FullSyncSettings, "cluster_slice"): ValueRange(0, 4),
+    (FullSyncSettings, "segment_limit_count"): ValueRange(0, 1 << 20),
+    (FullSyncSettings, "auto_suppress_count"): ValueRange(0, 240),
+    (FullSyncSettings, "pause_ms"): ValueRange(0, 1 * MINUTE),
+    (FullSyncSettings, "timeout_ms"): ValueRange(100, 1 * HOUR),
+    (FullSyncSettings, "run_timeout_ms"): ValueRange(1 * SECOND, 24 * HOUR),
+    (FullSyncSettings, "repair_rate_limit_count"): ValueRange(0, 10_000_000),
 }
 """Every whole number among the settings. The odd extremes serve tests (small) and large machines."""
 
@@ -286,14 +286,14 @@ def _without_secrets(url: str) -> str:
     return scheme + separator + ("***@" if user else "") + re.sub(r"([?#]).*", r"\1***", rest)
 
 
-class Broken(NamedTuple):
+class RelationViolation(NamedTuple):
     """A relation that does not hold; `paths` are the keys that take part, the likeliest culprit first."""
 
     paths: tuple[str, ...]
     message: str
 
 
-def broken_relations(settings: Settings) -> Iterator[Broken]:
+def broken_relations(settings: Settings) -> Iterator[RelationViolation]:
     """Every relation between values that does not hold, given that each value by itself is right.
 
     Key paths here are those of the file ("replication.log_file_size"), as `config.schema` derives them.
@@ -301,59 +301,61 @@ def broken_relations(settings: Settings) -> Iterator[Broken]:
     yield from _addresses_apart(settings)
     log = settings.replication
     if log.log_file_bytes >= log.log_size_bytes:
-        yield Broken(
+        yield RelationViolation(
             ("replication.log_file_size", "replication.log_size"),
             "a log file must be smaller than the whole log (log_file_size < log_size), or nothing could ever be freed",
         )
     if log.log_batch_bytes > log.log_file_bytes:
-        yield Broken(
+        yield RelationViolation(
             ("replication.log_batch_size", "replication.log_file_size"),
             "one group commit must fit into a log file (log_batch_size <= log_file_size)",
         )
     if log.window_entries > log.max_near_sync_message_lag_count:
-        yield Broken(
+        yield RelationViolation(
             ("replication.window_entries", "replication.max_near_sync_message_lag"),
             "a member in sync must be able to catch up from the log "
             "(window_entries <= max_near_sync_message_lag), or a stall would put it out of reach",
         )
     if settings.transport.ping_interval_ms >= settings.transport.dead_after_ms:
-        yield Broken(
+        yield RelationViolation(
             ("transport.ping_interval", "transport.dead_after"),
             "a connection must be checked before it counts as dead (ping_interval < dead_after)",
         )
     if log.factor and log.min_isr > log.factor:
-        yield Broken(
+        yield RelationViolation(
             ("replication.min_isr", "replication.factor"),
             f"no more than replication.factor ({log.factor}) replicas can hold a write",
         )
     if settings.limits.object_bytes > log.window_bytes:
-        yield Broken(
+        yield RelationViolation(
             ("limits.object_size", "replication.window_size"),
             "the largest object must fit into the window of unapplied writes "
             "(limits.object_size <= replication.window_size), or it could never be written",
         )
     sink = settings.sink
     if sink.delay_min_ms > sink.delay_max_ms:
-        yield Broken(
+        yield RelationViolation(
             ("sink.delay_min", "sink.delay_max"),
             "the first delay must not be longer than the longest (delay_min <= delay_max)",
         )
     if sink.empty_delay_min_ms > sink.empty_delay_max_ms:
-        yield Broken(
+        yield RelationViolation(
             ("sink.empty_delay_min", "sink.empty_delay_max"),
             "the first delay must not be longer than the longest (empty_delay_min <= empty_delay_max)",
         )
-    yield from (Broken(*each) for each in broken_locks(settings.tls, named_metastore=bool(settings.metastore.hosts)))
+    yield from (
+        RelationViolation(*each) for each in broken_locks(settings.tls, named_metastore=bool(settings.metastore.hosts))
+    )
     yield from _lists(settings)
 
 
-def _addresses_apart(settings: Settings) -> Iterator[Broken]:
+def _addresses_apart(settings: Settings) -> Iterator[RelationViolation]:
     http, admin, cluster = settings.listen.http, settings.listen.admin, settings.listen.cluster
     for key, other in (("listen.http", http), ("listen.admin", admin)):
         if cluster.port and cluster.port == other.port and _may_clash(cluster.host, other.host):
-            yield Broken(("listen.cluster", key), f"port {cluster.port} is given to {key} already")
+            yield RelationViolation(("listen.cluster", key), f"port {cluster.port} is given to {key} already")
     if http.port and http.port == admin.port and _may_clash(http.host, admin.host):
-        yield Broken(
+        yield RelationViolation(
             ("listen.admin", "listen.http"),
             f"clients and operators need listeners of their own, but both are given port {http.port}",
         )
@@ -361,14 +363,14 @@ def _addresses_apart(settings: Settings) -> Iterator[Broken]:
     if port and not settings.metastore.hosts:
         for key, address in (("listen.http", http), ("listen.admin", admin), ("listen.cluster", cluster)):
             if address.port == port:
-                yield Broken(("metastore.embedded_port", key), f"port {port} is given to {key} already")
+                yield RelationViolation(("metastore.embedded_port", key), f"port {port} is given to {key} already")
 
 
-def _lists(settings: Settings) -> Iterator[Broken]:
+def _lists(settings: Settings) -> Iterator[RelationViolation]:
     first_queue: dict[str, int] = {}
     for number, queue in enumerate(settings.queues):
         if queue.name in first_queue:
-            yield Broken(
+            yield RelationViolation(
                 (f"queues[{number}].name", f"queues[{first_queue[queue.name]}].name"),
                 f'two queues are called "{queue.name}"; every queue needs a name of its own',
             )
@@ -377,14 +379,14 @@ def _lists(settings: Settings) -> Iterator[Broken]:
     for number, peer in enumerate(settings.sink.peers):
         same = (peer.url, peer.queue)
         if same in first_peer:
-            yield Broken(
+            yield RelationViolation(
                 (f"sink.peers[{number}].url", f"sink.peers[{first_peer[same]}].url"),
                 f'queue "{peer.queue}" of {peer.url} is listed twice; once is enough for any number of workers',
             )
         first_peer.setdefault(same, number)
         own = settings.listen.http
         if own.port and is_own(peer.url, own):
-            yield Broken(
+            yield RelationViolation(
                 (f"sink.peers[{number}].url", "listen.http"),
                 f"{peer.url} is this node itself; a peer is a node of another cluster",
             )
@@ -437,13 +439,13 @@ def check_window(value: str) -> str:
     return value
 
 
-def broken_fullsync(settings: Settings) -> Iterator[Broken]:
+def broken_fullsync(settings: Settings) -> Iterator[RelationViolation]:
     """Every relation of [[fullsync]] that does not hold."""
     first: dict[str, int] = {}
     for number, peer in enumerate(settings.fullsync):
         path = f"fullsync[{number}]"
         if peer.name in first:
-            yield Broken(
+            yield RelationViolation(
                 (f"{path}.name", f"fullsync[{first[peer.name]}].name"),
                 f'two full-syncs are called "{peer.name}"; each needs a name of its own',
             )
@@ -451,12 +453,12 @@ def broken_fullsync(settings: Settings) -> Iterator[Broken]:
         own = settings.listen.http
         for url in peer.urls.split(",") if own.port else ():
             if is_own(url, own):
-                yield Broken(
+                yield RelationViolation(
                     (f"{path}.urls", "listen.http"),
                     f"{url} is this node itself; what it is compared with is another cluster",
                 )
         if peer.bidirectional and not peer.peer_queue:
-            yield Broken(
+            yield RelationViolation(
                 (f"{path}.bidirectional", f"{path}.peer_queue"),
                 "the other cluster must know which of its queues to repair by; set peer_queue",
             )

@@ -13,72 +13,76 @@ from typing import NamedTuple
 from isthmus.config.settings import UNENCRYPTED, Address, FullSyncSettings, PeerSettings, Settings
 
 
-class Doubt(NamedTuple):
+class ConfigWarning(NamedTuple):
     """Key path in the file and one sentence."""
 
     path: str
     message: str
 
 
-def doubts_of(settings: Settings) -> Iterator[Doubt]:
+def doubts_of(settings: Settings) -> Iterator[ConfigWarning]:
     """Every doubt, in the order of the file's sections."""
     yield from _listeners(settings)
     tokens = settings.tokens
     if tokens.files and "admin" not in tokens.files:
-        yield Doubt("tokens", "no admin tokens: nobody can do what needs the role admin, such as removing a node")
+        yield ConfigWarning(
+            "tokens", "no admin tokens: nobody can do what needs the role admin, such as removing a node"
+        )
     for number, peer in enumerate(settings.sink.peers):
         yield from _other_cluster(f"sink.peers[{number}]", "url", peer)
     for number, entry in enumerate(settings.fullsync):
         yield from _other_cluster(f"fullsync[{number}]", "urls", entry)
         queues = sorted(queue.name for queue in settings.queues)
         if queues and entry.queue not in queues:
-            yield Doubt(
+            yield ConfigWarning(
                 f"fullsync[{number}].queue",
                 f'"{entry.queue}" is no queue of this file; there are: {", ".join(queues)}. It is right if it is '
                 "registered while the cluster runs (isthmus queue register); until then every check ends with an error",
             )
         others = [e for e in settings.fullsync[:number] if e.queue == entry.queue and e.cluster and entry.cluster]
         for other in (one for one in others if one.cluster != entry.cluster):
-            yield Doubt(
+            yield ConfigWarning(
                 f"fullsync[{number}].queue",
                 f'"{entry.queue}" is the queue of "{other.name}" as well, which compares with {other.cluster}, not '
                 f"{entry.cluster}: a queue belongs to one cluster, so the repairs of one of them go to the other",
             )
     sink = settings.sink
     if sink.peer_limit_count > sink.workers:
-        yield Doubt(
+        yield ConfigWarning(
             "sink.peer_limit",
             f"never binds: there are {sink.workers} workers, so no peer gets {sink.peer_limit_count} of them",
         )
 
 
-def _other_cluster(path: str, key: str, peer: PeerSettings | FullSyncSettings) -> Iterator[Doubt]:
+def _other_cluster(path: str, key: str, peer: PeerSettings | FullSyncSettings) -> Iterator[ConfigWarning]:
     """What is not protected on the way to another cluster."""
     urls = peer.url if isinstance(peer, PeerSettings) else peer.urls
     plain = [url for url in urls.split(",") if not url.startswith("https://")]
     if peer.token_file is not None and not all(is_loopback(_host_of(url)) for url in plain):
-        yield Doubt(f"{path}.{key}", "the token travels to this peer in the clear; write https://")
+        yield ConfigWarning(f"{path}.{key}", "the token travels to this peer in the clear; write https://")
     if peer.cluster and plain:
-        yield Doubt(f"{path}.cluster", "is not checked over http://; only a certificate shows it")
+        yield ConfigWarning(f"{path}.cluster", "is not checked over http://; only a certificate shows it")
 
 
-def _listeners(settings: Settings) -> Iterator[Doubt]:
+def _listeners(settings: Settings) -> Iterator[ConfigWarning]:
     """An admin listener that others reach wants both locks; an `http` one with tokens wants TLS; nodes want it, too."""
     tls, tokens, listen = settings.tls, settings.tokens, settings.listen
     for key in ("http", "admin", "cluster"):
         if tls.certificate is None and f"tls.{key}" in settings.origins and getattr(tls, key) == "require":
-            yield Doubt(f"tls.{key}", f'"require" comes to nothing without tls.certificate{UNENCRYPTED}')
+            yield ConfigWarning(f"tls.{key}", f'"require" comes to nothing without tls.certificate{UNENCRYPTED}')
     lacks = [name for name, there in (("TLS", tls.mode("admin") == "require"), ("tokens", tokens.files)) if not there]
     if lacks and not _own(listen.admin):
-        yield Doubt(
+        yield ConfigWarning(
             "listen.admin",
             f"{listen.admin} can be reached from other machines without {' and '.join(lacks)}: whoever reaches it "
             f"rules the cluster; turn on [tls] and [tokens], or listen on 127.0.0.1",
         )
     if tokens.files and tls.mode("http") != "require" and not _own(listen.http):
-        yield Doubt("listen.http", f'tokens travel in the clear to {listen.http}: turn on [tls], with http = "require"')
+        yield ConfigWarning(
+            "listen.http", f'tokens travel in the clear to {listen.http}: turn on [tls], with http = "require"'
+        )
     if tls.certificate is not None and tls.cluster != "require" and not _own(listen.cluster):
-        yield Doubt("tls.cluster", f'"{tls.cluster}" lets nodes come without certificates; "require" ends that')
+        yield ConfigWarning("tls.cluster", f'"{tls.cluster}" lets nodes come without certificates; "require" ends that')
 
 
 def is_loopback(host: str) -> bool:

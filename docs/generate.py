@@ -21,7 +21,7 @@ import click
 
 from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
 from isthmus.config.dynamic_options import OPTIONS
-from isthmus.config.schema import RELOADED, Key, Kind, as_text, keys_of, range_text
+from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, keys_of, range_text
 from isthmus.config.settings import ReplicationSettings, Settings
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import root
@@ -122,14 +122,14 @@ def settings_blocks(section: type, path: str) -> Iterator[tuple[str, str]]:
         if key.inner is None:
             continue
         inner = f"{path}.{key.name}" if path else key.name
-        header = f"[[{inner}]]" if key.kind is Kind.TABLES else f"[{inner}]"
+        header = f"[[{inner}]]" if key.kind is SettingKind.TABLES else f"[{inner}]"
         texts = docstrings_of(key.inner)
         rows = (setting_row(each, texts[each.field]) for each in keys_of(key.inner).values() if each.inner is None)
         yield header, table(("key", "default", "range", "meaning"), rows)
         yield from settings_blocks(key.inner, inner)
 
 
-def setting_row(key: Key, meaning: str) -> tuple[str, str, str, str]:
+def setting_row(key: SettingKey, meaning: str) -> tuple[str, str, str, str]:
     """One key: its default, its range and its docstring, with the ways to change it while the node runs."""
     default = "required" if key.required else f"`{as_text(key, key.default)}`"
     if (key.section, key.field) in RELOADED:

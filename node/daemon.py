@@ -40,9 +40,9 @@ from isthmus.aae.trees import tree_cache
 from isthmus.config.loader import ConfigError, load_file
 from isthmus.config.settings import Settings
 from isthmus.config.text import quantity
-from isthmus.node.admin_api.application import Admin
+from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api import application
-from isthmus.node.client_api.application import HttpFace
+from isthmus.node.client_api.application import ClientApi
 from isthmus.node.client_api.members import add_members
 from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.riak_info import RiakView
@@ -55,7 +55,7 @@ from isthmus.node.observability import logs
 from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
-from isthmus.node.security.credentials import Locks
+from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.container import Parts
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
@@ -65,9 +65,9 @@ from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.runtime import registration
 from isthmus.repl.runtime.metastore_copy import UUID_PATH
-from isthmus.repl.runtime.registration import settle
+from isthmus.repl.runtime.registration import verify_local_replicas
 from isthmus.repl.security import tls_server
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.sink import status as sink_listing
 
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -170,7 +170,7 @@ class Node(Parts):
         self._serving = False
         self._registers = False
         """Whether the node is kept registered: from the first registration until the stop."""
-        self._identity: Identity | None = None
+        self._identity: NodeIdentity | None = None
         self._metastore: Metastore | None = None
         self._embedded = False
 
@@ -180,8 +180,8 @@ class Node(Parts):
         """Bring everything up in order. Raises IsthmusError in one line, and StoppedEarly."""
         settings = self.settings
         loop = asyncio.get_running_loop()
-        self.locks = Locks(settings)
-        identity = Identity.open(settings.node.data_dir)
+        self.locks = NodeCredentials(settings)
+        identity = NodeIdentity.open(settings.node.data_dir)
         self._identity = identity
         identity.check_node(settings.node.name)
         self.listeners = Listeners(settings.listen, self.locks.listeners)
@@ -203,7 +203,7 @@ class Node(Parts):
         self.store = await loop.run_in_executor(None, open_store, settings, self.cluster_uuid, boot)
         known_durable = {**dict.fromkeys(identity.partitions(), 0), **self.store.applied_offsets()}
         self.replog = await loop.run_in_executor(None, open_log, settings, self.cluster_uuid, known_durable)
-        records = await settle(
+        records = await verify_local_replicas(
             metastore,
             identity,
             self.replog.recovered(),
@@ -305,7 +305,7 @@ class Node(Parts):
             ],
             METRICS,
         )
-        self.face = HttpFace(
+        self.face = ClientApi(
             self.coordinator,
             self.queues,
             self.queue_acts,
@@ -334,7 +334,7 @@ class Node(Parts):
             cluster=self.cluster_uuid,
             cluster_name=self.settings.node.cluster,
         )
-        self.admin = Admin(
+        self.admin = AdminApi(
             self,
             self.gathering,
             ready=self.ready,
@@ -440,7 +440,7 @@ class Node(Parts):
         await self.metastore_copy.stop()
         await self.controller.resign()
         await self.runtime.resign(STOP_TIMEOUT_S)
-        await self.links.take_leave()
+        await self.links.drain()
         await self.controller.stop()
         await self.links.stop()
         await self.row_streams.close()

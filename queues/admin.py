@@ -16,13 +16,22 @@ import structlog
 from isthmus.config.text import quantity
 from isthmus.queues.explain import explained, explained_lower
 from isthmus.queues.filters import offers_of
-from isthmus.queues.gaps import Gap
+from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import TIMEOUT_S, lags
 from isthmus.queues.object_reader import backfilled, sound_changes
-from isthmus.queues.queue_documents import CLEARED, PUBLISHING, SERVING, Act, Applied, Lost, Positions, checked_settings
-from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.queue_documents import (
+    CLEARED,
+    PUBLISHING,
+    SERVING,
+    AppliedOffsets,
+    AuditInfo,
+    LostReferences,
+    Positions,
+    checked_settings,
+)
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import Rates
-from isthmus.queues.service import RIAK_CLUSTER, RIAK_NAME, SourceQueues
+from isthmus.queues.service import RIAK_CLUSTER, RIAK_NAME, QueueService
 from isthmus.queues.status import ledger, reason
 from isthmus.queues.window_rules import LOWER, PRIORITIES, Item
 from isthmus.queues.wire import OFF, SUSPENDED, ObjectReply, ObjectRequest, OwnedByOther
@@ -66,7 +75,7 @@ class GapChoice(NamedTuple):
 class QueueActs:
     """See the module's text. All acts raise UnknownQueue, BadInput, NotReady."""
 
-    def __init__(self, queues: SourceQueues, store: Store, pool: Executor) -> None:
+    def __init__(self, queues: QueueService, store: Store, pool: Executor) -> None:
         self._queues = queues
         self._store = store
         self._pool = pool
@@ -78,52 +87,52 @@ class QueueActs:
         name: str,
         values: Mapping[str, Any],
         start_ms: int,
-        act: Act,
+        act: AuditInfo,
         positions: Positions = (),
         *,
-        now: Applied | None = None,
+        now: AppliedOffsets | None = None,
     ) -> None:
-        """See `Steering.register`. With `now` it begins with what was not applied then."""
+        """See `QueueStore.register`. With `now` it begins with what was not applied then."""
         if now is not None:
             start_ms, positions = now.earliest_ms, now.positions
         await self._queues.steering.register(name, values, start_ms, act, positions, by_time=now is not None)
         await self._queues.follow_definitions()
         log.info("queue.registered", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 
-    async def place(self, name: str, positions: Positions, act: Act) -> None:
-        """See `Steering.place`."""
+    async def place(self, name: str, positions: Positions, act: AuditInfo) -> None:
+        """See `QueueStore.place`."""
         stands = self._queues.named(name).machine.decree_of_windows()
         await self._queues.steering.place(name, positions, act, stands=stands)
         await self._queues.refresh(name)
         log.info("queue.placed", queue=name, by=act.by, reason=act.reason, partitions=len(positions))
 
-    async def delist(self, name: str, act: Act) -> None:
-        """See `Steering.delist`."""
+    async def delist(self, name: str, act: AuditInfo) -> None:
+        """See `QueueStore.delist`."""
         self._queues.named(name)
         await self._queues.steering.delist(name, act)
         await self._queues.follow_definitions()
         log.info("queue.delisted", queue=name, by=act.by, reason=act.reason)
 
-    async def suspend(self, name: str, what: str | Sequence[str], node: str | None, act: Act) -> None:
+    async def suspend(self, name: str, what: str | Sequence[str], node: str | None, act: AuditInfo) -> None:
         """Give nothing out (SERVING), make no references (PUBLISHING), or both, over restarts, too."""
         whats = self._checked(name, what)
         await self._queues.steering.suspend(name, whats, node, act)
         await self._queues.refresh(name)
         log.info("queue.suspended", queue=name, what=whats, only_node=node, by=act.by, reason=act.reason)
 
-    async def resume(self, name: str, what: str | Sequence[str], node: str | None, act: Act) -> None:
+    async def resume(self, name: str, what: str | Sequence[str], node: str | None, act: AuditInfo) -> None:
         """End that."""
         whats = self._checked(name, what)
         await self._queues.steering.resume(name, whats, node)
         await self._queues.refresh(name)
         log.info("queue.resumed", queue=name, what=whats, only_node=node, by=act.by, reason=act.reason)
 
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedOffsets:
         """What this node has applied of the partitions that it leads."""
         wall_ms = self._queues.time.wall_ms()
-        return Applied(tuple(sorted(self._queues.applied_upto().items())), wall_ms, wall_ms)
+        return AppliedOffsets(tuple(sorted(self._queues.applied_upto().items())), wall_ms, wall_ms)
 
-    async def clear(self, name: str, act: Act, now: Applied | None = None) -> None:
+    async def clear(self, name: str, act: AuditInfo, now: AppliedOffsets | None = None) -> None:
         """Give up what waits, at every priority and on all nodes: gaps. What waits is what was applied `now` (None: on
         this node), told by offsets, so that no node's clock decides; where no leader answered, it is what was made up
         to the latest of the clocks."""
@@ -134,8 +143,8 @@ class QueueActs:
         await self._queues.refresh(name)
         log.info("queue.cleared", queue=name, by=act.by, reason=act.reason)
 
-    async def release(self, name: str, start_ms: int, act: Act, now: Applied | None = None) -> None:
-        """See `Steering.release`. With `now` the next owner begins with what was not applied then."""
+    async def release(self, name: str, start_ms: int, act: AuditInfo, now: AppliedOffsets | None = None) -> None:
+        """See `QueueStore.release`. With `now` the next owner begins with what was not applied then."""
         stands = self._queues.named(name).machine.decree_of_windows()
         start_ms, positions = (start_ms, ()) if now is None else (now.earliest_ms, now.positions)
         by_time = now is not None
@@ -143,19 +152,19 @@ class QueueActs:
         await self._queues.refresh(name)
         log.info("queue.released", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 
-    async def throttle(self, name: str, rates: Rates | None, act: Act) -> None:
-        """See `Steering.set_rates`."""
+    async def throttle(self, name: str, rates: Rates | None, act: AuditInfo) -> None:
+        """See `QueueStore.set_rates`."""
         self._queues.named(name)
         await self._queues.steering.set_rates(name, rates, act)
         await self._queues.refresh(name)
         log.info("queue.throttled", queue=name, rates=rates, by=act.by, reason=act.reason)
 
     async def change_settings(
-        self, name: str, values: Mapping[str, Any], act: Act, *, default: bool = False, again: bool = False
+        self, name: str, values: Mapping[str, Any], act: AuditInfo, *, default: bool = False, again: bool = False
     ) -> None:
-        """Set fields of a queue's settings while it runs, on all nodes: "filter", "cascade" (`Steering.change_offer`),
-        and `decrees.LIMITS`; `default`: all that was set so is the definition's or the file's again. `again`:
-        everything is offered once more."""
+        """Set fields of a queue's settings while it runs, on all nodes: "filter", "cascade"
+        (`QueueStore.change_offer`), and `decrees.LIMITS`; `default`: all that was set so is the definition's or the
+        file's again. `again`: everything is offered once more."""
         queue = self._queues.named(name)
         offer: dict[str, Any] = {key: values[key] for key in ("filter", "cascade") if key in values}
         changed = queue.word.decree.change if queue.word.decree is not None else None
@@ -332,7 +341,7 @@ class QueueActs:
         told = [explained(queue, partition, key, self._offered(queue, partition, change)) for queue in found]
         return {"queues": told, "lower": lower}
 
-    def _offered(self, queue: ServedQueue, partition: int, change: Change | None) -> Change | None:
+    def _offered(self, queue: QueueServer, partition: int, change: Change | None) -> Change | None:
         """The key's row as the queue takes it: with our origin where it is backfilled."""
         window = queue.machine.windows.get(partition)
         return change if change is None or window is None else backfilled(self._store, window, [change])[0]
@@ -361,7 +370,7 @@ class QueueActs:
         """Of all queues."""
         return list(self._queues.machines())
 
-    async def _unexplained(self, queue: ServedQueue) -> dict[int, list[int]]:
+    async def _unexplained(self, queue: QueueServer) -> dict[int, list[int]]:
         loop = asyncio.get_running_loop()
         found = {}
         for window in list(queue.machine.windows.values()):
@@ -391,11 +400,11 @@ class QueueActs:
             rows += [_lost_shown(one, lost) for lost in queue.word.lost]
         return rows
 
-    async def close_gaps(self, name: str, choice: GapChoice, act: Act) -> int:
+    async def close_gaps(self, name: str, choice: GapChoice, act: AuditInfo) -> int:
         """A full-sync has found equal, or repaired, what these gaps left out; returns how many are closed. Gaps that
         still grow stay. Raises Retryable, OutcomeUnknown, too: then it may be done again."""
         queue = self._queues.named(name)
-        proven: dict[int, list[Gap]] = {}
+        proven: dict[int, list[QueueGap]] = {}
         for partition, window in queue.machine.windows.items():
             for gap in window.state.gaps:
                 gap_id = f"{partition}:{gap.start}"
@@ -410,11 +419,11 @@ class QueueActs:
         return closed
 
 
-def _lost_id(lost: Lost) -> str:
+def _lost_id(lost: LostReferences) -> str:
     return f"{lost.node}:{lost.priority}:{lost.at_ms}"
 
 
-def _lost_shown(queue: str, lost: Lost) -> dict[str, Any]:
+def _lost_shown(queue: str, lost: LostReferences) -> dict[str, Any]:
     return {
         "queue": queue,
         "node": lost.node,

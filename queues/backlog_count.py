@@ -45,7 +45,7 @@ TELLING_MS: Final = 1_000
 """How long the windows may be behind the store before the answer is "unknown"; usually they are by milliseconds."""
 
 
-class Waiting(NamedTuple):
+class Backlog(NamedTuple):
     """How many changes wait, the leader's wall clock of the oldest, both None when not known or none; `at_ms` (wall
     clock) is the moment that this is true of."""
 
@@ -64,7 +64,7 @@ class Note(NamedTuple):
     wanted: bool
 
 
-class Unread(NamedTuple):
+class UncountedWindow(NamedTuple):
     """One window and the rows above its `scan` that are for the queue: offset -> time."""
 
     window: Window
@@ -73,7 +73,7 @@ class Unread(NamedTuple):
     notes: list[Note]
 
 
-class Counting:
+class BacklogCounter:
     """See the module's text."""
 
     def __init__(self, machine: SourceQueue, store: Store, pool: Executor, time: TimeSource) -> None:
@@ -82,17 +82,17 @@ class Counting:
         self._pool = pool
         self._time = time
         self._lock = asyncio.Lock()
-        self._last = Waiting(None, None, 0)
+        self._last = Backlog(None, None, 0)
         self._again_ms = 0
 
-    async def waiting(self, partitions_led: int) -> Waiting:
+    async def waiting(self, partitions_led: int) -> Backlog:
         """Exact from memory when all is there, else the last count that still holds, or a new one."""
         machine = self._machine
         if len(machine.windows) < partitions_led:
-            return Waiting(None, None, self._time.wall_ms())
+            return Backlog(None, None, self._time.wall_ms())
         async with self._lock:
             if not machine.unknown():
-                return Waiting(self._in_memory(), machine.oldest_ms(), self._time.wall_ms())
+                return Backlog(self._in_memory(), machine.oldest_ms(), self._time.wall_ms())
             began = self._time.now_ms()
             if began >= self._again_ms:
                 self._last = await self._counted()
@@ -103,10 +103,10 @@ class Counting:
     def _in_memory(self) -> int:
         return sum(window.waiting_count for window in self._machine.windows.values())
 
-    async def _counted(self) -> Waiting:
+    async def _counted(self) -> Backlog:
         machine, loop = self._machine, asyncio.get_running_loop()
         # Of all windows: one that has all in memory may stop meanwhile.
-        unread = {p: Unread(w, w.scan, w.applied, []) for p, w in machine.windows.items()}
+        unread = {p: UncountedWindow(w, w.scan, w.applied, []) for p, w in machine.windows.items()}
         heard = asyncio.Event()
 
         def noted(window: Window, entries: Sequence[Entry]) -> None:
@@ -125,12 +125,12 @@ class Counting:
             in_memory, oldest = self._in_memory(), machine.oldest_ms()
             if not complete:
                 times = [t for t in (oldest, *(t for found in rows.values() for t in found.values())) if t is not None]
-                return Waiting(None, min(times, default=None), wall_ms)
+                return Backlog(None, min(times, default=None), wall_ms)
             behind = any(
                 w.applied < told[p] or len(unread[p].notes) > NOTES_MAX for p, w in windows.items() if p in told
             )
             if behind or windows != {p: one.window for p, one in unread.items()}:
-                return Waiting(None, None, wall_ms)
+                return Backlog(None, None, wall_ms)
             stood_for = {p: one.window.rows_ahead() for p, one in unread.items()}
             scans = {p: one.window.scan for p, one in unread.items()}
         finally:
@@ -146,9 +146,9 @@ class Counting:
 
         count, first = await loop.run_in_executor(self._pool, added)
         times = [t for t in (oldest, first) if t is not None]
-        return Waiting(in_memory + count, min(times, default=None), wall_ms)
+        return Backlog(in_memory + count, min(times, default=None), wall_ms)
 
-    def _read(self, unread: Sequence[Unread]) -> tuple[dict[int, dict[int, int]], bool, dict[int, int]]:
+    def _read(self, unread: Sequence[UncountedWindow]) -> tuple[dict[int, dict[int, int]], bool, dict[int, int]]:
         """({partition: {row: time}} of the rows that are for the queue, whether these are all, {partition: applied
         offset behind the reading}). In the read pool."""
         found: dict[int, dict[int, int]] = {}
@@ -171,7 +171,7 @@ class Counting:
         return found, True, {one.window.partition: self._store.applied(one.window.partition).offset for one in unread}
 
 
-def _note(unread: dict[int, Unread], window: Window, entries: Sequence[Entry]) -> None:
+def _note(unread: dict[int, UncountedWindow], window: Window, entries: Sequence[Entry]) -> None:
     one = unread.get(window.partition)
     if one is not None and one.window is window and len(one.notes) <= NOTES_MAX:
         one.notes.extend(Note(e.offset, e.previous_offset, e.time_ms, window.offers(e)) for e in entries)

@@ -32,9 +32,17 @@ from typing import Any, Final
 
 import structlog
 
-from isthmus.queues.bulk_queue import Lower
-from isthmus.queues.queue_documents import CLEARED, Decree, Held, Lost, Steering, bound_for, of_node
-from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.bulk_queue import BulkQueue
+from isthmus.queues.queue_documents import (
+    CLEARED,
+    BulkMark,
+    CursorCommand,
+    LostReferences,
+    QueueStore,
+    bound_for,
+    of_node,
+)
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import NOT_KEPT, REFUSED
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.ports import TimeSource
@@ -49,10 +57,10 @@ FIRST_AGAIN_MS: Final = 5_000
 """Pause before the first look of a life is tried again: the metastore was away."""
 
 
-class Leftovers:
+class OrphanedMarks:
     """Of one node."""
 
-    def __init__(self, steering: Steering, node: str, time: TimeSource) -> None:
+    def __init__(self, steering: QueueStore, node: str, time: TimeSource) -> None:
         self._steering = steering
         self._node = node
         self._time = time
@@ -98,12 +106,12 @@ AWAY_MS: Final = 30_000
 and knows its queues again by then."""
 
 
-class Holding:
+class BulkMarks:
     """See the module's text. Of one node; `spawn` starts a task that is cancelled at stop."""
 
     def __init__(
         self,
-        steering: Steering,
+        steering: QueueStore,
         node: str,
         time: TimeSource,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
@@ -114,24 +122,24 @@ class Holding:
         self._node = node
         self._time = time
         self._spawn = spawn
-        self._of: dict[ServedQueue, _Marks] = {}
+        self._of: dict[QueueServer, _Marks] = {}
         self._away_since: dict[str, int] = {}
-        self._leftovers = Leftovers(steering, node, time)
+        self._leftovers = OrphanedMarks(steering, node, time)
 
-    async def begin(self, queue: ServedQueue) -> None:
+    async def begin(self, queue: QueueServer) -> None:
         """The queue is new in this process, which holds nothing of it: what a life before held is lost. Raises
         NotReady."""
         if of_node(queue.word.held, self._node):
             await self._lose(queue, self._node)
         self._of[queue] = _Marks()
 
-    async def _lose(self, queue: ServedQueue, node: str) -> None:
+    async def _lose(self, queue: QueueServer, node: str) -> None:
         name = queue.settings.name
         count = await self._steering.lose_held(name, node, self._time.wall_ms())
         if count:
             log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
 
-    async def end(self, queue: ServedQueue) -> None:
+    async def end(self, queue: QueueServer) -> None:
         """The queue is no more: drop what is held here. Raises NotReady; its mark then goes with the queue, or becomes
         a record where there is another of its name."""
         try:
@@ -141,7 +149,7 @@ class Holding:
 
     # ---------------------------------------------------------------- marks of this node
 
-    async def cover(self, queue: ServedQueue, lower: Lower, count: int) -> None:
+    async def cover(self, queue: QueueServer, lower: BulkQueue, count: int) -> None:
         """Returns once a mark covers `count` references more than are held at `lower`, at once when one does. Raises
         NotReady, Overloaded."""
         marks = self._of.get(queue)
@@ -154,19 +162,19 @@ class Holding:
                     bound = bound_for(wanted, max(lower.limit, wanted))
                     await self._mark(queue, marks, {**marks.bounds, lower.priority: bound})
 
-    async def _mark(self, queue: ServedQueue, marks: _Marks, bounds: dict[int, int]) -> None:
+    async def _mark(self, queue: QueueServer, marks: _Marks, bounds: dict[int, int]) -> None:
         """Write that this node holds at most `bounds`, by priority. Under the lock of `marks`."""
         now = self._time.wall_ms()
         since = {priority: marks.since_ms.get(priority, now) for priority in bounds}
         # From here on until it is written, only what both say is certain.
         marks.bounds = {p: min(bound, bounds[p]) for p, bound in marks.bounds.items() if p in bounds}
-        wanted = [Held(self._node, priority, bound, since[priority]) for priority, bound in bounds.items()]
+        wanted = [BulkMark(self._node, priority, bound, since[priority]) for priority, bound in bounds.items()]
         held = await self._steering.hold(queue.settings.name, self._node, wanted)
         queue.word = queue.word._replace(held=held)
         marks.bounds, marks.since_ms = bounds, since
         marks.much_since.clear()
 
-    def tick(self, queues: Collection[ServedQueue]) -> None:
+    def tick(self, queues: Collection[QueueServer]) -> None:
         """What is due once a second: marks that say too much, or that another node has taken for a dead one's; marks of
         nodes that stay away; what is left of queues that are not here."""
         now = self._time.now_ms()
@@ -185,7 +193,7 @@ class Holding:
                 self._spawn(self._lose_for(queue, node))
 
     @staticmethod
-    def _wanted(queue: ServedQueue, marks: _Marks, now_ms: int) -> dict[int, int]:
+    def _wanted(queue: QueueServer, marks: _Marks, now_ms: int) -> dict[int, int]:
         """What the marks should say now, by priority; one that says too much does so for REST_MS."""
         wanted = {}
         for lower in queue.machine.lower:
@@ -199,7 +207,7 @@ class Holding:
                 wanted[priority] = least
         return wanted
 
-    async def _put_right(self, queue: ServedQueue, marks: _Marks) -> None:
+    async def _put_right(self, queue: QueueServer, marks: _Marks) -> None:
         try:
             async with marks.lock:
                 await self._write_down(queue, marks)
@@ -207,7 +215,7 @@ class Holding:
         except IsthmusError as error:
             log.info("queue.mark_put_off", queue=queue.settings.name, reason=error.reason)
 
-    async def _write_down(self, queue: ServedQueue, marks: _Marks) -> None:
+    async def _write_down(self, queue: QueueServer, marks: _Marks) -> None:
         """What was given up and is not on record yet. Under the lock of `marks`."""
         if marks.unsaved:
             noting = list(marks.unsaved)
@@ -216,7 +224,7 @@ class Holding:
 
     # ---------------------------------------------------------------- nodes that stay away
 
-    def _staying_away(self, queues: Collection[ServedQueue], now_ms: int) -> set[str]:
+    def _staying_away(self, queues: Collection[QueueServer], now_ms: int) -> set[str]:
         """Nodes with marks that are not live for AWAY_MS; none unless this node is the first of the live ones."""
         live = self.live()
         marked = {mark.node for queue in queues for mark in queue.word.held} - {self._node, *live}
@@ -231,7 +239,7 @@ class Holding:
         except IsthmusError as error:
             log.info("queue.marks_not_looked_at", reason=error.reason)
 
-    async def _lose_for(self, queue: ServedQueue, node: str) -> None:
+    async def _lose_for(self, queue: QueueServer, node: str) -> None:
         try:
             await self._lose(queue, node)
         except IsthmusError as error:
@@ -239,7 +247,7 @@ class Holding:
 
     # ---------------------------------------------------------------- giving up
 
-    async def give_up(self, queue: ServedQueue, what: str, by: str) -> None:
+    async def give_up(self, queue: QueueServer, what: str, by: str) -> None:
         """Drop what is held here, and keep a record of it. Raises NotReady; the record is then made later, or its mark
         becomes one."""
         marks = self._of.get(queue)
@@ -249,7 +257,7 @@ class Holding:
         for lower in queue.machine.lower:
             cleared = lower.clear()
             if cleared is not None:
-                lost.append(Lost(self._node, lower.priority, *cleared, what, by, self._time.wall_ms()))
+                lost.append(LostReferences(self._node, lower.priority, *cleared, what, by, self._time.wall_ms()))
         if lost:
             log.warning(
                 "queue.lower_given_up", queue=queue.settings.name, what=what, count=sum(one.left_out for one in lost)
@@ -262,7 +270,7 @@ class Holding:
                 if not any(lower.held_count for lower in queue.machine.lower):
                     await self._mark(queue, marks, {})
 
-    def missing(self, queue: ServedQueue) -> None:
+    def missing(self, queue: QueueServer) -> None:
         """What the sink refused for good of the lower priorities, and keeps nothing of, is on record soon: until then
         the marks cover it."""
         marks, now_ms = self._of.get(queue), self._time.wall_ms()
@@ -273,10 +281,10 @@ class Holding:
             times = [at for one, ats in found if one == priority for at in ats]
             at_ms = max([now_ms, *(lost.at_ms + 1 for lost in marks.unsaved if lost.priority == priority)])
             marks.unsaved.append(
-                Lost(self._node, priority, len(times), min(times), max(times), REFUSED, NOT_KEPT, at_ms)
+                LostReferences(self._node, priority, len(times), min(times), max(times), REFUSED, NOT_KEPT, at_ms)
             )
 
-    async def obey(self, queue: ServedQueue, before: Decree | None) -> None:
+    async def apply_state(self, queue: QueueServer, before: CursorCommand | None) -> None:
         """The queue was cleared since `before` was the newest decree: on every node. Raises NotReady."""
         decree = queue.word.decree
         if decree is not None and decree != before and decree.what == CLEARED:
@@ -292,4 +300,4 @@ class _Marks:
         self.bounds: dict[int, int] = {}
         self.since_ms: dict[int, int] = {}
         self.much_since: dict[int, int] = {}
-        self.unsaved: list[Lost] = []
+        self.unsaved: list[LostReferences] = []

@@ -44,7 +44,7 @@ class LowerCounts:
     outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-class Lower:
+class BulkQueue:
     """See the module's text. `own` stands as the origin of what is served."""
 
     def __init__(self, priority: int, own: bytes, limit: int) -> None:

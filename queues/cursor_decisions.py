@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from isthmus.queues.cursors import CursorState
-from isthmus.queues.gaps import OPEN, Gap, covered, ended, growing, with_gap
+from isthmus.queues.gaps import OPEN, QueueGap, covered, ended, growing, with_gap
 from isthmus.queues.window import Window
 from isthmus.repl.store.port import Change
 
@@ -19,19 +19,19 @@ PUBLISHING_SUSPENDED: Final = "publishing-suspended"
 """What a gap is that grows while publishing is suspended."""
 
 
-class Stopped(NamedTuple):
+class PublishingSuspended(NamedTuple):
     """Publishing is suspended: by whom, and why."""
 
     by: str
     reason: str
 
 
-class Unsure(Stopped):
+class PublishingUnknown(PublishingSuspended):
     """Nobody could read yet whether it is: where a gap grows it grows on, and none begins."""
 
 
 def wanted_state(
-    window: Window, owner: bytes, owner_version: int, stopped: Stopped | None, wall_ms: int
+    window: Window, owner: bytes, owner_version: int, stopped: PublishingSuspended | None, wall_ms: int
 ) -> CursorState | None:
     """The state of a window's partition once it says the owner version, whether publishing is suspended, and what was
     given up; None when its last CURSOR entry says all that already."""
@@ -42,8 +42,8 @@ def wanted_state(
             gaps = gaps[:-1]  # told of all since the entry that opened it, and nothing was left out
         else:
             gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
-    elif stopped is not None and open_gap is None and not isinstance(stopped, Unsure):
-        gaps = with_gap(gaps, Gap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *stopped))
+    elif stopped is not None and open_gap is None and not isinstance(stopped, PublishingUnknown):
+        gaps = with_gap(gaps, QueueGap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *stopped))
     its_owner, version = before.owner, before.owner_version
     if version < owner_version:
         its_owner, version = owner, owner_version
@@ -57,13 +57,13 @@ def wanted_state(
     return CursorState(cursor, version, its_owner, before.decree, gaps)
 
 
-def ends_a_gap(before: CursorState, after: CursorState) -> Gap | None:
+def ends_a_gap(before: CursorState, after: CursorState) -> QueueGap | None:
     """The gap that grows in `before` and does not in `after`."""
     grew = growing(before.gaps)
     return grew if grew is not None and growing(after.gaps) is None else None
 
 
-def from_the_first(after: CursorState, grew: Gap, rows: Sequence[Change]) -> CursorState:
+def from_the_first(after: CursorState, grew: QueueGap, rows: Sequence[Change]) -> CursorState:
     """`after`, in which the gap that grew begins with the first of its changes; `rows` of the index from its start on.
     What was under way when publishing was suspended is in the gap, and was made before."""
     gaps = []

@@ -15,11 +15,11 @@ from typing import Any, Final
 import structlog
 
 from isthmus.queues.cursor_decisions import ends_a_gap, from_the_first
-from isthmus.queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
-from isthmus.queues.gaps import Gap, with_gap, without
+from isthmus.queues.cursors import CursorPosition, CursorState, encode_soft, encode_state, position_of
+from isthmus.queues.gaps import QueueGap, with_gap, without
 from isthmus.queues.object_reader import read_changes
-from isthmus.queues.queue_documents import CLEARED, OFFER_CHANGED, Decree, obeyed, passed_over
-from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.queue_documents import CLEARED, OFFER_CHANGED, CursorCommand, obeyed, passed_over
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import CursorWriter, TimeSource
@@ -49,7 +49,7 @@ class CursorKeeper:
         time: TimeSource,
         pool: Executor,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        reload: Callable[[ServedQueue], Awaitable[None]],
+        reload: Callable[[QueueServer], Awaitable[None]],
     ) -> None:
         """`reload` takes in what the metastore says of a queue now. Raises NotReady."""
         self._reload = reload
@@ -68,13 +68,13 @@ class CursorKeeper:
         here already, and what this leadership was acknowledged is of the lineage before."""
         self._lineages[partition] = self._cursors.lineage(partition)
 
-    def end(self, queues: Iterable[ServedQueue], partition: int) -> None:
+    def end(self, queues: Iterable[QueueServer], partition: int) -> None:
         """A leadership is over: let the cursors that moved under it travel."""
         for queue in queues:
             self.save(queue, partition)
         self._lineages.pop(partition, None)
 
-    async def stand(self, queue: ServedQueue, partition: int) -> None:
+    async def load_position(self, queue: QueueServer, partition: int) -> None:
         """Find where the queue stands in a partition that is led here; one that never stood anywhere begins where its
         registration says, else at 0. Ends when it stands, or cannot be made to."""
         loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class CursorKeeper:
                 unreadable(queue, partition, error)
                 return
 
-    def _within(self, queue: ServedQueue, partition: int, position: Position) -> Position:
+    def _within(self, queue: QueueServer, partition: int, position: CursorPosition) -> CursorPosition:
         """The position, not above what is applied here. A follower may be told of a cursor before it has the entries
         below; if it is made to lead without them, others come to stand there. Its lineage tells that (docs/protocol.md
         R-SOFT), but for a metastore that went back, in which a number of a lineage may come twice."""
@@ -130,7 +130,7 @@ class CursorKeeper:
         self._cursors.soft_cursor(partition, queue.name, soft)
         return replace(position, cursor=applied)
 
-    def claim_all(self, queue: ServedQueue) -> None:
+    def write_pending_cursors(self, queue: QueueServer) -> None:
         """See that every led partition gets a CURSOR entry for what was decided and no entry says yet."""
         machine, decree = queue.machine, queue.word.decree
         due: dict[int, CursorState | None] = dict(machine.unclaimed(self._time.wall_ms()))
@@ -141,7 +141,7 @@ class CursorKeeper:
                 queue.claiming.add(partition)
                 self._spawn(self._claim(queue, partition, state))
 
-    async def _claim(self, queue: ServedQueue, partition: int, state: CursorState | None) -> None:
+    async def _claim(self, queue: QueueServer, partition: int, state: CursorState | None) -> None:
         try:
             state = await (self._obeying(queue, partition) if state is None else self._dated(queue, partition, state))
             if state is not None:
@@ -152,7 +152,7 @@ class CursorKeeper:
         finally:
             queue.claiming.discard(partition)
 
-    async def _dated(self, queue: ServedQueue, partition: int, state: CursorState) -> CursorState | None:
+    async def _dated(self, queue: QueueServer, partition: int, state: CursorState) -> CursorState | None:
         """The state, in which a gap that it ends has the times of what lies in it; None when it is out of date."""
         window = queue.machine.windows.get(partition)
         grew = None if window is None else ends_a_gap(window.state, state)
@@ -165,7 +165,7 @@ class CursorKeeper:
             return None
         return from_the_first(now, grew, rows)
 
-    async def _obeying(self, queue: ServedQueue, partition: int) -> CursorState | None:
+    async def _obeying(self, queue: QueueServer, partition: int) -> CursorState | None:
         """The state that obeys the newest decree, under the owner version that holds here now; the next claim follows
         with the newer one."""
         decree = queue.word.decree
@@ -203,7 +203,7 @@ class CursorKeeper:
         since_ms = min((row.time_ms for row in dropped), default=0)
         return since_ms, len(dropped) == SINCE_ROWS or any(map(window.wants, dropped))
 
-    async def _start(self, partition: int, decree: Decree, applied: int, standing: int) -> int:
+    async def _start(self, partition: int, decree: CursorCommand, applied: int, standing: int) -> int:
         """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""
         if decree.positions:
             position = dict(decree.positions).get(partition)
@@ -214,7 +214,7 @@ class CursorKeeper:
         loop = asyncio.get_running_loop()
         return min(applied, await loop.run_in_executor(self._pool, self._store.offset_at, partition, decree.start_ms))
 
-    async def close_gaps(self, queue: ServedQueue, proven: Mapping[int, Collection[Gap]]) -> int:
+    async def close_gaps(self, queue: QueueServer, proven: Mapping[int, Collection[QueueGap]]) -> int:
         """Close gaps, by partition, as far as they still are as they were seen; returns how many. Raises Retryable,
         OutcomeUnknown: then it may be done again.
 
@@ -241,7 +241,7 @@ class CursorKeeper:
                 closed += count
         return closed
 
-    async def _write(self, queue: ServedQueue, partition: int, state: CursorState) -> None:
+    async def _write(self, queue: QueueServer, partition: int, state: CursorState) -> None:
         """Append a CURSOR entry, and wait until it is applied. From now on pushes are judged as if it were (R-OWED);
         after OutcomeUnknown, too: it is in the log still, or this leadership is over. Raises Retryable,
         OutcomeUnknown."""
@@ -252,16 +252,16 @@ class CursorKeeper:
             queue.machine.not_decided(partition)
             raise
 
-    def decided(self, queue: ServedQueue, partition: int, base: int, state: CursorState) -> None:
+    def decided(self, queue: QueueServer, partition: int, base: int, state: CursorState) -> None:
         """A CURSOR entry of the queue was applied, and all before it were told."""
         queue.machine.decided(partition, self._types()[partition], base, state)
 
-    def save(self, queue: ServedQueue, partition: int | None) -> None:
+    def save(self, queue: QueueServer, partition: int | None) -> None:
         """Let moved cursors travel, of one partition or of all."""
         for moved, base, cursor in queue.machine.soft_positions(partition):
             self._cursors.soft_cursor(moved, queue.name, encode_soft(base, cursor, self._lineages[moved]))
 
 
-def unreadable(queue: ServedQueue, partition: int, error: IsthmusError) -> None:
+def unreadable(queue: QueueServer, partition: int, error: IsthmusError) -> None:
     """What stands in the store is no cursor: the queue serves nothing of that partition."""
     log.error("queue.cursor_unreadable", queue=queue.settings.name, partition=partition, error=str(error))

@@ -46,7 +46,7 @@ class CursorState:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class CursorPosition:
     """Where a queue stands in a partition: the last CURSOR entry's `base` offset and state, and the cursor that
     holds."""
 
@@ -109,7 +109,7 @@ def decode_soft(payload: bytes) -> tuple[int, int, int]:
     return base, cursor, lineage
 
 
-def position_of(rows: Cursor, lineage: int) -> Position | None:
+def position_of(rows: Cursor, lineage: int) -> CursorPosition | None:
     """Where the rows of a store put the queue, in a partition of that lineage; None when no CURSOR entry was ever
     applied. A soft cursor of another lineage passes entries that may be gone, and others may stand in their places.
     Raises CodecError."""
@@ -121,7 +121,7 @@ def position_of(rows: Cursor, lineage: int) -> Position | None:
         base, soft, made_in = decode_soft(rows.soft)
         if base == rows.entry_offset and made_in == lineage:
             cursor = max(cursor, soft)
-    return Position(rows.entry_offset, state, cursor)
+    return CursorPosition(rows.entry_offset, state, cursor)
 
 
 def _fields(payload: bytes, what: str) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from isthmus.queues.gaps import Gap
+from isthmus.queues.gaps import QueueGap
 from isthmus.queues.queue_documents import PLACED, REGISTERED
-from isthmus.queues.queue_server import ServedQueue, lacking
+from isthmus.queues.queue_server import QueueServer, lacking
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import LOWER
 from isthmus.repl.model.keys import Key
@@ -34,7 +34,7 @@ NEXT: Final = {
 """State -> the next step."""
 
 
-def explained(queue: ServedQueue, partition: int, key: Key, change: Change | None) -> dict[str, Any]:
+def explained(queue: QueueServer, partition: int, key: Key, change: Change | None) -> dict[str, Any]:
     """{"queue", "owner", "state", "reason", "next", "ahead", "rule", "cursor"}: of the real-time priority. `change` is
     the key's row of the change index in `partition`, which this node leads; None when it has none."""
     machine, owner = queue.machine, queue.word.owner
@@ -54,7 +54,7 @@ def explained(queue: ServedQueue, partition: int, key: Key, change: Change | Non
     }
 
 
-def explained_lower(queue: ServedQueue, key: Key) -> list[dict[str, Any]]:
+def explained_lower(queue: QueueServer, key: Key) -> list[dict[str, Any]]:
     """References at the lower priorities of this node that name the key: {"queue", "priority", "state", "ahead",
     "reason", "next"}; the last two are empty where nothing holds them back."""
     found = []
@@ -67,7 +67,7 @@ def explained_lower(queue: ServedQueue, key: Key) -> list[dict[str, Any]]:
     return found
 
 
-def _state(queue: ServedQueue, window: Window | None, key: Key, change: Change | None) -> tuple[str, str, int | None]:
+def _state(queue: QueueServer, window: Window | None, key: Key, change: Change | None) -> tuple[str, str, int | None]:
     if change is None:
         return "no-change", "the key was never written here, or was reaped", None
     if window is None:
@@ -96,7 +96,7 @@ def _state(queue: ServedQueue, window: Window | None, key: Key, change: Change |
     return "not-offered", "no reference stands for it in memory though the window has passed it", None
 
 
-def _began(queue: ServedQueue, partition: int, change: Change) -> str:
+def _began(queue: QueueServer, partition: int, change: Change) -> str:
     """Why a change below the cursor may never have been offered: the queue was made to begin above it; else ""."""
     decree = queue.word.decree
     if decree is None or decree.what not in (REGISTERED, PLACED):
@@ -108,7 +108,7 @@ def _began(queue: ServedQueue, partition: int, change: Change) -> str:
     return ""
 
 
-def _held(queue: ServedQueue, key: Key) -> str:
+def _held(queue: QueueServer, key: Key) -> str:
     """What holds back all that waits; "" for nothing."""
     owner = queue.word.owner
     if queue.suspension is not None:
@@ -121,14 +121,14 @@ def _held(queue: ServedQueue, key: Key) -> str:
     return "" if queue.machine.heard_lately or queue.waiters else f"no node of {owner.name} asks for changes here"
 
 
-def _next(queue: ServedQueue, state: str, key: Key) -> str:
+def _next(queue: QueueServer, state: str, key: Key) -> str:
     if state == "no-change":
         return "nothing"
     to_do = _to_do(queue, key) if state in ("waiting", "not-read") else None
     return to_do or NEXT[state]
 
 
-def _to_do(queue: ServedQueue, key: Key) -> str | None:
+def _to_do(queue: QueueServer, key: Key) -> str | None:
     """What somebody must do before anything that waits goes; None for nothing."""
     if queue.suspension is not None:
         return f"isthmus queue resume {queue.settings.name}"
@@ -140,13 +140,13 @@ def _to_do(queue: ServedQueue, key: Key) -> str | None:
     return None
 
 
-def _gap_of(window: Window, offset: int) -> Gap | None:
+def _gap_of(window: Window, offset: int) -> QueueGap | None:
     for gap in (*window.state.gaps, *window.unrecorded()):
         if gap.start <= offset < gap.end:
             return gap
     return None
 
 
-def _owner_name(queue: ServedQueue) -> str:
+def _owner_name(queue: QueueServer) -> str:
     owner = queue.word.owner
     return "the owner" if owner is None else f"cluster {owner.name}"

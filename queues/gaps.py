@@ -25,7 +25,7 @@ REASON_MAX: Final = 200
 """Characters of a reason, and of who did it, that are kept."""
 
 
-class Gap(NamedTuple):
+class QueueGap(NamedTuple):
     """Changes at offsets [start, end), made between the two times; `left_out` of them are known to be left out, 0 when
     nobody counted. `what`: discard, publishing-suspended, cleared, released, offer-changed."""
 
@@ -60,16 +60,16 @@ class Gap(NamedTuple):
         }
 
 
-Gaps = tuple[Gap, ...]
+Gaps = tuple[QueueGap, ...]
 """Of one queue in one partition: by rising start, not overlapping."""
 
 
-def with_gap(gaps: Gaps, new: Gap) -> Gaps:
+def with_gap(gaps: Gaps, new: QueueGap) -> Gaps:
     """`gaps` and `new`, made one where they touch or where there are more than GAPS_MAX."""
     if new.start >= new.end:
         return gaps
     cut = new._replace(by=new.by[:REASON_MAX], reason=new.reason[:REASON_MAX])
-    found: list[Gap] = []
+    found: list[QueueGap] = []
     for gap in sorted((*gaps, cut)):
         if found and (gap.start < found[-1].end or (gap.start == found[-1].end and gap[5:] == found[-1][5:])):
             found[-1] = _both(found[-1], gap)
@@ -93,7 +93,7 @@ def below(gaps: Gaps, cursor: int) -> Gaps:
     return tuple(left)
 
 
-def without(gaps: Gaps, closed: Collection[Gap]) -> Gaps:
+def without(gaps: Gaps, closed: Collection[QueueGap]) -> Gaps:
     """`gaps` without those of `closed` that are still the same; one that still grows stays."""
     return tuple(gap for gap in gaps if gap.is_open or gap not in closed)
 
@@ -117,7 +117,7 @@ def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
     return tuple(left)
 
 
-def growing(gaps: Gaps) -> Gap | None:
+def growing(gaps: Gaps) -> QueueGap | None:
     """The one that still grows; it is the last."""
     return gaps[-1] if gaps and gaps[-1].is_open else None
 
@@ -137,13 +137,13 @@ def unpacked(raw: Any) -> Gaps:
     for one in raw:
         if type(one) is not tuple or tuple(map(type, one)) != _TYPES or not 0 <= one[0] < one[1] <= OPEN:
             raise CodecError("cursor entry: a gap has a wrong shape")
-    return tuple(map(Gap._make, raw))
+    return tuple(map(QueueGap._make, raw))
 
 
-def _both(one: Gap, other: Gap) -> Gap:
+def _both(one: QueueGap, other: QueueGap) -> QueueGap:
     first, later = (one, other) if one.start <= other.start else (other, one)
     same = one.what == other.what
-    return Gap(
+    return QueueGap(
         first.start,
         max(one.end, other.end),
         min(one.from_ms, other.from_ms),

@@ -20,7 +20,7 @@ THEIRS_MAX: Final = 16
 more, the oldest are forgotten, and could be given back to it once, which changes nothing there."""
 
 
-class Newer:
+class PendingChange:
     """The changes of a key since its reference was taken."""
 
     __slots__ = ("hash64", "offered", "row", "settled", "theirs")
@@ -38,13 +38,13 @@ class Newer:
         """Hashes of objects that came from the cluster that fetches."""
 
 
-class Flight:
+class InFlightKeys:
     """See the module's text. By the row that a reference stands for."""
 
     __slots__ = ("_followed", "rows")
 
     def __init__(self) -> None:
-        self.rows: dict[int, Newer | None] = {}
+        self.rows: dict[int, PendingChange | None] = {}
         self._followed: dict[int, int] = {}
         """Row of a newest change -> the row under lease that it overtakes."""
 
@@ -71,7 +71,7 @@ class Flight:
             return False
         newer = self.rows[row]
         if newer is None:
-            newer = self.rows[row] = Newer()
+            newer = self.rows[row] = PendingChange()
         elif newer.row >= entry.offset:
             return True  # told once more, of what came while rows were read
         else:
@@ -85,7 +85,7 @@ class Flight:
         self._followed[entry.offset] = row
         return True
 
-    def land(self, row: int) -> Newer | None:
+    def land(self, row: int) -> PendingChange | None:
         """The reference is under lease no more; what overtook it."""
         newer = self.rows.pop(row)
         if newer is not None:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple
 
 from isthmus.queues.object_reader import read_changes, size_of
-from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
 from isthmus.repl.store.port import Change, DamagedChange, Store
 
@@ -51,7 +51,7 @@ class Lags(NamedTuple):
     late: int
 
 
-async def lags(queue: ServedQueue, store: Store, pool: Executor, wall_ms: int, by_s: float) -> Lags:
+async def lags(queue: QueueServer, store: Store, pool: Executor, wall_ms: int, by_s: float) -> Lags:
     """Of the partitions that are led here and where the queue stands. `by_s`: the loop's time from which on what is
     not read yet stays None."""
     rows = []

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from isthmus.queues.bulk_queue import Lower
+from isthmus.queues.bulk_queue import BulkQueue
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Item
 
@@ -33,14 +33,14 @@ class Session(NamedTuple):
 class Part(NamedTuple):
     """One window's share of a batch, or a lower priority's; `start` is the index of its first item in the batch."""
 
-    window: Window | Lower
+    window: Window | BulkQueue
     start: int
     places: list[int]
     items: list[Item]
 
 
 @dataclass(slots=True)
-class Batch:
+class LeasedBatch:
     """References given to a sink under a lease. `size_bytes` counts payloads."""
 
     id: bytes
@@ -87,7 +87,7 @@ class Leases:
 
     def __init__(self, prefix: bytes, lease_ms: int) -> None:
         self.lease_ms = lease_ms
-        self.batches: dict[bytes, Batch] = {}
+        self.batches: dict[bytes, LeasedBatch] = {}
         self.bytes = 0
         self._prefix = prefix
         self._number = 0
@@ -98,37 +98,37 @@ class Leases:
 
     def open(
         self, session: Session, owner_version: int, parts: list[Part], size: int, priority: int, now_ms: int
-    ) -> Batch:
+    ) -> LeasedBatch:
         """A batch goes under lease."""
         self._number += 1
         batch_id = self._prefix + self._number.to_bytes(8, "big")
-        batch = Batch(batch_id, session, owner_version, now_ms, now_ms + self.lease_ms, parts, size, priority)
+        batch = LeasedBatch(batch_id, session, owner_version, now_ms, now_ms + self.lease_ms, parts, size, priority)
         self.batches[batch_id] = batch
         self.bytes += size
         return batch
 
-    def resize(self, batch: Batch, parts: list[Part], size: int) -> None:
+    def resize(self, batch: LeasedBatch, parts: list[Part], size: int) -> None:
         """The batch has other contents."""
         self.bytes += size - batch.size_bytes
         batch.parts, batch.size_bytes = parts, size
 
-    def put_off(self, batch: Batch, indexes: Collection[int]) -> None:
+    def put_off(self, batch: LeasedBatch, indexes: Collection[int]) -> None:
         """These of a batch of a lower priority could not be read: they leave it, and wait behind all others."""
         if batch.id not in self.batches or not indexes:
             return
         (part,) = batch.parts
-        assert isinstance(part.window, Lower)
+        assert isinstance(part.window, BulkQueue)
         rows = [*zip(part.places, part.items, strict=True)]
         part.window.put_off([rows[at] for at in indexes])
         kept = [row for at, row in enumerate(rows) if at not in indexes]
         batch.parts = [Part(part.window, 0, [place for place, _ in kept], [item for _, item in kept])]
 
-    def end(self, batch: Batch) -> None:
+    def end(self, batch: LeasedBatch) -> None:
         """Its lease is over."""
         del self.batches[batch.id]
         self.bytes -= batch.size_bytes
 
-    def lost(self, session: Session, holding: Collection[bytes] | None) -> list[Batch]:
+    def lost(self, session: Session, holding: Collection[bytes] | None) -> list[LeasedBatch]:
         """Batches that the process of `session` no longer holds: those of an earlier incarnation of the same node, and
         those of the same link that are not in `holding` (None: not told)."""
         found = []
@@ -142,7 +142,7 @@ class Leases:
                 found.append(batch)
         return found
 
-    def over(self, now_ms: int) -> list[Batch]:
+    def over(self, now_ms: int) -> list[LeasedBatch]:
         """Batches whose time is over."""
         found = []
         for batch in self.batches.values():

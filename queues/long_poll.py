@@ -26,7 +26,7 @@ Until = Callable[[asyncio.Future[None]], Awaitable[None]]
 """Waits for a future; raises when whoever wanted to wait for it is not there any more."""
 
 
-async def patiently(waiter: asyncio.Future[None]) -> None:
+async def wait_forever(waiter: asyncio.Future[None]) -> None:
     """The wait of one who stays."""
     await waiter
 
@@ -39,7 +39,7 @@ class _Waits(NamedTuple):
     until_s: float
 
 
-class Polls:
+class LongPollWaiters:
     """Of one queue. `look()` wakes who is to be woken (`wake`)."""
 
     def __init__(self, name: str, look: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class Polls:
         now_s = asyncio.get_running_loop().time() + CLOCK_STEP_S
         for waits in self._waiting:
             if waits.until_s <= now_s:
-                let_go(waits.waiter)
+                wake(waits.waiter)
         left = [waits.until_s for waits in self._waiting if waits.until_s > now_s]
         if left:
             self._ending.call_by(min(left))
@@ -92,7 +92,7 @@ class Polls:
     def wake_all(self) -> None:
         """Everybody looks again."""
         while self._waiting:
-            let_go(self._waiting.popleft().waiter)
+            wake(self._waiting.popleft().waiter)
 
     def soon(self) -> None:
         """Something may be there for somebody: look, or look again in the loop's next turn, once who was woken had
@@ -116,7 +116,7 @@ class Polls:
             self._look()
 
 
-def let_go(waiter: asyncio.Future[None]) -> None:
+def wake(waiter: asyncio.Future[None]) -> None:
     """Whoever waits for it waits no more."""
     if not waiter.done():
         waiter.set_result(None)

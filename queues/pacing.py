@@ -52,7 +52,7 @@ SILENCE_MS: Final = 50
 """After so long without a change the rate of before says nothing of what comes: longer than the hiccups of a load."""
 
 
-class Pace:
+class BatchPacing:
     """Of one queue."""
 
     __slots__ = ("_arrived", "_from_ms", "_gather_ms", "_gathering_from_ms", "_last_ms", "_usual_per_ms")

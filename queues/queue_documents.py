@@ -31,8 +31,8 @@ What a node holds at a queue's lower priorities, as it stands in the metastore (
 
 References of full-sync, folds and operators are in the memory of one node (`queues.bulk_queue`) and go with it. So
 before a node takes any in, a mark says so: at most so many, queued since when. A mark whose node has died becomes a
-record of what may be lost (`queues.queue_documents.Lost`), which a full-sync closes. Marks are raised in few large
-steps, so they cost few writes, and what they say is a bound. The story goes on in `queues.bulk_marks`.
+record of what may be lost (`queues.queue_documents.LostReferences`), which a full-sync closes. Marks are raised in few
+large steps, so they cost few writes, and what they say is a bound. The story goes on in `queues.bulk_marks`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from isthmus.config.settings import QueueSettings
 from isthmus.config.validation import check_filter, check_name
 from isthmus.queues.cursors import CursorState
 from isthmus.queues.filters import offers_more, parse_filter
-from isthmus.queues.gaps import Gap, below, growing, with_gap
+from isthmus.queues.gaps import QueueGap, below, growing, with_gap
 from isthmus.queues.rate_limit import Rates
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import BadConfig, BadInput, CodecError, NotReady, Overloaded
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ still ask, many times a second, and the one that it was released for would come 
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class QueueOwner:
     """The sink cluster that a queue belongs to, since when (wall clock), and which node's fetch made it so; or, once
     it is released, an empty `cluster`, who did it, and whom it belonged to (`former`)."""
 
@@ -91,12 +91,12 @@ class Release:
         self._version = 0
         self._since_ms = 0
 
-    def seen(self, owner: Owner | None, now_ms: int) -> None:
+    def seen(self, owner: QueueOwner | None, now_ms: int) -> None:
         """This is who owns the queue, at `now_ms`."""
         if owner is not None and not owner.cluster and owner.version != self._version:
             self._version, self._since_ms = owner.version, now_ms
 
-    def lets(self, mine: Owner, owner: Owner, now_ms: int) -> bool:
+    def lets(self, mine: QueueOwner, owner: QueueOwner, now_ms: int) -> bool:
         """True when `mine` may become the owner after `owner`: nobody is, and it has not just been released from that
         cluster; or it is the same one, and partitions stand under the later version of `mine`."""
         if owner.cluster == mine.cluster:
@@ -120,18 +120,18 @@ def path_of(queue: str, what: str) -> str:
     return f"{QUEUES_PATH}/{queue}/{what}"
 
 
-def encode_owner(owner: Owner) -> bytes:
+def encode_owner(owner: QueueOwner) -> bytes:
     """JSON of an owner."""
     fields = {"owner": owner.cluster.hex(), "cluster": owner.name, "version": owner.version}
     former = {"former": owner.former.hex()} if owner.former else {}
     return json.dumps(fields | {"since_ms": owner.since_ms, "by": owner.by} | former).encode()
 
 
-def decode_owner(value: bytes) -> Owner:
+def decode_owner(value: bytes) -> QueueOwner:
     """The owner in `value`. Raises CodecError when it is not one."""
     fields = json_object(value, "queue owner")
     try:
-        owner = Owner(
+        owner = QueueOwner(
             bytes.fromhex(fields["owner"]),
             fields["cluster"],
             fields["version"],
@@ -159,7 +159,7 @@ async def remove_value(metastore: Metastore, path: str, found: Versioned | None)
     if found is not None:
         try:
             await metastore.delete(path, found.version)
-        except (Conflict, Ambiguous):
+        except (VersionConflict, Ambiguous):
             log.info("queue.value_kept", path=path)  # who changed it wants it; what is undecided is looked at again
         except Unavailable as error:
             raise NotReady("the metastore cannot be reached") from error
@@ -188,7 +188,7 @@ async def change_value(metastore: Metastore, path: str, change: Callable[[bytes 
             return current
         try:
             await metastore.put(path, value, None if found is None else found.version)
-        except (Conflict, Ambiguous):
+        except (VersionConflict, Ambiguous):
             continue
         except Unavailable as error:
             raise NotReady("the metastore cannot be reached") from error
@@ -207,10 +207,10 @@ def json_object(value: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-async def take(metastore: Metastore, queue: str, mine: Owner, may: Callable[[Owner], bool]) -> Owner:
+async def take(metastore: Metastore, queue: str, mine: QueueOwner, may: Callable[[QueueOwner], bool]) -> QueueOwner:
     """Make `mine` the owner, under the next version (`mine` has that which partitions stand under), unless it may not
     after the one who is; returns who is. Raises NotReady."""
-    made: list[Owner] = []
+    made: list[QueueOwner] = []
 
     def changed(current: bytes | None) -> bytes | None:
         before = None if current is None else decode_owner(current)
@@ -255,7 +255,7 @@ Positions = tuple[tuple[int, int], ...]
 """(partition, offset): all changes below the offset are at the sink cluster already, by another way than the queue."""
 
 
-class Applied(NamedTuple):
+class AppliedOffsets(NamedTuple):
     """What the nodes of a cluster had applied when an operator acted: an offset of each partition whose leader
     answered, above which nothing was applied there, and the earliest and the latest of the nodes' wall clocks."""
 
@@ -314,7 +314,7 @@ LIMITS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Decree:
+class CursorCommand:
     """One act that moves cursors of a queue. `start_ms` (wall clock): from the changes of that time on; 0: from the
     first change of all. With `positions` only the cursors of these partitions move, each to its own; a partition where
     the queue never stood begins at 0. With `by_time` partitions without a position go by `start_ms`. `change`: the
@@ -330,13 +330,13 @@ class Decree:
     positions: Positions = ()
     by_time: bool = False
     change: OfferChange | None = None
-    released: Decree | None = None
+    released: CursorCommand | None = None
 
-    def next_after(self, version: int) -> Decree:
+    def next_after(self, version: int) -> CursorCommand:
         """What a partition obeys next that has obeyed the decree of that version."""
         return self.released if self.released is not None and version < self.released.version else self
 
-    def after(self, before: Decree) -> Decree:
+    def after(self, before: CursorCommand) -> CursorCommand:
         """This one, made after `before`: with the release that some partition may not have obeyed yet. Positions of
         both that are too many for one value leave that one to go by time."""
         released = replace(before, released=None) if before.what == RELEASED else before.released
@@ -399,7 +399,9 @@ def unread_rates(queue: str, at_ms: int) -> QueueSuspension:
     return UnreadSuspension(SERVING, None, "?", at_ms, why)
 
 
-def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms: int, since_ms: int = 0) -> CursorState:
+def obeyed(
+    state: CursorState, cursor: int, decree: CursorCommand, start: int, upto_ms: int, since_ms: int = 0
+) -> CursorState:
     """What `decree` makes of a partition's state whose cursor stands at `cursor`. It asks for all from `start` on, the
     changes of `upto_ms` and later; what a queue that is not new passes over is a gap, unless it is placed: then it was
     brought by other means. `since_ms`: when the first of that was made, 0 where nobody knows."""
@@ -411,13 +413,13 @@ def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms:
         grows = growing(gaps)  # from there on all is left out already
         end = start if grows is None else min(start, grows.start)
         from_ms = since_ms or max((gap.upto_ms for gap in gaps if gap.end <= cursor), default=0)
-        gap = Gap(cursor, end, from_ms, upto_ms, 0, decree.what, decree.by, decree.reason)
+        gap = QueueGap(cursor, end, from_ms, upto_ms, 0, decree.what, decree.by, decree.reason)
         gaps = with_gap(gaps, gap)
     return replace(state, cursor=start, decree=decree.version, gaps=gaps)
 
 
 def passed_over(
-    state: CursorState, cursor: int, decree: Decree, settings: QueueSettings, bucket_type: bytes, now_ms: int
+    state: CursorState, cursor: int, decree: CursorCommand, settings: QueueSettings, bucket_type: bytes, now_ms: int
 ) -> CursorState:
     """`state` with a gap of all below the cursor, if changes that are offered now may have been passed over there under
     a filter of before: then nobody has sent them. A partition that never learnt of the change before this one is
@@ -427,11 +429,11 @@ def passed_over(
         return state
     if state.decree >= change.since and not change.offers_more(settings, bucket_type):
         return state
-    gap = Gap(0, cursor, 0, max(now_ms, change.at_ms), 0, OFFER_CHANGED, change.by, change.reason)
+    gap = QueueGap(0, cursor, 0, max(now_ms, change.at_ms), 0, OFFER_CHANGED, change.by, change.reason)
     return replace(state, gaps=with_gap(state.gaps, gap))
 
 
-def in_force_now(settings: QueueSettings, decree: Decree | None, limits: SetLimits | None) -> QueueSettings:
+def in_force_now(settings: QueueSettings, decree: CursorCommand | None, limits: SetLimits | None) -> QueueSettings:
     """The settings of a queue's definition or file with what operators have changed since."""
     values: dict[str, Any] = {} if limits is None else dict(limits.values)
     if decree is not None and decree.change is not None:
@@ -482,27 +484,27 @@ _LATER_FIELDS: Final = ("positions", "by_time", "change", "released")
 """Fields of a decree that a version before has not written."""
 
 
-def encode_decree(decree: Decree) -> bytes:
+def encode_decree(decree: CursorCommand) -> bytes:
     """JSON."""
     return json.dumps(asdict(decree)).encode()
 
 
-def decode_decree(value: bytes) -> Decree:
+def decode_decree(value: bytes) -> CursorCommand:
     """Raises CodecError."""
     return _decree_of(json_object(value, "decree of a queue"))
 
 
-def _decree_of(raw: dict[str, Any]) -> Decree:
+def _decree_of(raw: dict[str, Any]) -> CursorCommand:
     """Raises CodecError."""
     earlier = raw.get("released")
     if earlier is not None and not isinstance(earlier, dict):
         raise CodecError("not a decree of a queue: the release before it is no object")
     try:
-        plain = {field.name: raw[field.name] for field in fields(Decree) if field.name not in _LATER_FIELDS}
+        plain = {field.name: raw[field.name] for field in fields(CursorCommand) if field.name not in _LATER_FIELDS}
         positions = tuple((partition, offset) for partition, offset in raw.get("positions", ()))
         change = _change_of(raw.get("change"))
         by_time, released = raw.get("by_time") is True, None if earlier is None else _decree_of(earlier)
-        decree = Decree(**plain, positions=positions, by_time=by_time, change=change, released=released)
+        decree = CursorCommand(**plain, positions=positions, by_time=by_time, change=change, released=released)
     except KeyError as error:
         raise CodecError(f"not a decree of a queue: {error} is missing") from error
     except (TypeError, ValueError) as error:
@@ -623,7 +625,7 @@ HELD_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BulkMark:
     """`node` holds at most `at_most` references at `priority`, none queued before `since_ms` (wall clock)."""
 
     node: str
@@ -640,23 +642,23 @@ def bound_for(count: int, limit: int) -> int:
     return min(bound, limit)
 
 
-def of_node(marks: Iterable[Held], node: str) -> tuple[Held, ...]:
+def of_node(marks: Iterable[BulkMark], node: str) -> tuple[BulkMark, ...]:
     """Those of one node."""
     return tuple(mark for mark in marks if mark.node == node)
 
 
-def encode_held(marks: Iterable[Held]) -> bytes:
+def encode_held(marks: Iterable[BulkMark]) -> bytes:
     """JSON."""
     return json.dumps({"held": [asdict(one) for one in marks]}).encode()
 
 
-def decode_held(value: bytes | None) -> tuple[Held, ...]:
+def decode_held(value: bytes | None) -> tuple[BulkMark, ...]:
     """Raises CodecError."""
     if value is None:
         return ()
     raw = json_object(value, "list of what nodes hold of a queue")
     try:
-        found = tuple(Held(**{field.name: row[field.name] for field in fields(Held)}) for row in raw["held"])
+        found = tuple(BulkMark(**{field.name: row[field.name] for field in fields(BulkMark)}) for row in raw["held"])
     except (KeyError, TypeError) as error:
         raise CodecError(f"not a list of what nodes hold of a queue: {error}") from error
     for one in found:
@@ -676,7 +678,7 @@ LOST_MAX: Final = 64
 """Records of lower references given up, of one queue; beyond it the oldest two of a node and priority become one."""
 
 
-class Act(NamedTuple):
+class AuditInfo(NamedTuple):
     """Who does it, when (wall clock), and why."""
 
     by: str
@@ -685,7 +687,7 @@ class Act(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostReferences:
     """References of a lower priority that were given up, queued at one node between two times: `left_out` of them are
     known, and there were not more than `at_most` (None: exactly those). `what`: stopped, cleared, delisted, crashed."""
 
@@ -704,31 +706,31 @@ class SetRates(NamedTuple):
     """Limits that an operator has set, each node's."""
 
     rates: Rates
-    act: Act
+    act: AuditInfo
 
 
-NOT_READ: Final = SetRates(Rates(), Act("?", 0, "what operators have set cannot be read"))
+NOT_READ: Final = SetRates(Rates(), AuditInfo("?", 0, "what operators have set cannot be read"))
 """Stands where nobody has read yet which limits an operator has set: nothing is given out, as while it is not known
 what is suspended. It is never written."""
 
 
-class Word(NamedTuple):
+class QueueState(NamedTuple):
     """All that the metastore says of one queue; `unread` are paths of what stands there and cannot be read."""
 
-    owner: Owner | None
+    owner: QueueOwner | None
     suspensions: tuple[QueueSuspension, ...]
-    decree: Decree | None
+    decree: CursorCommand | None
     rates: SetRates | None
-    lost: tuple[Lost, ...]
-    held: tuple[Held, ...]
+    lost: tuple[LostReferences, ...]
+    held: tuple[BulkMark, ...]
     limits: SetLimits | None = None
     unread: tuple[str, ...] = ()
 
 
-NO_WORD: Final = Word(None, (), None, None, (), ())
+NO_WORD: Final = QueueState(None, (), None, None, (), ())
 
 
-class Steering:
+class QueueStore:
     """`config` are the queues of this node's file, `unread` is why nobody knows yet which there are, or "". All acts
     raise BadInput for what makes no sense, NotReady when the metastore cannot be reached."""
 
@@ -757,7 +759,7 @@ class Steering:
                 found[name] = settings
         return found
 
-    async def word(self, name: str, known: Word = NO_WORD) -> Word:
+    async def word(self, name: str, known: QueueState = NO_WORD) -> QueueState:
         """What stands there of a queue; each part that cannot be read is as in `known`. Raises NotReady."""
         unread: list[str] = []
 
@@ -770,7 +772,7 @@ class Steering:
                 unread.append(path)
                 return known
 
-        return Word(
+        return QueueState(
             await part("owner", decode_owner, known.owner, None),
             await part("suspension", decode_suspensions, known.suspensions, ()),
             await part("decree", decode_decree, known.decree, None),
@@ -792,13 +794,13 @@ class Steering:
         name: str,
         values: Mapping[str, Any],
         start_ms: int,
-        act: Act,
+        act: AuditInfo,
         positions: Positions = (),
         *,
         by_time: bool = False,
     ) -> None:
         """There is a queue `name` from now on, on all nodes; it offers changes of `start_ms` and later (0: all), or
-        from `positions` on; `by_time` see `Decree`. `values` are fields of QueueSettings, all others have their
+        from `positions` on; `by_time` see `CursorCommand`. `values` are fields of QueueSettings, all others have their
         defaults."""
         settings = checked_settings(name, values)
         if name in self._in_force(await self.definitions()):
@@ -810,7 +812,7 @@ class Steering:
         await remove_value(self._metastore, path_of(name, "limits"), limits)
         await self._define(name, Definition(settings, *act), lambda found: name not in self._in_force(found))
 
-    async def delist(self, name: str, act: Act) -> None:
+    async def delist(self, name: str, act: AuditInfo) -> None:
         """There is no queue `name` any more, on all nodes."""
         await self._define(name, Definition(None, *act), lambda found: name in self._in_force(found))
 
@@ -836,7 +838,7 @@ class Steering:
 
     # ---------------------------------------------------------------- acts that move cursors
 
-    async def place(self, name: str, positions: Positions, act: Act, *, stands: int = 0) -> None:
+    async def place(self, name: str, positions: Positions, act: AuditInfo, *, stands: int = 0) -> None:
         """The queue's cursors in these partitions go to these offsets: what is below is at the sink cluster."""
         await self.decree(name, PLACED, 0, act, positions, stands=stands)
 
@@ -845,16 +847,16 @@ class Steering:
         name: str,
         what: str,
         start_ms: int,
-        act: Act,
+        act: AuditInfo,
         positions: Positions = (),
         *,
         stands: int = 0,
         by_time: bool = False,
         offer: OfferChange | None = None,
     ) -> None:
-        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`; `by_time` see `Decree`.
-        `stands`: the newest decree that a partition was seen to have obeyed. `offer` is offered from now on, by
-        OFFER_CHANGED; its version is that of this decree."""
+        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`; `by_time` see
+        `CursorCommand`. `stands`: the newest decree that a partition was seen to have obeyed. `offer` is offered from
+        now on, by OFFER_CHANGED; its version is that of this decree."""
         if by_time:
             positions = positions[:POSITIONS_MAX]  # the others go by time
         if len(positions) > POSITIONS_MAX:
@@ -869,7 +871,7 @@ class Steering:
                 if offer is None
                 else replace(offer, version=version, since=0 if earlier is None else earlier.version)
             )
-            decree = Decree(version, what, start_ms, *act, positions, by_time, change)
+            decree = CursorCommand(version, what, start_ms, *act, positions, by_time, change)
             if current is not None:
                 decree = decree.after(decode_decree(current))
             if current is not None and replace(decode_decree(current), version=decree.version) == decree:
@@ -883,7 +885,7 @@ class Steering:
         name: str,
         settings: QueueSettings,
         values: Mapping[str, Any],
-        act: Act,
+        act: AuditInfo,
         *,
         again: bool = False,
         stands: int = 0,
@@ -905,7 +907,7 @@ class Steering:
         positions = () if again else (NO_PARTITION,)
         await self.decree(name, OFFER_CHANGED, 0, act, positions, stands=stands, offer=offer)
 
-    async def set_limits(self, name: str, values: Mapping[str, Any], act: Act, *, default: bool = False) -> None:
+    async def set_limits(self, name: str, values: Mapping[str, Any], act: AuditInfo, *, default: bool = False) -> None:
         """Set these of `decrees.LIMITS`, the others stay; `default`: those of the definition or file count again."""
 
         def changed(current: bytes | None) -> bytes:
@@ -924,14 +926,14 @@ class Steering:
         self,
         name: str,
         start_ms: int,
-        act: Act,
+        act: AuditInfo,
         positions: Positions = (),
         *,
         stands: int = 0,
         by_time: bool = False,
     ) -> None:
-        """The queue belongs to nobody; its next owner begins at `start_ms`, or at `positions`; `by_time` see `Decree`.
-        The decree comes first, so that nobody gets it from where the old owner stood."""
+        """The queue belongs to nobody; its next owner begins at `start_ms`, or at `positions`; `by_time` see
+        `CursorCommand`. The decree comes first, so that nobody gets it from where the old owner stood."""
         found = await self._value(owner_path(name))
         if found is None or not decode_owner(found).cluster:
             raise BadInput(f"queue {name!r} belongs to nobody")
@@ -941,13 +943,13 @@ class Steering:
             owner = None if current is None else decode_owner(current)
             if owner is None or not owner.cluster:
                 return None
-            return encode_owner(Owner(b"", "", owner.version + 1, act.at_ms, act.by, owner.cluster))
+            return encode_owner(QueueOwner(b"", "", owner.version + 1, act.at_ms, act.by, owner.cluster))
 
         await change_value(self._metastore, owner_path(name), changed)
 
     # ---------------------------------------------------------------- suspensions, rates, what was lost
 
-    async def suspend(self, name: str, whats: Collection[str], node: str | None, act: Act) -> None:
+    async def suspend(self, name: str, whats: Collection[str], node: str | None, act: AuditInfo) -> None:
         """Suspend each of `whats` (SERVING, PUBLISHING) on one node or (None) on all, in one write."""
         new = [QueueSuspension(what, node, *act) for what in whats]
         await self._suspensions(
@@ -974,12 +976,12 @@ class Steering:
 
         await change_value(self._metastore, path_of(name, "suspension"), changed)
 
-    async def set_rates(self, name: str, rates: Rates | None, act: Act) -> None:
+    async def set_rates(self, name: str, rates: Rates | None, act: AuditInfo) -> None:
         """Every node gives out no more than this; None: what the config file says counts again."""
         value = {} if rates is None else {**rates._asdict(), **act._asdict()}
         await change_value(self._metastore, path_of(name, "rates"), lambda _: json.dumps(value).encode())
 
-    async def hold(self, name: str, node: str, marks: Sequence[Held]) -> tuple[Held, ...]:
+    async def hold(self, name: str, node: str, marks: Sequence[BulkMark]) -> tuple[BulkMark, ...]:
         """`node` holds this and nothing else; returns what all nodes hold now. Raises Overloaded."""
 
         def changed(current: bytes | None) -> bytes | None:
@@ -997,9 +999,9 @@ class Steering:
         marks = of_node(decode_held(await self._value(path_of(name, "held"))), node)
         if not marks:
             return 0
-        lost = [Lost(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most) for m in marks]
+        lost = [LostReferences(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most) for m in marks]
 
-        def noted(found: tuple[Lost, ...]) -> tuple[Lost, ...]:
+        def noted(found: tuple[LostReferences, ...]) -> tuple[LostReferences, ...]:
             known = {(one.node, one.priority, one.from_ms) for one in found if one.what == CRASHED}
             return (*found, *(one for one in lost if (one.node, one.priority, one.from_ms) not in known))
 
@@ -1017,7 +1019,7 @@ class Steering:
         """Of all queues that ever stood in the metastore."""
         return await names_below(self._metastore, QUEUES_PATH)
 
-    async def left_of(self, name: str) -> tuple[tuple[Held, ...], bool]:
+    async def left_of(self, name: str) -> tuple[tuple[BulkMark, ...], bool]:
         """(what nodes hold of a queue at the lower priorities, whether it is delisted: then that and the records of its
         losses are removed). Raises CodecError."""
         paths = path_of(name, "held"), path_of(name, "lost")
@@ -1030,15 +1032,15 @@ class Steering:
                 await remove_value(self._metastore, path, value)
         return marks, delisted
 
-    async def note_lost(self, name: str, lost: Sequence[Lost]) -> None:
+    async def note_lost(self, name: str, lost: Sequence[LostReferences]) -> None:
         """Lower references were given up; once, however often this is done with the same."""
         await self._lost(name, lambda found: (*found, *(one for one in lost if one not in found)))
 
-    async def forget_lost(self, name: str, fits: Callable[[Lost], bool]) -> int:
+    async def forget_lost(self, name: str, fits: Callable[[LostReferences], bool]) -> int:
         """What was given up was found again by a full-sync; returns how many records it covers."""
         count = 0
 
-        def change(found: tuple[Lost, ...]) -> tuple[Lost, ...]:
+        def change(found: tuple[LostReferences, ...]) -> tuple[LostReferences, ...]:
             nonlocal count
             left = tuple(one for one in found if not fits(one))
             count = len(found) - len(left)
@@ -1047,7 +1049,9 @@ class Steering:
         await self._lost(name, change)
         return count
 
-    async def _lost(self, name: str, change: Callable[[tuple[Lost, ...]], tuple[Lost, ...]]) -> None:
+    async def _lost(
+        self, name: str, change: Callable[[tuple[LostReferences, ...]], tuple[LostReferences, ...]]
+    ) -> None:
         def changed(current: bytes | None) -> bytes | None:
             before = _lost(current)
             found = list(change(before))
@@ -1092,12 +1096,12 @@ def _rates(value: bytes) -> SetRates | None:
         numbers = raw["bytes"], raw["objects"]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise CodecError(f"not a limit of a queue: bytes and objects are whole numbers from 0, not {numbers!r:.80}")
-        return SetRates(Rates(*numbers), Act(str(raw["by"]), int(raw["at_ms"]), str(raw["reason"])))
+        return SetRates(Rates(*numbers), AuditInfo(str(raw["by"]), int(raw["at_ms"]), str(raw["reason"])))
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"not a limit of a queue: {error}") from error
 
 
-def _oldest_two(lost: Sequence[Lost]) -> tuple[int, int]:
+def _oldest_two(lost: Sequence[LostReferences]) -> tuple[int, int]:
     """Which of the records are made one: the first two of the same node and priority, the oldest of all if there are no
     such."""
     seen: dict[tuple[str, int], int] = {}
@@ -1108,19 +1112,19 @@ def _oldest_two(lost: Sequence[Lost]) -> tuple[int, int]:
     return 0, 1
 
 
-def _together(one: Lost, other: Lost) -> int | None:
+def _together(one: LostReferences, other: LostReferences) -> int | None:
     """The bound of two records that are made one."""
     if one.at_most is None and other.at_most is None:
         return None
     return sum(lost.left_out if lost.at_most is None else lost.at_most for lost in (one, other))
 
 
-def _lost(value: bytes | None) -> tuple[Lost, ...]:
+def _lost(value: bytes | None) -> tuple[LostReferences, ...]:
     if value is None:
         return ()
     raw = json_object(value, "list of lost references")
     try:
-        names = [field.name for field in fields(Lost)]
-        return tuple(Lost(**{name: row[name] for name in names if name in row}) for row in raw["lost"])
+        names = [field.name for field in fields(LostReferences)]
+        return tuple(LostReferences(**{name: row[name] for name in names if name in row}) for row in raw["lost"])
     except (KeyError, TypeError) as error:
         raise CodecError(f"not a list of lost references: {error}") from error

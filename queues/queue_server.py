@@ -15,21 +15,21 @@ from typing import Any, Final
 import structlog
 
 from isthmus.config.settings import QueueSettings
-from isthmus.queues.backlog_count import Counting
-from isthmus.queues.bulk_queue import Lower
-from isthmus.queues.cursor_decisions import Stopped, Unsure
+from isthmus.queues.backlog_count import BacklogCounter
+from isthmus.queues.bulk_queue import BulkQueue
+from isthmus.queues.cursor_decisions import PublishingSuspended, PublishingUnknown
 from isthmus.queues.filters import parse_filter
-from isthmus.queues.leases import Batch
-from isthmus.queues.long_poll import Polls, Until, let_go
+from isthmus.queues.leases import LeasedBatch
+from isthmus.queues.long_poll import LongPollWaiters, Until, wake
 from isthmus.queues.object_reader import read_batch, read_changes
 from isthmus.queues.queue_documents import (
     NO_WORD,
     NOT_READ,
     PUBLISHING,
+    QueueState,
     QueueSuspension,
     Release,
     UnreadSuspension,
-    Word,
     in_force_now,
     suspension_of,
     unread,
@@ -72,7 +72,7 @@ DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are remembered, the newest."""
 
 
-def lacking(bucket_types: Iterable[bytes], word: Word) -> str:
+def lacking(bucket_types: Iterable[bytes], word: QueueState) -> str:
     """What is said of bucket types that the cluster lacks that owns the queue, and what to do."""
     names = ", ".join(name.decode(errors="backslashreplace") for name in bucket_types)
     there = "the other cluster" if word.owner is None else word.owner.name
@@ -87,14 +87,14 @@ DISCARD: Final = "discard"
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
-Cover = Callable[["ServedQueue", Lower, int], Awaitable[None]]
+Cover = Callable[["QueueServer", BulkQueue, int], Awaitable[None]]
 """Returns once it is on record that so many references more may be held at a lower priority (`queues.bulk_marks`)."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Starts a task that is awaited or cancelled at stop."""
 
 
-class ServedQueue:
+class QueueServer:
     """See the module's text. Raises BadConfig when the filter is not known."""
 
     def __init__(
@@ -127,7 +127,7 @@ class ServedQueue:
         self.machine = SourceQueue(
             settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix, self.filter
         )
-        self.word: Word = NO_WORD._replace(suspensions=unread(settings.name, time.wall_ms()), rates=NOT_READ)
+        self.word: QueueState = NO_WORD._replace(suspensions=unread(settings.name, time.wall_ms()), rates=NOT_READ)
         """What the metastore says of it."""
         self.suspension: QueueSuspension | None = None
         """Of serving, on this node."""
@@ -137,7 +137,7 @@ class ServedQueue:
         self.throttle = Throttle(self.configured, time.now_ms())
         self.claiming: set[int] = set()
         """Partitions whose CURSOR entry of the current owner version is under way."""
-        self.waiters = Polls(settings.name, self.wake)
+        self.waiters = LongPollWaiters(settings.name, self.wake)
         self._pushers: deque[asyncio.Future[None]] = deque()
         """Bulk producers that wait for room at a lower priority."""
         self.differing: dict[str, tuple[PropertyDifference, ...]] = {}
@@ -153,7 +153,7 @@ class ServedQueue:
         self._cover = cover
         self.closed = False
         self.release = Release()
-        self.counting = Counting(self.machine, store, pool, time)
+        self.counting = BacklogCounter(self.machine, store, pool, time)
 
     @property
     def state(self) -> str:
@@ -168,7 +168,7 @@ class ServedQueue:
         ready = any(window.owner_version == machine.owner_version for window in machine.windows.values())
         return SERVING if ready else STARTING
 
-    async def next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> Batch | None:
+    async def next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> LeasedBatch | None:
         """The next batch for this request, at the latest at `deadline_ms`; None when there was nothing. Raises
         Overloaded, and what `until` does."""
         try:
@@ -177,7 +177,7 @@ class ServedQueue:
             self.wake()  # whoever was woken for what waits has gone, so it is for another
             raise
 
-    async def _next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> Batch | None:
+    async def _next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> LeasedBatch | None:
         now = self._time.now_ms()
         while True:
             self.refill()
@@ -195,7 +195,7 @@ class ServedQueue:
                 await self.waiters.wait(request.session, deadline_ms - now, until)
             now = self._time.now_ms()
 
-    async def _serve(self, request: FetchRequest, now_ms: int) -> Batch | None:
+    async def _serve(self, request: FetchRequest, now_ms: int) -> LeasedBatch | None:
         machine = self.machine
         count, size = self.throttle.room(request.max_count, request.max_bytes, now_ms)
         batch = machine.take(request.session, count, size, now_ms)
@@ -227,12 +227,12 @@ class ServedQueue:
         self.wake()
         return batch
 
-    async def _until_told(self, batch: Batch, ends: Mapping[int, int]) -> None:
+    async def _until_told(self, batch: LeasedBatch, ends: Mapping[int, int]) -> None:
         """The store is a moment ahead of the loop: a newer object than the queue knows of must not go (R-PLACE)."""
-        while not self.machine.told(batch, ends):  # noqa: ASYNC110 - this is rare, and apply must not look for waiters
+        while not self.machine.caught_up(batch, ends):  # noqa: ASYNC110 - this is rare, and apply must not look for waiters
             await asyncio.sleep(TOLD_STEP_S)
 
-    async def _read_anywhere(self, batch: Batch, limit_bytes: int) -> list[Item | None]:
+    async def _read_anywhere(self, batch: LeasedBatch, limit_bytes: int) -> list[Item | None]:
         """The items of a lower priority's batch with their objects, read from the leaders of their partitions; None for
         one that is not there, or cannot be (no such bucket type). What could not be read leaves the batch and waits
         behind all others; what the answer has no room for is left out with all behind it, and waits again."""
@@ -268,7 +268,7 @@ class ServedQueue:
 
     def reply(
         self,
-        batch: Batch | None,
+        batch: LeasedBatch | None,
         came_ms: int,
         cluster: bytes,
         cluster_name: str,
@@ -355,7 +355,7 @@ class ServedQueue:
             loop = asyncio.get_running_loop()
             pusher: asyncio.Future[None] = loop.create_future()
             self._pushers.append(pusher)
-            timer = loop.call_later(left_ms / 1000, let_go, pusher)
+            timer = loop.call_later(left_ms / 1000, wake, pusher)
             try:
                 await pusher
             finally:
@@ -366,11 +366,11 @@ class ServedQueue:
     def room_made(self) -> None:
         """Lower references may have been settled: whoever waits for room looks again."""
         while self._pushers and any(lower.room() for lower in self.machine.lower):
-            let_go(self._pushers.popleft())
+            wake(self._pushers.popleft())
 
     # ---------------------------------------------------------------- what the metastore says
 
-    def obey(self, word: Word, node: str) -> None:
+    def apply_state(self, word: QueueState, node: str) -> None:
         """Take in what operators want."""
         before = (self.suspension, self.publishing_suspension)
         self.word = word
@@ -381,11 +381,11 @@ class ServedQueue:
         self.machine.suspended = self.suspension is not None or not self._enabled
         stopped = self.publishing_suspension
         if not self._enabled:
-            self.machine.stopped = Stopped("config", f"the source of node {node} is switched off")
+            self.machine.stopped = PublishingSuspended("config", f"the source of node {node} is switched off")
         elif isinstance(stopped, UnreadSuspension):
-            self.machine.stopped = Unsure(stopped.by, stopped.reason)
+            self.machine.stopped = PublishingUnknown(stopped.by, stopped.reason)
         else:
-            self.machine.stopped = None if stopped is None else Stopped(stopped.by, stopped.reason)
+            self.machine.stopped = None if stopped is None else PublishingSuspended(stopped.by, stopped.reason)
         settings = in_force_now(self.defined, word.decree, word.limits)
         if settings != self.settings:
             self._change_settings(settings)
@@ -440,7 +440,7 @@ class ServedQueue:
         self.closed = True
         self.waiters.wake_all()
         while self._pushers:
-            let_go(self._pushers.popleft())
+            wake(self._pushers.popleft())
 
     def refill(self) -> None:
         """Begin every read of the change index that a window wants."""

@@ -18,16 +18,16 @@ from typing import Any, Final
 import structlog
 
 from isthmus.config.settings import QueueSettings
-from isthmus.queues.backlog_count import Waiting
-from isthmus.queues.bulk_marks import Holding
+from isthmus.queues.backlog_count import Backlog
+from isthmus.queues.bulk_marks import BulkMarks
 from isthmus.queues.cursor_keeper import RETRY_MS, CursorKeeper, unreadable
 from isthmus.queues.cursors import decode_state
-from isthmus.queues.gaps import Gap
-from isthmus.queues.leases import Batch, Session
-from isthmus.queues.long_poll import Until, patiently
+from isthmus.queues.gaps import QueueGap
+from isthmus.queues.leases import LeasedBatch, Session
+from isthmus.queues.long_poll import Until, wait_forever
 from isthmus.queues.origin_check import owed
-from isthmus.queues.queue_documents import DEFINITIONS_PATH, QUEUES_PATH, Owner, Steering, take
-from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.queue_documents import DEFINITIONS_PATH, QUEUES_PATH, QueueOwner, QueueStore, take
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.status import listed, none_such, samples_of
 from isthmus.queues.window_rules import Item
@@ -63,7 +63,7 @@ POP_ATTEMPTS_MAX: Final = 64
 _CURSOR: Final = int(EntryKind.CURSOR)
 
 
-class SourceQueues:
+class QueueService:
     """The actor of the source side; an AfterApply hook. All methods belong to the event loop's thread.
 
     `partitions()` maps the id of a partition to its bucket type. Raises BadConfig when a filter is not known.
@@ -88,7 +88,7 @@ class SourceQueues:
         """`enabled` False: no reference is made on this node, and none given out."""
         self.node = node
         self.enabled = enabled
-        self.steering = Steering(metastore, {one.name: one for one in settings})
+        self.steering = QueueStore(metastore, {one.name: one for one in settings})
         self.time = time
         self.digests: Callable[[], dict[bytes, bytes]] = dict
         """Of this cluster's properties by bucket type; see `queues.wire`. Set by who knows them."""
@@ -120,14 +120,14 @@ class SourceQueues:
             spawn=self._spawn,
             reload=self.reload,
         )
-        self.holding = Holding(self.steering, node, time, self._spawn)
+        self.holding = BulkMarks(self.steering, node, time, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._following = asyncio.Lock()
         self._damaged_rows = LogLimit()
         self._running = False
 
-    def _made(self, settings: QueueSettings) -> ServedQueue:
-        queue = ServedQueue(
+    def _made(self, settings: QueueSettings) -> QueueServer:
+        queue = QueueServer(
             settings,
             own=self._uuid,
             batch_prefix=self._prefix,
@@ -200,12 +200,12 @@ class SourceQueues:
             if expired:
                 log.info("queue.lease_over", queue=queue.settings.name, batches=expired)
             if not queue.waiters:
-                queue.machine.quieten(now)
+                queue.machine.drop_idle_windows(now)
             self._follow_up(queue)
         self.holding.tick(list(self._queues.values()))
 
-    def _follow_up(self, queue: ServedQueue) -> None:
-        self._keeper.claim_all(queue)
+    def _follow_up(self, queue: QueueServer) -> None:
+        self._keeper.write_pending_cursors(queue)
         queue.refill()
         queue.wake()
 
@@ -281,13 +281,13 @@ class SourceQueues:
         for queue in self._queues.values():
             queue.machine.unlead(partition)
 
-    async def _stand(self, queue: ServedQueue, partition: int) -> None:
-        await self._keeper.stand(queue, partition)
+    async def _stand(self, queue: QueueServer, partition: int) -> None:
+        await self._keeper.load_position(queue, partition)
         self._follow_up(queue)
 
     # ---------------------------------------------------------------- fetches
 
-    async def fetch(self, name: str, request: FetchRequest, until: Until = patiently) -> FetchReply:
+    async def fetch(self, name: str, request: FetchRequest, until: Until = wait_forever) -> FetchReply:
         """Take the acknowledgements in, then answer with the next batch, waiting for one as long as asked, by `until`.
 
         Raises UnknownQueue, OwnCluster, OwnedByOther, NotReady (metastore away, or stopping), Overloaded, and what
@@ -310,10 +310,10 @@ class SourceQueues:
         if any(ack.given_up for ack in request.acks):
             log.warning("queue.refused_there", queue=name, sink=request.cluster_name, peer=session.node)
             self.holding.missing(queue)
-        queue.machine.heard(session, request.holding, now)
+        queue.machine.on_fetch(session, request.holding, now)
         queue.room_made()
         if queue.machine.owner_is_new():
-            self._keeper.claim_all(queue)
+            self._keeper.write_pending_cursors(queue)
         if not request.max_count:
             queue.wake()  # what was held back behind it may go now
             return self._reply(queue, None, came_ms)
@@ -335,12 +335,12 @@ class SourceQueues:
         session = Session(RIAK_CLUSTER, RIAK_NAME, self._prefix, 0)
         request = FetchRequest(session, RIAK_NAME, (), None, 1, BYTES_MAX, 0)
         await self._require_owner(queue, request)
-        queue.machine.heard(session, None, self.time.now_ms())
+        queue.machine.on_fetch(session, None, self.time.now_ms())
         if queue.machine.owner_is_new():
-            self._keeper.claim_all(queue)
+            self._keeper.write_pending_cursors(queue)
         for _ in range(POP_ATTEMPTS_MAX):
             now = self.time.now_ms()
-            batch = await queue.next_batch(request, now, patiently)
+            batch = await queue.next_batch(request, now, wait_forever)
             if batch is None:
                 if queue.machine.due_in_ms(now, session) != 0 or queue.throttle.wait_ms(now):
                     return None
@@ -367,23 +367,23 @@ class SourceQueues:
         if not self._running or self.steering.unread:
             raise NotReady(self.steering.unread or "the source queues are not running")
 
-    def _reply(self, queue: ServedQueue, batch: Batch | None, came_ms: int) -> FetchReply:
+    def _reply(self, queue: QueueServer, batch: LeasedBatch | None, came_ms: int) -> FetchReply:
         return queue.reply(batch, came_ms, self._uuid, self._cluster_name, self.digests(), self.places())
 
     # ---------------------------------------------------------------- owners
 
-    async def _require_owner(self, queue: ServedQueue, request: FetchRequest) -> None:
+    async def _require_owner(self, queue: QueueServer, request: FetchRequest) -> None:
         """The fetching cluster owns the queue, or takes it if nobody does; another is refused by name. An owner of an
         older version than partitions stand under, as a restored metastore has it, gets a newer one."""
         cluster, owner = request.session.cluster, queue.word.owner
         stands = queue.machine.version_of_windows()
         if owner is None or not owner.cluster or (owner.cluster == cluster and owner.version < stands):
-            mine = Owner(cluster, request.cluster_name, stands, self.time.wall_ms(), request.session.node)
+            mine = QueueOwner(cluster, request.cluster_name, stands, self.time.wall_ms(), request.session.node)
             # In a task of its own: a fetch may run in none, which the metastore's client does not know.
             now = self.time.now_ms()
             work = take(self._metastore, queue.settings.name, mine, lambda had: queue.release.lets(mine, had, now))
             owner = await asyncio.get_running_loop().create_task(work)
-            queue.obey(queue.word._replace(owner=owner), self.node)
+            queue.apply_state(queue.word._replace(owner=owner), self.node)
         if owner.cluster != cluster:
             whose = f"belongs to cluster {owner.name} ({owner.cluster.hex()})"
             if not owner.cluster:
@@ -415,11 +415,11 @@ class SourceQueues:
             before = queue.word.decree
             await self.reload(queue)
             self._follow_up(queue)
-            await self.holding.obey(queue, before)
+            await self.holding.apply_state(queue, before)
 
-    async def reload(self, queue: ServedQueue) -> None:
+    async def reload(self, queue: QueueServer) -> None:
         """The same, without acting on it yet."""
-        queue.obey(await self.steering.word(queue.settings.name, queue.word), self.node)
+        queue.apply_state(await self.steering.word(queue.settings.name, queue.word), self.node)
 
     async def follow_definitions(self) -> None:
         """Have the queues that there are now, by one look after the other. Raises NotReady."""
@@ -446,7 +446,7 @@ class SourceQueues:
                 for partition in list(self._led):
                     self._spawn(self._stand(queue, partition))
 
-    async def close_gaps(self, queue: ServedQueue, proven: Mapping[int, Collection[Gap]]) -> int:
+    async def close_gaps(self, queue: QueueServer, proven: Mapping[int, Collection[QueueGap]]) -> int:
         """See `queues.cursor_keeper.CursorKeeper.close_gaps`."""
         return await self._keeper.close_gaps(queue, proven)
 
@@ -457,7 +457,7 @@ class SourceQueues:
         unread = self.steering.unread
         return [listed(q, self.node, await self.waiting(q), self.time, unread) for q in list(self._queues.values())]
 
-    async def waiting(self, queue: ServedQueue) -> Waiting:
+    async def waiting(self, queue: QueueServer) -> Backlog:
         """How many changes wait in real time in the partitions led here."""
         return await queue.counting.waiting(len(self._led))
 
@@ -481,7 +481,7 @@ class SourceQueues:
         reason = f"suspended: {', '.join(suspended)}" if suspended else ""
         return {"actor": "source", "state": "running", "reason": reason}
 
-    def named(self, name: str) -> ServedQueue:
+    def named(self, name: str) -> QueueServer:
         """The queue of that name. Raises UnknownQueue."""
         queue = self._queues.get(name)
         if queue is None:

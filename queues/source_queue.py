@@ -27,12 +27,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from isthmus.queues.bulk_queue import Lower
-from isthmus.queues.cursor_decisions import Stopped, needs_no_new_window, wanted_state
-from isthmus.queues.cursors import NO_OWNER, CursorState, Position
+from isthmus.queues.bulk_queue import BulkQueue
+from isthmus.queues.cursor_decisions import PublishingSuspended, needs_no_new_window, wanted_state
+from isthmus.queues.cursors import NO_OWNER, CursorPosition, CursorState
 from isthmus.queues.filters import Filter
-from isthmus.queues.leases import Batch, Counts, Leases, Part, Session, sum_outcomes
-from isthmus.queues.pacing import Pace
+from isthmus.queues.leases import Counts, LeasedBatch, Leases, Part, Session, sum_outcomes
+from isthmus.queues.pacing import BatchPacing
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import LOWER, REAL_TIME, Budget, Item, Ledger
 from isthmus.repl.model.entry import Entry
@@ -148,13 +148,13 @@ class SourceQueue(Reckoning):
         self._undecided: dict[int, int] = {}
         """Partition -> how many CURSOR entries were appended in this leadership, and are not applied."""
         self.leases = Leases(batch_prefix, lease_ms)
-        self.lower = tuple(Lower(priority, own, budget.reference_limit) for priority in LOWER)
+        self.lower = tuple(BulkQueue(priority, own, budget.reference_limit) for priority in LOWER)
         """Full-sync, fold."""
         self.past = Ledger()
         """Of leaderships that have ended."""
         self.suspended = False
         """Serving is."""
-        self.stopped: Stopped | None = None
+        self.stopped: PublishingSuspended | None = None
         """Publishing is suspended."""
         self.owner = NO_OWNER
         self.owner_version = 0
@@ -164,7 +164,7 @@ class SourceQueue(Reckoning):
         self._take_offer(filter_, cascade)
         self._turn = 0
         self._heard_ms: int | None = None
-        self._pace = Pace()
+        self._pace = BatchPacing()
         self._lower_from_ms = 0
         """Earliest time of the next batch of a lower priority."""
         self.missing: list[tuple[int, list[int]]] = []
@@ -194,12 +194,12 @@ class SourceQueue(Reckoning):
         what is under lease comes again, where it is offered still."""
         self._take_offer(filter_, cascade)
         for window in list(self.windows.values()):
-            position = Position(window.base, window.state, window.advance())
+            position = CursorPosition(window.base, window.state, window.advance())
             self.lead(window.partition, window.bucket_type, position, window.applied)
 
     # ---------------------------------------------------------------- leadership, owner, cursors
 
-    def lead(self, partition: int, bucket_type: bytes, position: Position, applied: int) -> None:
+    def lead(self, partition: int, bucket_type: bytes, position: CursorPosition, applied: int) -> None:
         """This node leads `partition`, whose entries below `applied` are in the store, and the queue stands at
         `position`."""
         self._end_window(partition)
@@ -245,7 +245,7 @@ class SourceQueue(Reckoning):
         if window is not None and needs_no_new_window(window, state):
             window.recorded(base, state)
             return
-        self.lead(partition, bucket_type, Position(base, state, state.cursor), base + 1)
+        self.lead(partition, bucket_type, CursorPosition(base, state, state.cursor), base + 1)
 
     def set_owner(self, cluster: bytes, version: int) -> None:
         """The metastore says that `cluster` may fetch under `version`; windows follow when their CURSOR entries
@@ -303,7 +303,7 @@ class SourceQueue(Reckoning):
 
     # ---------------------------------------------------------------- fetches
 
-    def heard(self, session: Session, holding: Collection[bytes] | None, now_ms: int) -> None:
+    def on_fetch(self, session: Session, holding: Collection[bytes] | None, now_ms: int) -> None:
         """A fetch of the owner came in. Batches that its process no longer holds come back at once: those of an
         earlier incarnation of the same node, and those of the same link that are not in `holding` (None: not
         told)."""
@@ -397,7 +397,7 @@ class SourceQueue(Reckoning):
     def _may_give(self) -> bool:
         return not self.suspended and self.leases.room()
 
-    def _lower_turn(self) -> Lower | None:
+    def _lower_turn(self) -> BulkQueue | None:
         """The lower priority whose turn it is: the first that has something, once real time has nothing."""
         if not self.owner_version:
             return None
@@ -410,7 +410,7 @@ class SourceQueue(Reckoning):
                 return None
         return found
 
-    def take(self, session: Session, max_count: int, max_bytes: int, now_ms: int) -> Batch | None:
+    def take(self, session: Session, max_count: int, max_bytes: int, now_ms: int) -> LeasedBatch | None:
         """The next batch, fair among partitions (each at its turn gives an equal share), or None."""
         if not self._may_give():
             return None
@@ -452,7 +452,7 @@ class SourceQueue(Reckoning):
             self._pace.emptied()
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
 
-    def told(self, batch: Batch, ends: Mapping[int, int]) -> bool:
+    def caught_up(self, batch: LeasedBatch, ends: Mapping[int, int]) -> bool:
         """Whether its windows have heard of all below `ends`, by partition; so has a batch without a lease."""
         return batch.id not in self.leases.batches or all(
             part.window.applied >= ends[part.window.partition]
@@ -460,7 +460,7 @@ class SourceQueue(Reckoning):
             if isinstance(part.window, Window) and self._current(part)
         )
 
-    def settle(self, batch: Batch, resolved: Sequence[Item | None]) -> bool:
+    def settle(self, batch: LeasedBatch, resolved: Sequence[Item | None]) -> bool:
         """The batch's references were read from the store: `resolved` are its first items, whole, or None for one
         that vanished; those beyond did not fit and wait again. False when nothing is left to send."""
         if batch.id not in self.leases.batches:
@@ -488,7 +488,7 @@ class SourceQueue(Reckoning):
                     items.append(item)
                     size += len(item[8])
             part.window.give_back(part.places[len(read) :], part.items[len(read) :])
-            if isinstance(part.window, Lower):
+            if isinstance(part.window, BulkQueue):
                 part.window.done(gone_places, vanished=True)
             else:
                 part.window.done(gone_places, gone_items, vanished=True)
@@ -504,7 +504,7 @@ class SourceQueue(Reckoning):
         """No batch of a lower priority begins before: what waits there cannot be read."""
         self._lower_from_ms = until_ms
 
-    def sent(self, batch: Batch) -> None:
+    def sent(self, batch: LeasedBatch) -> None:
         """The batch goes into an answer."""
         self.counts.served += len(batch)
         self.counts.batches += 1
@@ -545,7 +545,7 @@ class SourceQueue(Reckoning):
                 self._return(part.window, [places[i] for i in again], [items[i] for i in again])
                 places, items = [places[i] for i in fine], [items[i] for i in fine]
             lost = {items_at for items_at, item in enumerate(items) if given_up and id(item) in refused}
-            if isinstance(part.window, Lower):
+            if isinstance(part.window, BulkQueue):
                 part.window.done(places)
                 if lost:
                     self.missing.append((part.window.priority, [items[at][7] for at in lost]))
@@ -560,7 +560,7 @@ class SourceQueue(Reckoning):
             kept = self.counts if batch.priority == REAL_TIME else self.lower[LOWER.index(batch.priority)].counts
             kept.outcomes = sum_outcomes(kept.outcomes, outcomes)
 
-    def release(self, batch: Batch) -> None:
+    def release(self, batch: LeasedBatch) -> None:
         """The batch comes back unsettled, whole; nothing happens when it did before."""
         if batch.id not in self.leases.batches:
             return
@@ -578,7 +578,7 @@ class SourceQueue(Reckoning):
             window.slim()
         return len(over)
 
-    def quieten(self, now_ms: int) -> None:
+    def drop_idle_windows(self, now_ms: int) -> None:
         """Let go of the windows when nobody fetched for a long time and nothing is under lease."""
         if self._heard_ms is not None and not self.leases.batches and now_ms - self._heard_ms >= QUIET_MS:
             self._heard_ms = None
@@ -589,7 +589,7 @@ class SourceQueue(Reckoning):
                     window.forget()
 
     def _current(self, part: Part) -> bool:
-        return isinstance(part.window, Lower) or self.windows.get(part.window.partition) is part.window
+        return isinstance(part.window, BulkQueue) or self.windows.get(part.window.partition) is part.window
 
-    def _return(self, window: Window | Lower, places: Sequence[int], items: Iterable[Item]) -> None:
+    def _return(self, window: Window | BulkQueue, places: Sequence[int], items: Iterable[Item]) -> None:
         self.counts.redelivered += window.give_back(places, items)

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from isthmus.config.text import clause
-from isthmus.queues.backlog_count import Waiting
+from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.queue_documents import owner_path
-from isthmus.queues.queue_server import ServedQueue, lacking
+from isthmus.queues.queue_server import QueueServer, lacking
 from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import differences_shown, types_of
@@ -98,7 +98,7 @@ def none_such(name: str, known: Iterable[str]) -> str:
     return f"there is no queue named {name!r} here; there are: {', '.join(list(known)[:NAMES_TOLD]) or 'none'}"
 
 
-def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource, held: str = "") -> dict[str, Any]:
+def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: str = "") -> dict[str, Any]:
     """One queue: settings, owner, states, how much waits (None: unknown) as of when, and since when, counters since the
     node began. `held`: why no queue of the node gives anything out, "" when they do."""
     machine, owner, suspension, word = queue.machine, queue.word.owner, queue.suspension, queue.word
@@ -154,7 +154,7 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource, held: 
     }  # fmt: skip
 
 
-def _changed(queue: ServedQueue) -> dict[str, Any]:
+def _changed(queue: QueueServer) -> dict[str, Any]:
     """What operators have set beside the queue's definition or file, {} for nothing: `offer` (filter, cascade) and
     `limits`, each with who, when and why."""
     decree, limits = queue.word.decree, queue.word.limits
@@ -167,12 +167,12 @@ def _changed(queue: ServedQueue) -> dict[str, Any]:
     return found
 
 
-def _running(queue: ServedQueue, well: bool) -> str:
+def _running(queue: QueueServer, well: bool) -> str:
     """What publishing, or serving, does: off where the whole source of the node is."""
     return "off" if queue.state == OFF else "running" if well else "suspended"
 
 
-def reason(queue: ServedQueue, now_ms: int) -> str:
+def reason(queue: QueueServer, now_ms: int) -> str:
     """Why the queue does not give out all it could; "" when it does."""
     machine, owner, told = queue.machine, queue.word.owner, []
     for what, one in (("serving", queue.suspension), ("publishing", queue.publishing_suspension)):
@@ -205,7 +205,7 @@ def reason(queue: ServedQueue, now_ms: int) -> str:
     return "; ".join(told)
 
 
-def ledger(queue: ServedQueue) -> dict[str, Any]:
+def ledger(queue: QueueServer) -> dict[str, Any]:
     """The two sides of a queue's ledger on this node, in changes in real time since the node began: what was eligible,
     and what became of it. `closes` is None while not all that waits is known (then `open` says where)."""
     machine = queue.machine
@@ -230,7 +230,7 @@ def ledger(queue: ServedQueue) -> dict[str, Any]:
     }
 
 
-def samples_of(queue: ServedQueue, wall_ms: int) -> list[Sample]:
+def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
     """The queue's numbers; what waits is told as far as it is in memory, since a scrape reads no store."""
     machine, budget, counts = queue.machine, queue.machine.budget, queue.machine.counts
     ledger = machine.ledger()

@@ -15,7 +15,7 @@ from isthmus.repl.model.errors import CodecError
 from isthmus.repl.store.port import Store
 
 
-class QueuesSettled:
+class TombstoneBarrier:
     """`repl.model.ports.Settled` over the queues of a node. `machines`: by name, as they are now; `unread`: why nobody
     knows yet which there are, "" once that is known; `lineage`: of a partition, as its record says."""
 

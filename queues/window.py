@@ -48,9 +48,9 @@ from typing import Final
 
 from xxhash import xxh64_intdigest
 
-from isthmus.queues.cursors import CursorState, Position
-from isthmus.queues.gaps import Gap, Gaps, covered, with_gap
-from isthmus.queues.in_flight_keys import Flight, Newer
+from isthmus.queues.cursors import CursorPosition, CursorState
+from isthmus.queues.gaps import Gaps, QueueGap, covered, with_gap
+from isthmus.queues.in_flight_keys import InFlightKeys, PendingChange
 from isthmus.queues.window_rules import BucketRule, Budget, Item, Ledger, OriginRule
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, row_says_tombstone
 from isthmus.repl.model.reference import ReferenceKind
@@ -87,7 +87,7 @@ class Discards:
         "state",
     )
 
-    def __init__(self, position: Position, budget: Budget) -> None:
+    def __init__(self, position: CursorPosition, budget: Budget) -> None:
         self.base = position.base
         self.state = position.state
         self.cursor = self.saved = position.cursor
@@ -95,7 +95,7 @@ class Discards:
         self.ledger = Ledger()
         self._skips = tuple((g.start, g.end) for g in position.state.gaps if g.end > position.cursor)
         """Ranges of gaps in which nothing is offered."""
-        self._given: list[Gap] = []
+        self._given: list[QueueGap] = []
         """Given up at the limit and not yet in a CURSOR entry, rising."""
         self._claimed_upto = 0
         """Below it all of `_given` is in a CURSOR entry under way."""
@@ -125,21 +125,21 @@ class Discards:
         else:
             limit = budget.reference_limit
             start = given[-1].end if given and self._giving else offset
-            given.append(Gap(start, offset + 1, time_ms, time_ms, 1, DISCARDED, "", f"{limit} references waited"))
+            given.append(QueueGap(start, offset + 1, time_ms, time_ms, 1, DISCARDED, "", f"{limit} references waited"))
         self._giving = True
         self.ledger.given_up += 1
 
     def _refuse(self, row: int, time_ms: int) -> None:
         """The change at `row` was served, and the sink neither stores nor keeps it: a gap."""
-        self._refused = with_gap(self._refused, Gap(row, row + 1, time_ms, time_ms, 1, REFUSED, "", NOT_KEPT))
+        self._refused = with_gap(self._refused, QueueGap(row, row + 1, time_ms, time_ms, 1, REFUSED, "", NOT_KEPT))
 
-    def claim_gaps(self) -> tuple[Gap, ...]:
+    def claim_gaps(self) -> tuple[QueueGap, ...]:
         """`unrecorded`, for a CURSOR entry: they grow no more, or it and the next would both count what they count."""
         if self._given:
             self._claimed_upto = self._given[-1].end
         return (*self._given, *self._refused)
 
-    def unrecorded(self) -> tuple[Gap, ...]:
+    def unrecorded(self) -> tuple[QueueGap, ...]:
         """Gaps that no CURSOR entry has yet."""
         return (*self._given, *self._refused)
 
@@ -195,7 +195,7 @@ class Intake(Discards):
         self,
         partition: int,
         bucket_type: bytes,
-        position: Position,
+        position: CursorPosition,
         applied: int,
         cascade: bool,
         own: bytes,
@@ -242,7 +242,7 @@ class Intake(Discards):
         """Places in `_open` that are settled."""
         self._moved: dict[int, int] = {}
         """Row -> place, of waiting references whose row is not their place."""
-        self._flight = Flight()
+        self._flight = InFlightKeys()
         """References in leased batches."""
         self._held: set[int] = set()
         """Places in `_waiting` that wait for one of them to land; those served past already are in `_open`."""
@@ -683,13 +683,13 @@ class Window(Intake):
         self.ledger.collapsed += 1
         return True
 
-    def _overtaken(self, place: int, newer: Newer) -> None:
+    def _overtaken(self, place: int, newer: PendingChange) -> None:
         """A reference is settled by a newer change of its key."""
         self._gone.add(place)
         self.ledger.collapsed += 1
         self._let_go(newer)
 
-    def _let_go(self, newer: Newer) -> None:
+    def _let_go(self, newer: PendingChange) -> None:
         """What was held back behind a reference that has landed may go."""
         place = self._moved.get(newer.row, newer.row)
         if place in self._held:

@@ -39,7 +39,7 @@ An item's payload is the whole object in canonical bytes, kept as opaque bytes o
 partition and offset only tell the items of a batch apart, and the time is when the reference was queued. Every
 length is bounded by that of the body, which the caller bounds before reading; a decoder answers hostile bytes with
 CodecError. Fields that are added may be absent, and one that is not known is passed over, so that nodes of
-neighbouring versions understand each other under one version number; another number is refused (`UnknownVersion`).
+neighbouring versions understand each other under one version number; another number is refused (`UnknownFetchVersion`).
 The story goes on in `queues.service` (source) and `sink.fetch` (sink).
 
 One object of a queue, asked for by its key: bodies of `POST /queues/NAME/object`, in msgpack.
@@ -220,7 +220,7 @@ OUTCOME_FIELDS: Final = 4
 """Applied, merged, superseded, rejected."""
 
 
-class UnknownVersion(CodecError):
+class UnknownFetchVersion(CodecError):
     """The message is of a protocol version that this program does not speak."""
 
     reason = "unknown-version"
@@ -247,7 +247,7 @@ class OwnCluster(BadInput):
 NO_PROPERTIES: Final[Mapping[bytes, bytes]] = {}
 
 
-class Ack(NamedTuple):
+class BatchAck(NamedTuple):
     """What became of a batch; `failed` indexes must come again, None means all. `outcomes`: how many of the others were
     applied, merged, superseded, rejected; None: not told."""
 
@@ -264,7 +264,7 @@ class FetchRequest(NamedTuple):
 
     session: Session
     cluster_name: str
-    acks: tuple[Ack, ...] = ()
+    acks: tuple[BatchAck, ...] = ()
     holding: tuple[bytes, ...] | None = None
     max_count: int = 512
     max_bytes: int = 4_000_000
@@ -474,7 +474,7 @@ def _unpack(body: bytes, what: str) -> dict[str, Any]:
 def _check_version(fields: Mapping[str, Any], what: str) -> None:
     version = fields.get("v")
     if version != WIRE_VERSION:
-        raise UnknownVersion(f"{what} of version {version!r:.40}, this program speaks {WIRE_VERSION}")
+        raise UnknownFetchVersion(f"{what} of version {version!r:.40}, this program speaks {WIRE_VERSION}")
 
 
 def _outcomes(fields: dict[str, Any], count: int) -> tuple[tuple[int, int, int, int] | None, ...]:
@@ -561,7 +561,7 @@ def _held(fields: dict[str, Any]) -> dict[bytes, int] | None:
     return raw
 
 
-def _ack(raw: object, outcomes: tuple[int, int, int, int] | None, given_up: tuple[int, ...]) -> Ack:
+def _ack(raw: object, outcomes: tuple[int, int, int, int] | None, given_up: tuple[int, ...]) -> BatchAck:
     if type(raw) is not tuple or len(raw) != 3:
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     batch, version, failed = raw
@@ -569,7 +569,7 @@ def _ack(raw: object, outcomes: tuple[int, int, int, int] | None, given_up: tupl
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     if failed is not None and (type(failed) is not tuple or not all(type(i) is int for i in failed)):
         raise CodecError("fetch request: failed indexes are no list of numbers")
-    return Ack(batch, version, failed, outcomes, given_up)
+    return BatchAck(batch, version, failed, outcomes, given_up)
 
 
 def _bytes(fields: dict[str, Any], name: str, length: int) -> bytes:
@@ -663,7 +663,7 @@ def _fields(body: bytes, what: str) -> dict[str, Any]:
     if type(fields) is not dict:
         raise CodecError(f"not a {what}: no map at the top")
     if fields.get("v") != WIRE_VERSION:
-        raise UnknownVersion(f"{what} of version {fields.get('v')!r:.40}, this program speaks {WIRE_VERSION}")
+        raise UnknownFetchVersion(f"{what} of version {fields.get('v')!r:.40}, this program speaks {WIRE_VERSION}")
     return fields
 
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 
-class Result(StrEnum):
+class CycleResult(StrEnum):
     """What a cycle came to."""
 
     ITEMS = "items"
@@ -42,19 +42,19 @@ class Backoff:
     delay_ms: int = 0
     errors: int = 0
 
-    def after(self, result: Result, waited_ms: int) -> Backoff:
+    def after(self, result: CycleResult, waited_ms: int) -> Backoff:
         """The delay after `result`; `waited_ms` is how long the source held the fetch: one that it held has paced
         the link already."""
         delays = self.delays
         match result:
-            case Result.ITEMS:
+            case CycleResult.ITEMS:
                 return self if not (self.delay_ms or self.errors) else Backoff(delays)
-            case Result.EMPTY if waited_ms >= delays.empty_max_ms:
+            case CycleResult.EMPTY if waited_ms >= delays.empty_max_ms:
                 return Backoff(delays)
-            case Result.EMPTY:
+            case CycleResult.EMPTY:
                 before = 0 if self.errors else self.delay_ms
                 return Backoff(delays, min(delays.empty_max_ms, before * delays.factor + delays.empty_min_ms))
-            case Result.FAILED | Result.ERROR:
+            case CycleResult.FAILED | CycleResult.ERROR:
                 # Never below the delay that empties had come to: an error is no reason to ask sooner.
                 delay = min(delays.max_ms, max(delays.min_ms, self.delay_ms * delays.factor))
                 return replace(self, delay_ms=delay, errors=self.errors + 1)

@@ -44,7 +44,7 @@ _COLUMNS: Final = "at_ms, queue, peer, source, source_name, bucket_type, bucket,
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class SiblingConflict:
     """One: `ours` and `theirs` are encoded clocks of before, `siblings` how many the key has since. `source` is the
     uuid of the cluster that gave the change."""
 
@@ -67,14 +67,14 @@ class Conflicts:
         self.limit_count = limit_count
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._pending: deque[Conflict] = deque()
+        self._pending: deque[SiblingConflict] = deque()
         self._writer: asyncio.Task[None] | None = None
         self.noted = 0
         """Since the node began."""
         self.dropped = 0
         """Of those: gone because there were too many."""
 
-    def note(self, found: Sequence[Conflict]) -> None:
+    def note(self, found: Sequence[SiblingConflict]) -> None:
         """Keep these, soon."""
         self.noted += len(found)
         self._pending.extend(found)
@@ -99,7 +99,7 @@ class Conflicts:
                 self._connection.close()
                 self._connection = None
 
-    async def listed(self, count: int) -> list[Conflict]:
+    async def listed(self, count: int) -> list[SiblingConflict]:
         """The newest, newest first."""
         with_pending = list(self._pending)
         return await asyncio.to_thread(self._read, with_pending, count)
@@ -112,12 +112,12 @@ class Conflicts:
             # Shielded: rows that a thread writes already are not taken back.
             await asyncio.shield(asyncio.to_thread(self._write, self._taken()))
 
-    def _taken(self) -> list[Conflict]:
+    def _taken(self) -> list[SiblingConflict]:
         taken = list(self._pending)
         self._pending.clear()
         return taken
 
-    def _write(self, rows: Sequence[Conflict]) -> None:
+    def _write(self, rows: Sequence[SiblingConflict]) -> None:
         if not rows:
             return
         values = [(one.at_ms, one.queue, one.peer, one.source, one.source_name, *one.key, one.ours, one.theirs,
@@ -138,7 +138,7 @@ class Conflicts:
                 self.dropped += len(rows)
                 self._failed(error)
 
-    def _read(self, pending: Sequence[Conflict], count: int) -> list[Conflict]:
+    def _read(self, pending: Sequence[SiblingConflict], count: int) -> list[SiblingConflict]:
         newest = list(pending)[::-1][:count]
         if len(newest) == count or not self._path.exists():
             return newest
@@ -149,7 +149,7 @@ class Conflicts:
                     (count - len(newest),),
                 )
                 return newest + [
-                    Conflict(at_ms, queue, peer, source, name, Key(*key), ours, theirs, siblings)
+                    SiblingConflict(at_ms, queue, peer, source, name, Key(*key), ours, theirs, siblings)
                     for at_ms, queue, peer, source, name, *key, ours, theirs, siblings in rows.fetchall()
                 ]
             except (sqlite3.Error, OSError) as error:
@@ -179,7 +179,7 @@ class Conflicts:
                 self._path.unlink()
 
 
-def shown(one: Conflict) -> dict[str, Any]:
+def shown(one: SiblingConflict) -> dict[str, Any]:
     """For listings, without the clocks; bytes that are no text are escaped."""
     return {
         "at_ms": one.at_ms,

@@ -17,21 +17,21 @@ from urllib.parse import quote
 import structlog
 
 from isthmus.queues.wire import ANSWER_HEAD_BYTES, MEDIA_TYPE, ObjectRequest, decode_object_reply, encode_asking
-from isthmus.repl.http.async_client import LoopPeer
+from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.model.errors import CodecError, IsthmusError, PeerFault
 from isthmus.repl.model.objects import summarize_encoded
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import PushItem, PushOutcome
 from isthmus.repl.model.vclock import decode_clock, descends
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
-from isthmus.sink.fetch import ANSWER_OVERHEAD_BYTES, Home, OtherCluster
+from isthmus.sink.fetch import ANSWER_OVERHEAD_BYTES, LocalCluster, WrongSourceCluster
 
 log = structlog.get_logger(__name__)
 
 SETTLED_BYTES: Final = 64_000_000
 """Objects that are read at once to see whether letters are settled; of what is beyond, the next round knows."""
 
-Peers = Callable[[str, bytes, str], Iterable[LoopPeer]]
+Peers = Callable[[str, bytes, str], Iterable[AsyncHttpPeer]]
 """(queue, source cluster's uuid, URL that is best) -> nodes of that cluster to ask, the best first."""
 
 
@@ -43,11 +43,11 @@ def _has_seen(here: bytes, refused: bytes) -> bool:
         return False
 
 
-class Retrying:
+class DeadLetterRetry:
     """See the module's text. `timeout_ms` bounds each wait for a source."""
 
     def __init__(
-        self, letters: DeadLetters, *, kv: KeyValue, time: TimeSource, home: Home, peers: Peers, timeout_ms: int
+        self, letters: DeadLetters, *, kv: KeyValue, time: TimeSource, home: LocalCluster, peers: Peers, timeout_ms: int
     ) -> None:
         self._letters = letters
         self._kv = kv
@@ -123,5 +123,5 @@ class Retrying:
                 continue
             if reply.cluster == letter.source:
                 return reply.payload
-            fault = OtherCluster(f"{peer.url} answers for cluster {reply.cluster_name} ({reply.cluster.hex()})")
+            fault = WrongSourceCluster(f"{peer.url} answers for cluster {reply.cluster_name} ({reply.cluster.hex()})")
         raise fault

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from isthmus.config.validation import check_peer_url
-from isthmus.queues.wire import UnknownVersion
+from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.http.client import HttpPeer, as_protected
 from isthmus.repl.model.errors import CodecError
 from isthmus.sink.scheduler import LinkName
@@ -49,7 +49,7 @@ TLS_MODES: Final = ("off", "allow", "require")
 """What a list may say of its node's `http` listener (`tls.http`)."""
 
 
-class Aim(NamedTuple):
+class LinkTarget(NamedTuple):
     """Where a link points: the uuid of the cluster that must answer there (None: not known yet), and the seed of the
     config to which it belongs, whose certificates, token and cluster's name it shares."""
 
@@ -57,7 +57,7 @@ class Aim(NamedTuple):
     seed: LinkName
 
 
-class Told(NamedTuple):
+class PeerNodes(NamedTuple):
     """What one peer says of its cluster: uuid, name, and the URLs of its live nodes. `tls`: the mode of its own `http`
     listener, None from programs that do not say it."""
 
@@ -77,12 +77,12 @@ class PassedOver(NamedTuple):
     reason: str
 
 
-def parse(body: bytes) -> Told:
-    """A peer's list. Raises CodecError for anything else, UnknownVersion among them."""
+def parse(body: bytes) -> PeerNodes:
+    """A peer's list. Raises CodecError for anything else, UnknownFetchVersion among them."""
     try:
         fields = json.loads(body)
         if (version := fields.get("v", VERSION)) != VERSION:
-            raise UnknownVersion(f"a list of nodes of version {version!r:.40}, this program speaks {VERSION}")
+            raise UnknownFetchVersion(f"a list of nodes of version {version!r:.40}, this program speaks {VERSION}")
         uuid, name = bytes.fromhex(fields["cluster_uuid"]), fields["cluster"]
         urls = tuple(check_peer_url(node["http"]) for node in fields["nodes"])
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
@@ -90,23 +90,23 @@ def parse(body: bytes) -> Told:
     if len(uuid) != 16 or type(name) is not str or not 0 < len(name) <= NAME_MAX or len(urls) > NODES_MAX:
         raise CodecError("not a list of a cluster's nodes: uuid, name or number of nodes is out of range")
     tls = fields.get("tls")
-    return Told(uuid, name, urls, tls if tls in TLS_MODES else None)
+    return PeerNodes(uuid, name, urls, tls if tls in TLS_MODES else None)
 
 
-def ask(peer: HttpPeer) -> Told:
+def ask(peer: HttpPeer) -> PeerNodes:
     """What a peer says. Raises PeerFault, CodecError."""
     return parse(peer.get(PATH, timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX))
 
 
 def wanted(
-    seeds: Iterable[LinkName], known: Mapping[LinkName, Aim], told: Mapping[str, Told | None]
-) -> dict[LinkName, Aim]:
+    seeds: Iterable[LinkName], known: Mapping[LinkName, LinkTarget], told: Mapping[str, PeerNodes | None]
+) -> dict[LinkName, LinkTarget]:
     """The links to have. `known` are those that there are; `told` is what each seed's URL said, None for no (good)
     answer."""
     by_queue: dict[str, list[LinkName]] = {}
     for seed in seeds:
         by_queue.setdefault(seed.queue, []).append(seed)
-    found: dict[LinkName, Aim] = {}
+    found: dict[LinkName, LinkTarget] = {}
     for queue, mine in by_queue.items():
         answered: set[bytes] = set()
         aliases: set[LinkName] = set()
@@ -117,20 +117,20 @@ def wanted(
             answered.add(answer.cluster)
             usable = [url for url in dialled(answer, seed.peer) if not _obstacle(url, seed.peer)]
             for url in usable:
-                found.setdefault(LinkName(queue, url), Aim(answer.cluster, seed))
+                found.setdefault(LinkName(queue, url), LinkTarget(answer.cluster, seed))
             if usable and seed.peer not in usable:
                 aliases.add(seed)
         for seed in mine:
             if seed not in aliases:
                 aim = found.get(seed) or known.get(seed)
-                found[seed] = Aim(None if aim is None else aim.cluster, seed)
+                found[seed] = LinkTarget(None if aim is None else aim.cluster, seed)
         for name, aim in known.items():
             if name.queue == queue and aim.cluster is not None and aim.cluster not in answered:
                 found.setdefault(name, aim)
     return {name: aim for name, aim in found.items() if name in by_queue[name.queue] or not _doubled(name, found)}
 
 
-def _doubled(name: LinkName, found: Mapping[LinkName, Aim]) -> bool:
+def _doubled(name: LinkName, found: Mapping[LinkName, LinkTarget]) -> bool:
     """Whether another link leads to the same node, by the other scheme: that of a seed stays, else the one with TLS.
     So it is where seeds of one queue have both schemes."""
     scheme, _, place = name.peer.partition("://")
@@ -139,7 +139,7 @@ def _doubled(name: LinkName, found: Mapping[LinkName, Aim]) -> bool:
 
 
 def passed_over(
-    seeds: Iterable[LinkName], found: Mapping[LinkName, Aim], told: Mapping[str, Told | None]
+    seeds: Iterable[LinkName], found: Mapping[LinkName, LinkTarget], told: Mapping[str, PeerNodes | None]
 ) -> dict[LinkName, PassedOver]:
     """The nodes that seeds listed and that no link of `found` (see `wanted`) leads to, with the reason. None of a
     cluster to which there are as many links as it lists nodes: its addresses differ, and each node is fetched from."""
@@ -158,7 +158,7 @@ def passed_over(
     return result
 
 
-def dialled(answer: Told, seed_url: str) -> list[str]:
+def dialled(answer: PeerNodes, seed_url: str) -> list[str]:
     """The listed addresses as they are to be dialled: with TLS where the seed was reached with it and its cluster takes
     both. A program that does not say so takes both if it lists the seed's own address with http://."""
     plain = "http://" + seed_url.removeprefix("https://")

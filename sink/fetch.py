@@ -22,13 +22,13 @@ from isthmus.queues.wire import (
     OFF_LOOP_FROM_BYTES,
     TYPES_MAX,
     ZSTD,
-    Ack,
+    BatchAck,
     FetchReply,
     FetchRequest,
     decode_reply,
     encode_request,
 )
-from isthmus.repl.http.async_client import LoopPeer
+from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.property_digests import PlaceDigests
 
@@ -37,19 +37,19 @@ ANSWER_OVERHEAD_BYTES: Final = 200_000_000
 siblings, as far as the source's own limits let it), and each change costs up to 10 KB of names."""
 
 
-class OtherCluster(PeerFault):
+class WrongSourceCluster(PeerFault):
     """Another cluster answers than the one that this link belongs to."""
 
     reason = "other-cluster"
 
 
-class OwnAnswer(PeerFault):
+class SelfReplication(PeerFault):
     """The cluster of this sink answers: the peer points at home."""
 
     reason = "own-cluster"
 
 
-class Asked(NamedTuple):
+class FetchOptions(NamedTuple):
     """What a fetch asks for: changes, bytes, and how long the source may hold it; and the digests of this cluster's
     properties by bucket type, and which types it has (None: not known), which it tells."""
 
@@ -62,7 +62,7 @@ class Asked(NamedTuple):
     """Digests of this cluster's properties by bucket and bucket type; None: not told."""
 
 
-class Home(NamedTuple):
+class LocalCluster(NamedTuple):
     """Who fetches: this node's cluster."""
 
     cluster: bytes
@@ -72,7 +72,9 @@ class Home(NamedTuple):
 class Fetcher:
     """One slot's side of one queue at one peer; for one task at a time. `peer` may be shared by slots."""
 
-    def __init__(self, peer: LoopPeer, queue: str, session: Session, home: Home, settings: SinkSettings) -> None:
+    def __init__(
+        self, peer: AsyncHttpPeer, queue: str, session: Session, home: LocalCluster, settings: SinkSettings
+    ) -> None:
         self._peer = peer
         self._path = f"/queues/{quote(queue, safe='')}/fetch"
         self._session = session
@@ -81,22 +83,25 @@ class Fetcher:
         self._compress = ZSTD if settings.compression == ZSTD else ""
         self.answer_bytes = 0
         """Size of the last answer's body."""
-        self.ack: Ack | None = None
+        self.ack: BatchAck | None = None
         """What became of the last batch; goes with the next fetch and stays until that was answered."""
 
-    async def fetch(self, asked: Asked, expected: bytes | None, expected_name: str) -> FetchReply:
+    async def fetch(self, asked: FetchOptions, expected: bytes | None, expected_name: str) -> FetchReply:
         """The next batch, after a long poll if there is none. `expected` is the uuid of the cluster that must
-        answer, `expected_name` its name; None and "" for any. Raises PeerFault, OtherCluster, OwnAnswer, CodecError."""
+        answer, `expected_name` its name; None and "" for any. Raises PeerFault, WrongSourceCluster, SelfReplication,
+        CodecError."""
         reply = await self._post(asked)
         if reply.cluster == self._home.cluster:
-            raise OwnAnswer(f"{self._peer.url} is a node of this cluster, {self._home.cluster_name}: it points at home")
+            raise SelfReplication(
+                f"{self._peer.url} is a node of this cluster, {self._home.cluster_name}: it points at home"
+            )
         if expected is not None and reply.cluster != expected:
-            raise OtherCluster(
+            raise WrongSourceCluster(
                 f"{self._peer.url} answers for cluster {reply.cluster_name} ({reply.cluster.hex()}); this link belongs "
                 f"to {expected.hex()}: if the cluster was made anew, restart this node"
             )
         if expected_name and reply.cluster_name != expected_name:
-            raise OtherCluster(
+            raise WrongSourceCluster(
                 f"{self._peer.url} answers for cluster {reply.cluster_name}, sink.peers says {expected_name}"
             )
         self.ack = None
@@ -105,10 +110,10 @@ class Fetcher:
     async def acknowledge(self) -> None:
         """Send a waiting acknowledgement by itself, when the next fetch may be far. Raises PeerFault, CodecError."""
         if self.ack is not None:
-            await self._post(Asked(0, 0, 0))
+            await self._post(FetchOptions(0, 0, 0))
             self.ack = None
 
-    async def _post(self, asked: Asked) -> FetchReply:
+    async def _post(self, asked: FetchOptions) -> FetchReply:
         request = FetchRequest(
             self._session,
             self._home.cluster_name,

@@ -17,7 +17,7 @@ import structlog
 from isthmus.queues.queue_documents import change_value, json_object, read_value
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import BadInput, CodecError
-from isthmus.sink.suspensions import Suspension
+from isthmus.sink.suspensions import SinkSuspension
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ NUMBERS: Final = ("workers", "peer_limit", "bytes_per_second", "objects_per_seco
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SinkLimits:
     """One entry; None: not set here. 0 of a rate: no limit; 0 of `peer_limit`: an equal share for each peer."""
 
     workers: int | None = None
@@ -44,20 +44,20 @@ class Limits:
     reason: str = ""
 
 
-class InForce(NamedTuple):
+class EffectiveLimits(NamedTuple):
     """What counts at one node; `set_by` is the newest entry that any of it comes from."""
 
     workers: int
     peer_limit: int
     bytes_per_second: int
     objects_per_second: int
-    set_by: Limits | None
+    set_by: SinkLimits | None
 
 
-def settings_for(node: str, entries: Mapping[str, Limits], default: InForce) -> InForce:
+def settings_for(node: str, entries: Mapping[str, SinkLimits], default: EffectiveLimits) -> EffectiveLimits:
     """What counts at `node`."""
     found: dict[str, Any] = {}
-    used: list[Limits] = []
+    used: list[SinkLimits] = []
     for name in NUMBERS:
         for entry in (entries.get(node), entries.get(ALL_NODES)):
             if entry is not None and (value := getattr(entry, name)) is not None:
@@ -67,7 +67,7 @@ def settings_for(node: str, entries: Mapping[str, Limits], default: InForce) -> 
     return default._replace(**found, set_by=max(used, key=lambda entry: entry.at_ms, default=None))
 
 
-def decode(value: bytes) -> dict[str, Limits]:
+def decode(value: bytes) -> dict[str, SinkLimits]:
     """The entries in a metastore value. Raises CodecError."""
     found = {}
     for node, row in json_object(value, "list of a sink's limits").items():
@@ -78,31 +78,31 @@ def decode(value: bytes) -> dict[str, Limits]:
             raise CodecError(f"{PATH} in the metastore: a limit of {node!r} is no number from 0")
         texts = {"by": str(row.get("by", "")), "reason": str(row.get("reason", ""))}
         at_ms = row.get("at_ms")
-        found[node] = Limits(**numbers, **texts, at_ms=at_ms if type(at_ms) is int else 0)  # type: ignore[arg-type]
+        found[node] = SinkLimits(**numbers, **texts, at_ms=at_ms if type(at_ms) is int else 0)  # type: ignore[arg-type]
     return found
 
 
-def encode(entries: Mapping[str, Limits]) -> bytes:
+def encode(entries: Mapping[str, SinkLimits]) -> bytes:
     """A metastore value."""
     return json.dumps({node: asdict(entry) for node, entry in entries.items()}).encode()
 
 
-async def read(metastore: Metastore) -> dict[str, Limits]:
+async def read(metastore: Metastore) -> dict[str, SinkLimits]:
     """What is set now. Raises NotReady, CodecError."""
     found = await read_value(metastore, PATH)
     return {} if found is None else decode(found.value)
 
 
-def unread(at_ms: int) -> Suspension:
+def unread(at_ms: int) -> SinkSuspension:
     """Stands, since `at_ms` (wall clock), where nobody could read yet which limits are set."""
     why = f"the limits that operators have set cannot be read (metastore: {PATH}): {_ANEW}"
-    return Suspension(None, None, "?", at_ms, why)
+    return SinkSuspension(None, None, "?", at_ms, why)
 
 
 _ANEW: Final = "isthmus sink throttle --default, on all nodes, ends all that is set; then set what is to be set"
 
 
-def _to_change(value: bytes | None, *, anew: bool) -> dict[str, Limits]:
+def _to_change(value: bytes | None, *, anew: bool) -> dict[str, SinkLimits]:
     """What stands there, for who changes it; with `anew` what cannot be read is nothing. Raises BadInput."""
     try:
         return {} if value is None else decode(value)
@@ -113,13 +113,13 @@ def _to_change(value: bytes | None, *, anew: bool) -> dict[str, Limits]:
         return {}
 
 
-async def change(metastore: Metastore, node: str, wish: Limits, forget: bool = False) -> dict[str, Limits]:
+async def change(metastore: Metastore, node: str, wish: SinkLimits, forget: bool = False) -> dict[str, SinkLimits]:
     """Set the fields of `wish` that are not None for `node` (or ALL_NODES), with `forget` instead unset them; returns
     what is set then. Raises NotReady, BadInput at the limit."""
 
     def changed(current: bytes | None) -> bytes:
         entries = _to_change(current, anew=forget and node == ALL_NODES)
-        before = entries.get(node, Limits())
+        before = entries.get(node, SinkLimits())
         given = {name: None if forget else getattr(wish, name) for name in NUMBERS if getattr(wish, name) is not None}
         after = replace(before, **given, by=wish.by, at_ms=wish.at_ms, reason=wish.reason)
         if any(getattr(after, name) is not None for name in NUMBERS):
@@ -134,4 +134,4 @@ async def change(metastore: Metastore, node: str, wish: Limits, forget: bool = F
     return {} if value is None else decode(value)
 
 
-assert {f.name for f in fields(Limits)} == {*NUMBERS, "by", "at_ms", "reason"}
+assert {f.name for f in fields(SinkLimits)} == {*NUMBERS, "by", "at_ms", "reason"}

@@ -24,7 +24,7 @@ from isthmus.config.validation import check_name, check_peer_url
 from isthmus.queues.queue_documents import change_value, json_object, read_value
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import BadInput, CodecError
-from isthmus.sink.suspensions import Suspension
+from isthmus.sink.suspensions import SinkSuspension
 
 log = structlog.get_logger(__name__)
 
@@ -74,11 +74,11 @@ class SetPeers(NamedTuple):
     workers: tuple[QueueWorkers, ...] = ()
 
 
-def unread(at_ms: int) -> Suspension:
+def unread(at_ms: int) -> SinkSuspension:
     """Stands, since `at_ms` (wall clock), where nobody could read yet which peers are set: a removed one may be among
     those of the file."""
     why = f"the peers that operators have set cannot be read (metastore: {PATH}); {_REPAIR}"
-    return Suspension(None, None, "?", at_ms, why)
+    return SinkSuspension(None, None, "?", at_ms, why)
 
 
 _REPAIR: Final = "write what stood there, or {} for none"

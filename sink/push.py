@@ -1,8 +1,8 @@
 """One push: the changes of a batch into this cluster, and what became of each.
 
 Every change gets one outcome (`repl.model.requests.PushOutcome`). A rejected one will never be taken as it is, so it is
-kept for people (`sink.dead_letters`) and then acknowledged; a failed one is not acknowledged and comes again. `Tally`
-counts per source cluster and queue, over links that come and go: it is the sink's half of the ledger.
+kept for people (`sink.dead_letters`) and then acknowledged; a failed one is not acknowledged and comes again.
+`SourceCounters` counts per source cluster and queue, over links that come and go: it is the sink's half of the ledger.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import summarize_encoded
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
-from isthmus.sink.conflicts import Conflict
+from isthmus.sink.conflicts import SiblingConflict
 from isthmus.sink.dead_letters import DeadLetter
 from isthmus.sink.scheduler import LinkName
 
@@ -61,10 +61,10 @@ def dead_letters(
 
 def conflicts_of(
     name: LinkName, source: bytes, source_name: str, items: Sequence[Item], results: Sequence[PushResult], now_ms: int
-) -> list[Conflict]:
+) -> list[SiblingConflict]:
     """What of a batch was concurrent with what was here, as far as the leaders say with what."""
     return [
-        Conflict(
+        SiblingConflict(
             now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.met.clock,
             summarize_encoded(item[8]).clock, result.met.siblings,
         )
@@ -73,7 +73,7 @@ def conflicts_of(
     ]  # fmt: skip
 
 
-class Tally:
+class SourceCounters:
     """What was pushed from one source cluster's queue since the node began, by outcome; shared by its links.
     A failed push is no end: the change comes again and has its outcome then."""
 

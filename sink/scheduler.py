@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from isthmus.sink.backoff import Backoff, Delays, Result
+from isthmus.sink.backoff import Backoff, CycleResult, Delays
 
 
 class LinkName(NamedTuple):
@@ -89,7 +89,7 @@ class _Link:
         return len(self.rested_since) if self.full else self.usual
 
 
-class Roster:
+class FetchScheduler:
     """The links of one node. Methods are told the time; none waits."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Roster:
             link.due_ms = 0
         link.suspended = suspended
 
-    def hurry(self, peer: str) -> None:
+    def retry_now(self, peer: str) -> None:
         """The peer has come back, as others tell: its links are due at once, whatever their delay."""
         for name, link in self._links.items():
             if name.peer == peer:
@@ -227,7 +227,7 @@ class Roster:
         link.pushing.add(slot)
         link.busy, link.full, link.probing, link.answered = True, full, False, True
 
-    def report(self, name: LinkName, slot: int, result: Result, now_ms: int, waited_ms: int) -> None:
+    def report(self, name: LinkName, slot: int, result: CycleResult, now_ms: int, waited_ms: int) -> None:
         """The cycle of a taken slot is over."""
         link = self._links[name]
         link.fetching.discard(slot)
@@ -238,14 +238,14 @@ class Roster:
             self._busy[name.peer] = left
         self._turn += 1
         link.rested_since[slot] = self._turn
-        link.probing = result is Result.ERROR
+        link.probing = result is CycleResult.ERROR
         link.answered = link.answered or not link.probing
-        if result is Result.EMPTY or result is Result.ERROR:
+        if result is CycleResult.EMPTY or result is CycleResult.ERROR:
             link.busy = link.full = False
         link.backoff = link.backoff.after(result, waited_ms)
         link.due_ms = now_ms + link.backoff.pause_ms(self._random) if link.backoff.delay_ms else now_ms
 
-    def tell(self, name: LinkName, slot: int, now_ms: int) -> bool:
+    def begin_ack(self, name: LinkName, slot: int, now_ms: int) -> bool:
         """Whether a slot may say now what it has to acknowledge: it rests, and its link's delay is over. It is telling
         from here on."""
         link = self._links[name]
@@ -254,13 +254,13 @@ class Roster:
         link.telling.add(slot)
         return True
 
-    def told(self, name: LinkName, slot: int, done: bool, now_ms: int) -> None:
+    def ack_done(self, name: LinkName, slot: int, done: bool, now_ms: int) -> None:
         """It has; not `done`: the source failed, so the link is left alone for a while."""
         link = self._links[name]
         link.telling.remove(slot)
         if not done:
             link.probing = True
-            link.backoff = link.backoff.after(Result.ERROR, 0)
+            link.backoff = link.backoff.after(CycleResult.ERROR, 0)
             link.due_ms = now_ms + link.backoff.pause_ms(self._random)
 
     def next_due_ms(self) -> int | None:

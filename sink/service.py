@@ -21,8 +21,8 @@ import structlog
 from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.config.text import clause, quantity
 from isthmus.queues.rate_limit import Rates
-from isthmus.queues.wire import UnknownVersion
-from isthmus.repl.http.client import Access, HttpPeer
+from isthmus.queues.wire import UnknownFetchVersion
+from isthmus.repl.http.client import HttpPeer, PeerCredentials
 from isthmus.repl.metastore.port import Metastore, Unavailable
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady
 from isthmus.repl.model.keys import Key
@@ -31,17 +31,17 @@ from isthmus.repl.telemetry import Sample
 from isthmus.sink import discovery, limits, peers, suspensions
 from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
-from isthmus.sink.dead_letter_retry import Retrying
+from isthmus.sink.dead_letter_retry import DeadLetterRetry
 from isthmus.sink.dead_letters import DeadLetters
-from isthmus.sink.discovery import Aim, PassedOver
-from isthmus.sink.fetch import Home
-from isthmus.sink.limits import ALL_NODES, InForce, Limits
+from isthmus.sink.discovery import LinkTarget, PassedOver
+from isthmus.sink.fetch import LocalCluster
+from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers
-from isthmus.sink.push import Tally
+from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
-from isthmus.sink.suspensions import Suspension
-from isthmus.sink.worker import Link, Shop
-from isthmus.sink.worker_pool import Crew, Places, Properties, Seed, Types
+from isthmus.sink.suspensions import SinkSuspension
+from isthmus.sink.worker import Link, SinkContext
+from isthmus.sink.worker_pool import Places, Properties, Seed, Types, WorkerPool
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class Sink:
         time: TimeSource,
         letters: DeadLetters,
         conflicts: Conflicts,
-        access_to: Callable[[PeerSettings], Access],
+        access_to: Callable[[PeerSettings], PeerCredentials],
         nodes: Callable[[], Collection[str]],
         properties: Properties = dict,
         types: Types = lambda: None,
@@ -109,20 +109,20 @@ class Sink:
         self._unusable: dict[LinkName, str] = {}
         """Peers that an operator has added and this node cannot fetch from, with the reason."""
         self._set_peers = SetPeers()
-        self._tallies: dict[tuple[bytes, str], Tally] = {}
+        self._tallies: dict[tuple[bytes, str], SourceCounters] = {}
         self._stopping = asyncio.Event()
-        self._home = Home(cluster_uuid, cluster_name)
-        shop = Shop(kv, time, letters, conflicts, self._tally, self._stopping)
+        self._home = LocalCluster(cluster_uuid, cluster_name)
+        shop = SinkContext(kv, time, letters, conflicts, self._tally, self._stopping)
         default = (
             settings.workers,
             settings.peer_limit_count,
             settings.rate_limit_bytes,
             settings.object_rate_limit_count,
         )
-        self._default = InForce(*default, None)
+        self._default = EffectiveLimits(*default, None)
         self._in_force = self._default
         rates = Rates(settings.rate_limit_bytes, settings.object_rate_limit_count)
-        self._crew = Crew(
+        self._crew = WorkerPool(
             settings,
             shop,
             self._home,
@@ -134,7 +134,7 @@ class Sink:
             types=types,
             places=places,
         )
-        self._retrying = Retrying(
+        self._retrying = DeadLetterRetry(
             letters,
             kv=kv,
             time=time,
@@ -144,11 +144,11 @@ class Sink:
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._asking = ThreadPoolExecutor(ASKING_MAX, thread_name_prefix="discovery")  # as many as there are seeds
-        self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),)
+        self._suspensions: tuple[SinkSuspension, ...] = (suspensions.unread(time.wall_ms()),)
         now_ms = time.wall_ms()
         self._unread = {limits.PATH: limits.unread(now_ms), peers.PATH: peers.unread(now_ms)}
         """Suspend all links while nobody could read what operators have set there."""
-        self._told_last: dict[str, discovery.Told | None] = {}
+        self._told_last: dict[str, discovery.PeerNodes | None] = {}
         self._listed: set[str] = set()
         """URLs that peers told of when they were last asked."""
         self._passed: dict[LinkName, PassedOver] = {}
@@ -167,7 +167,7 @@ class Sink:
         await self._look_at_letters()
         await self._read_all()
         self._metastore.watch(self._hint)
-        self._crew.set_links({name: Aim(None, name) for name in self._seeds}, self._held)
+        self._crew.set_links({name: LinkTarget(None, name) for name in self._seeds}, self._held)
         self._crew.start()
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._watch()))
@@ -184,18 +184,18 @@ class Sink:
             await self._crew.pushed(STOP_PUSH_S)
             await self._crew.end()
         for asker in self._askers.values():
-            asker.cut()
+            asker.abort()
         self._asking.shutdown(wait=False, cancel_futures=True)
         self._letters.close()
         await self._conflicts.stop()
 
-    def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> Tally:
+    def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> SourceCounters:
         """The count of a source cluster's queue."""
         found = self._tallies.get((cluster, queue))
         if found is None:
             if len(self._tallies) >= TALLIES_MAX:
                 return next(reversed(self._tallies.values()))
-            found = self._tallies[cluster, queue] = Tally(cluster, cluster_name, queue)
+            found = self._tallies[cluster, queue] = SourceCounters(cluster, cluster_name, queue)
         return found
 
     # ---------------------------------------------------------------- the nodes of other clusters
@@ -216,9 +216,9 @@ class Sink:
         answers = await asyncio.gather(*(loop.run_in_executor(self._asking, self._told, url) for url in urls))
         told = self._told_last = {url: answer for url, answer in zip(urls, answers, strict=True) if url in self._askers}
         listed = {url for teller, answer in told.items() if answer for url in discovery.dialled(answer, teller)}
-        self._crew.hurry(listed - self._listed)
+        self._crew.retry_now(listed - self._listed)
         self._listed = listed
-        known = dict(self._crew.each(lambda name, link: (name, Aim(link.cluster, link.seed))))
+        known = dict(self._crew.each(lambda name, link: (name, LinkTarget(link.cluster, link.seed))))
         wanted = discovery.wanted(self._seeds, known, told)
         passed = discovery.passed_over(self._seeds, wanted, told)
         for name in passed.keys() - self._passed.keys():
@@ -227,13 +227,13 @@ class Sink:
         if {name: aim.cluster for name, aim in wanted.items()} != {name: aim.cluster for name, aim in known.items()}:
             self._crew.set_links(wanted, self._held)
 
-    def _told(self, url: str) -> discovery.Told | None:
+    def _told(self, url: str) -> discovery.PeerNodes | None:
         asker = self._askers.get(url)
         if asker is None:
             return None
         try:
             told = discovery.ask(asker)
-        except UnknownVersion as error:
+        except UnknownFetchVersion as error:
             log.warning("sink.discovery_refused", peer=url, reason=error.reason, error=str(error))
             return None
         except IsthmusError as error:
@@ -250,7 +250,7 @@ class Sink:
     async def suspend(self, queue: str | None, peer: str | None, by: str, reason: str, node: str | None = None) -> None:
         """Start no new fetch of what is named (None: every); running ones finish. Raises BadInput, Overloaded."""
         self._check_named(queue, peer, node)
-        new = Suspension(queue, peer, by, self._time.wall_ms(), reason, node)
+        new = SinkSuspension(queue, peer, by, self._time.wall_ms(), reason, node)
         self._adopt(await suspensions.change(self._metastore, new, queue, peer, node))
         log.info("sink.suspended", queue=queue, peer=peer, only_node=node, by=by, reason=reason)
 
@@ -260,7 +260,7 @@ class Sink:
         self._adopt(await suspensions.change(self._metastore, None, queue, peer, node))
         log.info("sink.resumed", queue=queue, peer=peer, only_node=node)
 
-    async def set_limits(self, wish: Limits, node: str | None, forget: bool = False) -> None:
+    async def set_limits(self, wish: SinkLimits, node: str | None, forget: bool = False) -> None:
         """Set what `wish` names on `node` (None: on all), or with `forget` let the config count again. Raises BadInput,
         NotReady."""
         self._check_named(None, None, node)
@@ -346,11 +346,11 @@ class Sink:
         """Have links as the seeds that there are say, and nobody else to ask."""
         urls = {name.peer: seed.access for name, seed in self._seeds.items()}
         for url in self._askers.keys() - urls.keys():
-            self._askers.pop(url).cut()
+            self._askers.pop(url).abort()
             self._told_last.pop(url, None)
         for url in urls.keys() - self._askers.keys():
             self._askers[url] = HttpPeer(url, 1, urls[url])
-        known = dict(self._crew.each(lambda name, link: (name, Aim(link.cluster, link.seed))))
+        known = dict(self._crew.each(lambda name, link: (name, LinkTarget(link.cluster, link.seed))))
         kept = {name: aim for name, aim in known.items() if aim.seed in self._seeds}
         self._crew.set_links(discovery.wanted(self._seeds, kept, self._told_last), self._held)
 
@@ -371,7 +371,7 @@ class Sink:
     def _held(self, name: LinkName) -> bool:
         return self._suspension_of(name) is not None
 
-    def _suspension_of(self, name: LinkName) -> Suspension | None:
+    def _suspension_of(self, name: LinkName) -> SinkSuspension | None:
         found = next((s for s in self._suspensions if s.fits(name, self._node)), None)
         return found or next(iter(self._unread.values()), None)
 
@@ -379,11 +379,11 @@ class Sink:
         if self._unread.pop(path, None) is not None:
             self._crew.suspend(self._held)
 
-    def _adopt(self, found: tuple[Suspension, ...]) -> None:
+    def _adopt(self, found: tuple[SinkSuspension, ...]) -> None:
         self._suspensions = found
         self._crew.suspend(self._held)
 
-    def _adopt_limits(self, entries: Mapping[str, Limits]) -> None:
+    def _adopt_limits(self, entries: Mapping[str, SinkLimits]) -> None:
         self._end_unread(limits.PATH)
         self._in_force = now = limits.settings_for(self._node, entries, self._default)
         workers = max(1, min(WORKERS_MAX, now.workers))

@@ -10,8 +10,8 @@ from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.property_digests import differences_shown, types_of
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.sink.discovery import PassedOver
-from isthmus.sink.scheduler import Roster
-from isthmus.sink.suspensions import Suspension
+from isthmus.sink.scheduler import FetchScheduler
+from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.worker import Link
 
 SHOWN_MAX: Final = 4
@@ -67,7 +67,7 @@ HELP: Final[Mapping[str, Family]] = {
 
 
 def state_of(
-    link: Link, errors: int, suspended: Suspension | None, leaving: bool, now_ms: int, binding: str = ""
+    link: Link, errors: int, suspended: SinkSuspension | None, leaving: bool, now_ms: int, binding: str = ""
 ) -> tuple[str, str]:
     """(state, reason) of a link, in this order: what an operator did counts before what happens. `binding`: which
     limit of the node's sink holds fetches back; "" for none."""
@@ -95,7 +95,7 @@ def state_of(
     return "running", f"the node's limit of {binding} a second binds (isthmus sink show)" if binding else ""
 
 
-def by_whom(suspension: Suspension) -> str:
+def by_whom(suspension: SinkSuspension) -> str:
     """Who suspended it, and why."""
     return f"by {suspension.by}" + (f": {suspension.reason}" if suspension.reason else "")
 
@@ -107,8 +107,8 @@ def in_a_row(errors: int) -> str:
 
 def row(
     link: Link,
-    roster: Roster,
-    suspended: Suspension | None,
+    roster: FetchScheduler,
+    suspended: SinkSuspension | None,
     now_ms: int,
     *,
     origin: Mapping[str, Any],
@@ -187,7 +187,7 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_MAX]) + (", ..." if len(names) > SHOWN_MAX else "")
 
 
-def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sample]:
+def samples(link: Link, roster: FetchScheduler, suspended: bool, now_ms: int) -> list[Sample]:
     """One link's samples."""
     name = link.name
     labels = {"queue": name.queue, "peer": name.peer}
@@ -211,7 +211,8 @@ def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sa
 
 
 def overall(shown: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
-    """The node's samples; `shown` is `Crew.shown`, `letters` those kept and given up, None where that is not known."""
+    """The node's samples; `shown` is `WorkerPool.shown`, `letters` those kept and given up, None where that is not
+    known."""
     workers, throttle = shown["workers"], shown["throttle"]
     configured = throttle["configured"]
     found: list[Sample] = [

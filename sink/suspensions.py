@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import BadInput, CodecError, Overloaded
 from isthmus.sink.scheduler import LinkName
 
@@ -29,7 +29,7 @@ TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Suspension:
+class SinkSuspension:
     """One act of an operator; None means every queue, every peer, every node."""
 
     queue: str | None
@@ -48,16 +48,16 @@ class Suspension:
         return asdict(self)
 
 
-def unread(at_ms: int) -> Suspension:
+def unread(at_ms: int) -> SinkSuspension:
     """Stands, since `at_ms` (wall clock), where nobody could read yet what is suspended: it may be all."""
-    return Suspension(None, None, "?", at_ms, f"what operators have suspended cannot be read (metastore: {PATH})")
+    return SinkSuspension(None, None, "?", at_ms, f"what operators have suspended cannot be read (metastore: {PATH})")
 
 
-def decode(value: bytes) -> tuple[Suspension, ...]:
+def decode(value: bytes) -> tuple[SinkSuspension, ...]:
     """The suspensions in a metastore value. Raises CodecError."""
     try:
         return tuple(
-            Suspension(
+            SinkSuspension(
                 None if row["queue"] is None else str(row["queue"]),
                 None if row["peer"] is None else str(row["peer"]),
                 str(row["by"]),
@@ -71,18 +71,18 @@ def decode(value: bytes) -> tuple[Suspension, ...]:
         raise CodecError(f"{PATH} in the metastore is not a list of suspensions: {error}") from error
 
 
-def encode(suspensions: Sequence[Suspension]) -> bytes:
+def encode(suspensions: Sequence[SinkSuspension]) -> bytes:
     """A metastore value."""
     return json.dumps([asdict(s) for s in suspensions]).encode()
 
 
-async def read(metastore: Metastore) -> tuple[Suspension, ...]:
+async def read(metastore: Metastore) -> tuple[SinkSuspension, ...]:
     """What is suspended now. Raises Unavailable, CodecError."""
     found = await metastore.get(PATH)
     return () if found is None else decode(found.value)
 
 
-def added(before: Sequence[Suspension], new: Suspension) -> tuple[Suspension, ...]:
+def added(before: Sequence[SinkSuspension], new: SinkSuspension) -> tuple[SinkSuspension, ...]:
     """`before` with `new`, which replaces one of the same queue, peer and node. Raises BadInput at the limit."""
     kept = [s for s in before if (s.queue, s.peer, s.node) != (new.queue, new.peer, new.node)]
     if len(kept) >= SUSPENSIONS_MAX:
@@ -91,8 +91,8 @@ def added(before: Sequence[Suspension], new: Suspension) -> tuple[Suspension, ..
 
 
 def without(
-    before: Sequence[Suspension], queue: str | None, peer: str | None, node: str | None = None
-) -> tuple[Suspension, ...]:
+    before: Sequence[SinkSuspension], queue: str | None, peer: str | None, node: str | None = None
+) -> tuple[SinkSuspension, ...]:
     """`before` without those that the request covers: resuming all ends every one. Raises BadInput when another one
     would keep all of what was named suspended, or when only such that it does not cover hold any of it."""
     wish = (queue, peer, node)
@@ -108,11 +108,11 @@ def without(
     return kept
 
 
-def _named(suspension: Suspension) -> tuple[str | None, str | None, str | None]:
+def _named(suspension: SinkSuspension) -> tuple[str | None, str | None, str | None]:
     return suspension.queue, suspension.peer, suspension.node
 
 
-def _to_change(value: bytes, *, anew: bool) -> tuple[Suspension, ...] | None:
+def _to_change(value: bytes, *, anew: bool) -> tuple[SinkSuspension, ...] | None:
     """What stands there, for who changes it; None, with `anew`, for what cannot be read. Raises BadInput."""
     try:
         return decode(value)
@@ -127,8 +127,8 @@ def _to_change(value: bytes, *, anew: bool) -> tuple[Suspension, ...] | None:
 
 
 async def change(
-    metastore: Metastore, new: Suspension | None, queue: str | None, peer: str | None, node: str | None = None
-) -> tuple[Suspension, ...]:
+    metastore: Metastore, new: SinkSuspension | None, queue: str | None, peer: str | None, node: str | None = None
+) -> tuple[SinkSuspension, ...]:
     """Add `new`, or when it is None take away what (queue, peer, node) covers, and where nothing is named what cannot
     be read, too; returns what stands then. Raises BadInput, Overloaded when other writers or an outage were in the way
     throughout."""
@@ -141,7 +141,7 @@ async def change(
             after = without(known, queue, peer, node) if new is None else added(known, new)
             if after != before:
                 await metastore.put(PATH, encode(after), None if found is None else found.version)
-        except (Conflict, Ambiguous):
+        except (VersionConflict, Ambiguous):
             continue
         except Unavailable as error:
             raise Overloaded(f"the metastore cannot be reached, nothing was changed: {error}") from error

@@ -16,18 +16,18 @@ import structlog
 from isthmus.config.text import clause, quantity
 from isthmus.queues.leases import Session
 from isthmus.queues.window_rules import REAL_TIME
-from isthmus.queues.wire import Ack, FetchReply
+from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.property_digests import PropertyDifference, differences
-from isthmus.sink.backoff import Result
+from isthmus.sink.backoff import CycleResult
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetters
-from isthmus.sink.discovery import Aim
-from isthmus.sink.fetch import Asked, Fetcher
+from isthmus.sink.discovery import LinkTarget
+from isthmus.sink.fetch import Fetcher, FetchOptions
 from isthmus.sink.lag_histogram import Lag
-from isthmus.sink.push import Tally, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
+from isthmus.sink.push import SourceCounters, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
 from isthmus.sink.scheduler import LinkName
 
 log = structlog.get_logger(__name__)
@@ -57,14 +57,14 @@ class LeaseOver(Retryable):
 class Link:
     """What all slots of one (queue, peer) share: numbers, the last error, and which cluster must answer."""
 
-    def __init__(self, name: LinkName, aim: Aim, expected_name: str, since_ms: int) -> None:
+    def __init__(self, name: LinkName, aim: LinkTarget, expected_name: str, since_ms: int) -> None:
         self.name = name
         self.seed = aim.seed
         self.cluster = aim.cluster
         """The uuid of the cluster that must answer, once somebody has answered or told it."""
         self.expected_name = expected_name
         self.since_ms = since_ms
-        self.tally: Tally | None = None
+        self.tally: SourceCounters | None = None
         self.outcomes: Counter[PushOutcome] = Counter()
         self.lag = Lag()
         self.fetches = 0
@@ -91,7 +91,7 @@ class Link:
         return now_ms - min(late) if late else 0
 
 
-class Shop(NamedTuple):
+class SinkContext(NamedTuple):
     """What all slots of a node share: the cluster to push into, the time, where dead letters go, and who counts per
     source cluster."""
 
@@ -99,20 +99,20 @@ class Shop(NamedTuple):
     time: TimeSource
     letters: DeadLetters
     conflicts: Conflicts
-    tally_of: Callable[[bytes, str, str], Tally]
+    tally_of: Callable[[bytes, str, str], SourceCounters]
     stopping: asyncio.Event
 
 
 class Slot:
     """One slot of a link: its own connection, its own acknowledgement."""
 
-    def __init__(self, link: Link, fetcher: Fetcher, shop: Shop) -> None:
+    def __init__(self, link: Link, fetcher: Fetcher, shop: SinkContext) -> None:
         self.link = link
         self.fetcher = fetcher
         self.pushing = False
         self._shop = shop
 
-    async def cycle(self, asked: Asked, fetched: Callable[[int, int], None]) -> tuple[Result, int]:
+    async def cycle(self, asked: FetchOptions, fetched: Callable[[int, int], None]) -> tuple[CycleResult, int]:
         """(result, how long the source held the fetch in ms). `fetched(changes, bytes)` is called when there are some,
         before they are pushed."""
         link, time = self.link, self._shop.time
@@ -122,7 +122,7 @@ class Slot:
             reply = await self.fetcher.fetch(asked, link.cluster, link.expected_name)
         except IsthmusError as error:
             self._failed(error)
-            return Result.ERROR, 0
+            return CycleResult.ERROR, 0
         finally:
             del link.under_way[id(self)]
         came_ms = time.now_ms()
@@ -137,7 +137,7 @@ class Slot:
         link.last_error = link.last_error_reason = ""
         if not reply.items or self._shop.stopping.is_set():
             # A batch that arrives while stopping is left unacknowledged: it comes again to whoever fetches next.
-            return Result.EMPTY, waited_ms
+            return CycleResult.EMPTY, waited_ms
         self.pushing = True
         try:
             fetched(len(reply.items), self.fetcher.answer_bytes)
@@ -159,7 +159,7 @@ class Slot:
             return False
         return True
 
-    async def _taken_in(self, reply: FetchReply, taken_ms: int) -> Result:
+    async def _taken_in(self, reply: FetchReply, taken_ms: int) -> CycleResult:
         """Push a batch that the source took at `taken_ms` at the earliest, and note what became of it."""
         link, time = self.link, self._shop.time
         tally = self._shop.tally_of(reply.cluster, reply.cluster_name, link.name.queue)
@@ -183,7 +183,7 @@ class Slot:
             times = [time_ms for n, time_ms in enumerate(times) if n not in again]
         applied, merged, superseded, rejected = [outcomes.get(outcome, 0) for outcome in ENDS]
         counts = (applied, merged, superseded, rejected)
-        self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed, counts, given_up)
+        self.fetcher.ack = BatchAck(reply.batch, reply.owner_version, failed, counts, given_up)
         tally.pushed(outcomes, now_ms)
         link.batches += 1
         link.last_batch_ms = now_ms
@@ -194,8 +194,8 @@ class Slot:
         if failed:
             why = results[failed[0]].error
             self._failed(why or OutcomeUnknown(f"{clause(len(failed), 'change', 'was', 'were')} not stored"))
-            return Result.FAILED
-        return Result.ITEMS
+            return CycleResult.FAILED
+        return CycleResult.ITEMS
 
     def _note_conflicts(self, reply: FetchReply, results: Sequence[PushResult], now_ms: int) -> None:
         """Name the changes that met others which they had not seen."""

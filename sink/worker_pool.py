@@ -18,15 +18,15 @@ import structlog
 
 from isthmus.config.settings import SinkSettings
 from isthmus.queues.rate_limit import Rates, Throttle
-from isthmus.repl.http.async_client import LoopPeer
-from isthmus.repl.http.client import Access
+from isthmus.repl.http.async_client import AsyncHttpPeer
+from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.property_digests import PlaceDigests
 from isthmus.repl.timers import DeadlineTimer
-from isthmus.sink.backoff import Delays, Result
-from isthmus.sink.discovery import Aim
-from isthmus.sink.fetch import Asked, Fetcher, Home
-from isthmus.sink.scheduler import LinkName, Roster, Turn
-from isthmus.sink.worker import Link, Shop, Slot, slot_session
+from isthmus.sink.backoff import CycleResult, Delays
+from isthmus.sink.discovery import LinkTarget
+from isthmus.sink.fetch import Fetcher, FetchOptions, LocalCluster
+from isthmus.sink.scheduler import FetchScheduler, LinkName, Turn
+from isthmus.sink.worker import Link, SinkContext, Slot, slot_session
 
 log = structlog.get_logger(__name__)
 
@@ -78,17 +78,17 @@ class Seed(NamedTuple):
     """What the config says of a peer: the name of its cluster ("": any), and how to come in."""
 
     cluster_name: str
-    access: Access
+    access: PeerCredentials
 
 
-class Crew:
+class WorkerPool:
     """See the module's text. Belongs to the event loop; `incarnation` is new with each process."""
 
     def __init__(
         self,
         settings: SinkSettings,
-        shop: Shop,
-        home: Home,
+        shop: SinkContext,
+        home: LocalCluster,
         *,
         seeds: Mapping[LinkName, Seed],
         node: str,
@@ -117,11 +117,11 @@ class Crew:
         self._tellers: set[asyncio.Task[None]] = set()
         """Acknowledge by themselves; each ends with its request's time-out at the latest."""
         self._alarm = DeadlineTimer(self._look)
-        self._peers: dict[LinkName, LoopPeer] = {}
+        self._peers: dict[LinkName, AsyncHttpPeer] = {}
         self._slots: dict[LinkName, list[Slot]] = {}
         self.links: dict[LinkName, Link] = {}
         """Those that are shown."""
-        self.roster = Roster(
+        self.roster = FetchScheduler(
             usual,
             Delays(
                 settings.delay_min_ms,
@@ -140,7 +140,7 @@ class Crew:
 
     # ---------------------------------------------------------------- links
 
-    def set_links(self, wanted: Mapping[LinkName, Aim], suspended: Callable[[LinkName], bool]) -> None:
+    def set_links(self, wanted: Mapping[LinkName, LinkTarget], suspended: Callable[[LinkName], bool]) -> None:
         """Begin and end links so that there are those in `wanted`."""
         for name in [name for name in self.links if name not in wanted]:
             if not self.roster.leaving(name):
@@ -155,12 +155,12 @@ class Crew:
                 self.links[name].cluster = aim.cluster
             self.roster.add(name)
             self.roster.suspend(name, suspended(name))
-        self._hire()
+        self._start_workers()
 
-    def _add(self, name: LinkName, aim: Aim) -> None:
+    def _add(self, name: LinkName, aim: LinkTarget) -> None:
         expected_name, access = self._seeds[aim.seed]
         link = Link(name, aim, expected_name, self._shop.time.wall_ms())
-        peer = LoopPeer(name.peer, access)
+        peer = AsyncHttpPeer(name.peer, access)
         slots = []
         for _ in range(self._slot_count):
             session = slot_session(self._home.cluster, self._node, self._incarnation, self._sessions)
@@ -169,7 +169,7 @@ class Crew:
         self.links[name], self._peers[name], self._slots[name] = link, peer, slots
         log.info("sink.link_begins", queue=name.queue, peer=name.peer)
 
-    def peers_of(self, queue: str, cluster: bytes, best: str) -> list[LoopPeer]:
+    def peers_of(self, queue: str, cluster: bytes, best: str) -> list[AsyncHttpPeer]:
         """Nodes of a cluster that a queue is fetched from, that at `best` first."""
         names = [n for n, link in self.links.items() if n.queue == queue and link.cluster == cluster]
         return [self._peers[name] for name in sorted(names, key=lambda name: name.peer != best)]
@@ -177,40 +177,40 @@ class Crew:
     def _forget(self) -> None:
         for name in self.roster.gone():
             del self.links[name], self._slots[name]
-            self._peers.pop(name).cut()
+            self._peers.pop(name).abort()
 
-    def hurry(self, peers: Collection[str]) -> None:
+    def retry_now(self, peers: Collection[str]) -> None:
         """These peers are listed as live again: try them at once."""
         for peer in peers:
-            self.roster.hurry(peer)
-        self._hire()
+            self.roster.retry_now(peer)
+        self._start_workers()
 
     def suspend(self, suspended: Callable[[LinkName], bool]) -> None:
         """Say again of every link whether it is suspended."""
         for name in self.links:
             self.roster.suspend(name, suspended(name))
-        self._hire()
+        self._start_workers()
 
     # ---------------------------------------------------------------- limits
 
     def limit_queues(self, workers: Mapping[str, int]) -> None:
         """Most workers of each queue from now on; one that is not named has no limit of its own."""
         self.roster.queue_limits = dict(workers)
-        self._hire()
+        self._start_workers()
 
     def limit(self, workers: int, peer_limit: int, rates: Rates) -> None:
         """Other limits from now on; cycles that run are finished."""
         self.roster.workers, self.roster.peer_limit_set = workers, peer_limit
         if rates != self._throttle.rates:
             self._throttle.change(rates, self._shop.time.now_ms())
-        self._hire()
+        self._start_workers()
 
     # ---------------------------------------------------------------- life
 
     def start(self) -> None:
         """Begin to work on the links that there are."""
         self._running = True
-        self._hire()
+        self._start_workers()
 
     def stop_taking(self) -> None:
         """No new cycle begins; those under way go on."""
@@ -242,7 +242,7 @@ class Crew:
         if tellers:
             await asyncio.wait(tellers, timeout=TELL_MOST_S)
         for peer in self._peers.values():
-            peer.cut()
+            peer.abort()
         for task in (*self._workers, *tellers):
             task.cancel()
         await asyncio.gather(*self._workers, *tellers, return_exceptions=True)
@@ -258,7 +258,7 @@ class Crew:
 
     # ---------------------------------------------------------------- work
 
-    def _hire(self) -> None:
+    def _start_workers(self) -> None:
         """Begin a worker for each turn that there is now."""
         while (turn := self._next_turn()) is not None:
             worker = asyncio.get_running_loop().create_task(self._run(turn))
@@ -270,7 +270,7 @@ class Crew:
             slot = self._slots[turn.name][turn.slot]
             await self._work(turn)
             turn = self._next_turn()
-            self._hire()
+            self._start_workers()
             if turn is None and slot.fetcher.ack is not None:
                 self._alarm.call_within(TELL_S)
 
@@ -288,7 +288,7 @@ class Crew:
         return turn
 
     def _look(self) -> None:
-        self._hire()
+        self._start_workers()
         self._tell()
 
     def _tell(self) -> None:
@@ -298,7 +298,7 @@ class Crew:
         now_ms = self._shop.time.now_ms()
         for name, slots in self._slots.items():
             for number, slot in enumerate(slots):
-                if slot.fetcher.ack is not None and self.roster.tell(name, number, now_ms):
+                if slot.fetcher.ack is not None and self.roster.begin_ack(name, number, now_ms):
                     teller = asyncio.get_running_loop().create_task(self._told(name, number, slot))
                     self._tellers.add(teller)
                     teller.add_done_callback(self._tellers.discard)
@@ -309,19 +309,19 @@ class Crew:
             done = await slot.acknowledge()
         except Exception:
             log.exception("sink.bug", queue=name.queue, peer=name.peer)  # as in `_work`
-        self.roster.told(name, number, done, self._shop.time.now_ms())
+        self.roster.ack_done(name, number, done, self._shop.time.now_ms())
         self._forget()
-        self._hire()
+        self._start_workers()
 
     async def _work(self, turn: Turn) -> None:
         name, number, may_wait = turn
         settings = self._settings
         slot = self._slots[name][number]
-        result, waited_ms = Result.ERROR, 0
+        result, waited_ms = CycleResult.ERROR, 0
         try:
             count, size = self._throttle.room(settings.batch_count, settings.batch_bytes, self._shop.time.now_ms())
             poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
-            asked = Asked(count, size, poll_ms, self._properties(), self._types(), self._places())
+            asked = FetchOptions(count, size, poll_ms, self._properties(), self._types(), self._places())
             result, waited_ms = await slot.cycle(asked, lambda *what: self._fetched(name, number, *what))
             if self.roster.suspended(name) or self.roster.leaving(name):
                 await slot.acknowledge()
@@ -335,7 +335,7 @@ class Crew:
     def _fetched(self, name: LinkName, number: int, count: int, size: int) -> None:
         self._throttle.spent(count, size, self._shop.time.now_ms())
         self.roster.fetched(name, number, full=count >= self._settings.batch_count)
-        self._hire()
+        self._start_workers()
 
     # ---------------------------------------------------------------- what is shown
 

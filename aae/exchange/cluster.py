@@ -16,10 +16,10 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.exchange.compare import Row
+from isthmus.aae.exchange.compare import ComparedRow
 from isthmus.aae.exchange.local import ANSWER_BYTES as NODE_BYTES
 from isthmus.aae.exchange.local import CLOCKS, LEAVES, ROOTS, LocalTrees, row_bytes
-from isthmus.aae.exchange.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
+from isthmus.aae.exchange.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, TreeReadiness
 from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
 from isthmus.config.text import clause, quantity
 from isthmus.repl.model.errors import IsthmusError, Retryable
@@ -54,7 +54,7 @@ class Members(Protocol):
         """The ids of the bucket type's partitions. Raises BadInput when there is no such bucket type."""
 
 
-class WholeTrees:
+class ClusterTrees:
     """The trees of the whole cluster. `request` is `Links.request`."""
 
     def __init__(
@@ -131,7 +131,7 @@ class WholeTrees:
         raise Incomplete(missing)
 
 
-def _missing(wanted: set[int], standings: Sequence[Standing], silent: Sequence[str]) -> str:
+def _missing(wanted: set[int], standings: Sequence[TreeReadiness], silent: Sequence[str]) -> str:
     """Why the answers are not all of `wanted`, each once and ready; "" when they are."""
     unready = [standing for standing in standings if not standing.ready]
     if unready:
@@ -156,12 +156,12 @@ async def _tried(node: str, answer: Awaitable[Told], told: list[Told], silent: l
         silent.append(f"{node}: {error}")
 
 
-def _cut(rows: Sequence[Row], segments: Sequence[int], shift: int) -> RowsTold:
+def _cut(rows: Sequence[ComparedRow], segments: Sequence[int], shift: int) -> RowsTold:
     """As many of `segments`, with their rows, as ANSWER_BYTES have room for, and one at least."""
-    found: dict[int, list[Row]] = {}
+    found: dict[int, list[ComparedRow]] = {}
     for row in rows:
         found.setdefault(key_hash(row.bucket, row.key) >> shift, []).append(row)
-    kept: list[Row] = []
+    kept: list[ComparedRow] = []
     size = 0
     for covered, segment in enumerate(segments):
         size += sum(map(row_bytes, found.get(segment, ())))

@@ -15,7 +15,7 @@ from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import decode_clock, descends
 
 
-class Row(NamedTuple):
+class ComparedRow(NamedTuple):
     """A key as one cluster has it: canonical clock, hash of the object's bytes, newest last-modified (ms)."""
 
     bucket: bytes
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     tombstone: bool
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """How a key differs."""
 
     MISSING = "missing"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
     CORRUPT = "corrupt"
 
 
-class Side(StrEnum):
+class BehindSide(StrEnum):
     """Who lacks something. Of a concurrent or corrupt key both do."""
 
     SOURCE = "source"
@@ -43,26 +43,26 @@ class Side(StrEnum):
     BOTH = "both"
 
 
-class Difference(NamedTuple):
+class KeyDifference(NamedTuple):
     """A key that differs: `kind` as seen from the side that lacks something."""
 
     bucket: bytes
     key: bytes
-    kind: Kind
-    side: Side
-    source: Row | None
-    sink: Row | None
+    kind: DifferenceKind
+    side: BehindSide
+    source: ComparedRow | None
+    sink: ComparedRow | None
 
 
-Rows = dict[tuple[bytes, bytes], Row]
+Rows = dict[tuple[bytes, bytes], ComparedRow]
 
 
-def by_key(rows: Iterable[Row]) -> Rows:
+def by_key(rows: Iterable[ComparedRow]) -> Rows:
     """Rows by (bucket, key)."""
     return {row[:2]: row for row in rows}
 
 
-def compared(source: Rows, sink: Rows) -> list[Difference]:
+def compared(source: Rows, sink: Rows) -> list[KeyDifference]:
     """What differs between the rows of both sides, in key order; a key that is deleted on one side and deleted, reaped
     or never written on the other is the same (R-TREE). A clock that is none is a row that is damaged: corrupt."""
     differing = [name for name, mine in source.items() if not _equal(mine, sink.get(name))]
@@ -70,34 +70,34 @@ def compared(source: Rows, sink: Rows) -> list[Difference]:
     return [_difference(name, source.get(name), sink.get(name)) for name in sorted(differing)]
 
 
-def _equal(mine: Row | None, theirs: Row | None) -> bool:
+def _equal(mine: ComparedRow | None, theirs: ComparedRow | None) -> bool:
     """Whether readers see the same: a deleted key and one that is not there are no difference."""
     if mine is None or mine.tombstone:
         return theirs is None or theirs.tombstone
     return theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64
 
 
-def _difference(name: tuple[bytes, bytes], source: Row | None, sink: Row | None) -> Difference:
+def _difference(name: tuple[bytes, bytes], source: ComparedRow | None, sink: ComparedRow | None) -> KeyDifference:
     if sink is None:
-        return Difference(*name, Kind.MISSING, Side.SINK, source, sink)
+        return KeyDifference(*name, DifferenceKind.MISSING, BehindSide.SINK, source, sink)
     if source is None:
-        return Difference(*name, Kind.MISSING, Side.SOURCE, source, sink)
+        return KeyDifference(*name, DifferenceKind.MISSING, BehindSide.SOURCE, source, sink)
     try:
         ours, theirs = decode_clock(source.clock), decode_clock(sink.clock)
     except CodecError:
-        return Difference(*name, Kind.CORRUPT, Side.BOTH, source, sink)
+        return KeyDifference(*name, DifferenceKind.CORRUPT, BehindSide.BOTH, source, sink)
     ahead, behind = descends(ours, theirs), descends(theirs, ours)
     if ahead and behind:
         # The same writes, and not the same object: no clock can say which is right.
-        return Difference(*name, Kind.CORRUPT, Side.BOTH, source, sink)
+        return KeyDifference(*name, DifferenceKind.CORRUPT, BehindSide.BOTH, source, sink)
     if ahead:
-        return Difference(*name, Kind.BEHIND, Side.SINK, source, sink)
+        return KeyDifference(*name, DifferenceKind.BEHIND, BehindSide.SINK, source, sink)
     if behind:
-        return Difference(*name, Kind.BEHIND, Side.SOURCE, source, sink)
-    return Difference(*name, Kind.CONCURRENT, Side.BOTH, source, sink)
+        return KeyDifference(*name, DifferenceKind.BEHIND, BehindSide.SOURCE, source, sink)
+    return KeyDifference(*name, DifferenceKind.CONCURRENT, BehindSide.BOTH, source, sink)
 
 
-def lasting(first: Iterable[Difference], source: Rows, sink: Rows) -> tuple[list[Difference], int]:
+def lasting(first: Iterable[KeyDifference], source: Rows, sink: Rows) -> tuple[list[KeyDifference], int]:
     """The differences that a second look, later and of both sides, still finds, as they are now; and how many were
     transient: whoever lacked something has by now what the other one had at the first look."""
     still = []
@@ -114,15 +114,15 @@ def lasting(first: Iterable[Difference], source: Rows, sink: Rows) -> tuple[list
     return still, transient
 
 
-def _arrived(before: Difference, source: Row | None, sink: Row | None) -> bool:
-    if before.kind is Kind.CORRUPT:
+def _arrived(before: KeyDifference, source: ComparedRow | None, sink: ComparedRow | None) -> bool:
+    if before.kind is DifferenceKind.CORRUPT:
         return False
-    got_here = before.side is Side.SINK or _has(source, before.sink)
-    got_there = before.side is Side.SOURCE or _has(sink, before.source)
+    got_here = before.side is BehindSide.SINK or _has(source, before.sink)
+    got_there = before.side is BehindSide.SOURCE or _has(sink, before.source)
     return got_here and got_there
 
 
-def _has(row: Row | None, wanted: Row | None) -> bool:
+def _has(row: ComparedRow | None, wanted: ComparedRow | None) -> bool:
     """True when `row` has seen all that `wanted` had, as far as anybody can tell."""
     if wanted is None:
         return True

@@ -19,7 +19,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
-from isthmus.aae.exchange.compare import Difference, Kind, Row, Rows, Side, by_key, compared, lasting
+from isthmus.aae.exchange.compare import (
+    BehindSide,
+    ComparedRow,
+    DifferenceKind,
+    KeyDifference,
+    Rows,
+    by_key,
+    compared,
+    lasting,
+)
 from isthmus.aae.trees.tree import BRANCH_BITS, Hashes, differing
 from isthmus.repl.model.keys import SEGMENT_BITS, key_hash
 
@@ -61,10 +70,10 @@ class Clocks(NamedTuple):
     all_times: bool = False
 
 
-class Listed(NamedTuple):
+class RowPage(NamedTuple):
     """Rows of the first `segments_covered` segments that were asked for: at least one."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ComparedRow]
     segments_covered: int
 
 
@@ -75,13 +84,13 @@ class Pause(NamedTuple):
 class Repair(NamedTuple):
     """Hand over what differs. Answer: how many of them were queued."""
 
-    differences: Sequence[Difference]
+    differences: Sequence[KeyDifference]
 
 
 Ask = Roots | Leaves | Clocks | Pause | Repair
 
 
-class Verdict(StrEnum):
+class ExchangeVerdict(StrEnum):
     """What a run found out. Only `in-sync` says that both are equal."""
 
     IN_SYNC = "in-sync"
@@ -112,7 +121,7 @@ class Findings:
     segments_wrong: int = 0
     """Segments whose rows are equal and whose leaves are not, though neither changes: a tree is wrong."""
     queued: int = 0
-    by_kind: Counter[tuple[Kind, Side]] = field(default_factory=Counter)
+    by_kind: Counter[tuple[DifferenceKind, BehindSide]] = field(default_factory=Counter)
 
     @property
     def differences(self) -> int:
@@ -120,10 +129,10 @@ class Findings:
         return self.by_kind.total()
 
 
-Machine = Generator[Ask, object, Verdict]
+Machine = Generator[Ask, object, ExchangeVerdict]
 
 
-class Choice(NamedTuple):
+class CompareFilter(NamedTuple):
     """What counts (`wanted`; None: all), and what of it is looked at: of one bucket (None: of every one), and, if
     `partial`, of a time range alone."""
 
@@ -136,7 +145,7 @@ class Choice(NamedTuple):
         """Something may differ that is not looked at."""
         return self.partial or self.bucket is not None
 
-    def counts(self, difference: Difference) -> bool:
+    def counts(self, difference: KeyDifference) -> bool:
         """True unless a filter leaves it out."""
         return self.wanted is None or self.wanted(difference.bucket, difference.key)
 
@@ -163,7 +172,7 @@ def exchange(
     tree is wrong. IN_SYNC speaks of all that counts, also when only a part was looked at: each segment that differed
     was explained.
     """
-    choice = Choice(wanted, bucket, partial)
+    choice = CompareFilter(wanted, bucket, partial)
     findings.state = "root-compare"
     branches = yield from _confirmed(_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
@@ -178,15 +187,15 @@ def exchange(
     findings.state = "done"
     if not findings.differences:
         unknown = findings.segments_unexplained or findings.segments_wrong
-        return Verdict.INCOMPLETE if unknown else Verdict.IN_SYNC
-    return Verdict.REPAIRED if findings.queued >= findings.differences else Verdict.DIFFERING
+        return ExchangeVerdict.INCOMPLETE if unknown else ExchangeVerdict.IN_SYNC
+    return ExchangeVerdict.REPAIRED if findings.queued >= findings.differences else ExchangeVerdict.DIFFERING
 
 
 def _branches(
     findings: Findings,
     branches: Sequence[int],
     size_bits: int,
-    choice: Choice,
+    choice: CompareFilter,
     segments_at_once: int,
     segment_limit: int,
     start: int,
@@ -220,7 +229,7 @@ def _leave(findings: Findings, count: int) -> None:
 
 
 def _segments(
-    findings: Findings, segments: Sequence[int], size_bits: int, choice: Choice
+    findings: Findings, segments: Sequence[int], size_bits: int, choice: CompareFilter
 ) -> Generator[Ask, object, int]:
     """Compare the rows of the first of `segments`, as many as the answers cover; returns how many."""
     findings.state = "clock-compare"
@@ -248,7 +257,7 @@ def _segments(
     yield Pause()
     again = sorted({_segment(difference, shift) for difference in suspects})
     left: Sequence[int] = again
-    more: list[Difference] = []
+    more: list[KeyDifference] = []
     while left:
         source, sink, done = yield from _rows(left, size_bits, all_times=True)
         looked = set(left[:done])
@@ -271,13 +280,13 @@ def _segments(
 
 
 def _outside(
-    findings: Findings, segments: Sequence[int], size_bits: int, choice: Choice
+    findings: Findings, segments: Sequence[int], size_bits: int, choice: CompareFilter
 ) -> Generator[Ask, object, tuple[list[int], list[int]]]:
     """Those of `segments` in which something that counts differs at two looks at all of their rows; and those in which
     nothing does. What a queue's filter leaves out differs for ever, so with a filter it is the only way to know that
     nothing else does."""
     shift = 64 - size_bits
-    suspects: list[Difference] = []
+    suspects: list[KeyDifference] = []
     explained: set[int] = set()
     left = segments
     while left:
@@ -327,7 +336,9 @@ def _leaf_pairs(segments: Sequence[int], size_bits: int) -> Generator[Ask, objec
     return {segment: (int(mine[place]), int(theirs[place])) for segment, place in places.items()}
 
 
-def _lasting(findings: Findings, suspects: Sequence[Difference], size_bits: int) -> Generator[Ask, object, list[int]]:
+def _lasting(
+    findings: Findings, suspects: Sequence[KeyDifference], size_bits: int
+) -> Generator[Ask, object, list[int]]:
     """The segments of those `suspects` that differ at one more look, after a pause."""
     if not suspects:
         return []
@@ -345,7 +356,7 @@ def _lasting(findings: Findings, suspects: Sequence[Difference], size_bits: int)
     return sorted(found)
 
 
-def _segment(difference: Difference, shift: int) -> int:
+def _segment(difference: KeyDifference, shift: int) -> int:
     return key_hash(difference.bucket, difference.key) >> shift
 
 
@@ -353,7 +364,7 @@ def _rows(
     segments: Sequence[int], size_bits: int, *, all_times: bool
 ) -> Generator[Ask, object, tuple[Rows, Rows, int]]:
     answer = yield Clocks(tuple(segments), size_bits, all_times)
-    source, sink = _pair(answer, Listed)
+    source, sink = _pair(answer, RowPage)
     covered = min(source.segments_covered, sink.segments_covered)
     assert 1 <= covered <= len(segments)
     if covered == len(segments):
@@ -362,7 +373,7 @@ def _rows(
     return by_key(filter(kept, source.rows)), by_key(filter(kept, sink.rows)), covered
 
 
-def _within(last: int, size_bits: int) -> Callable[[Row], bool]:
+def _within(last: int, size_bits: int) -> Callable[[ComparedRow], bool]:
     shift = 64 - size_bits
     return lambda row: key_hash(row.bucket, row.key) >> shift <= last
 

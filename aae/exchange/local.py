@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.exchange.compare import Row
-from isthmus.aae.exchange.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
+from isthmus.aae.exchange.compare import ComparedRow
+from isthmus.aae.exchange.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, TreeReadiness
 from isthmus.aae.trees.tree import BRANCH_COUNT, LEAF_COUNT, Hashes
-from isthmus.aae.trees.tree_cache import Kept, Trees
+from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_BITS, SEGMENT_COUNT
@@ -64,7 +64,7 @@ class LocalTrees:
 
     def __init__(
         self,
-        trees: Trees,
+        trees: TreeCache,
         store: Store,
         *,
         led: Callable[[bytes], Sequence[Led]],
@@ -119,13 +119,13 @@ class LocalTrees:
                 self._suspect(one.partition, asked.segments[mine.start : min(mine.stop, covered)])
         still = {one.partition for one in self._led(asked.bucket_type)}  # of one that moved, the copy may be going
         moved = "it moved from its node while its rows were read"
-        standings = (Standing(p, p in still, "" if p in still else moved) for p in (one.partition for one in led))
+        standings = (TreeReadiness(p, p in still, "" if p in still else moved) for p in (one.partition for one in led))
         return RowsTold(tuple(standings), covered, rows)
 
-    def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
+    def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[ComparedRow], int]:
         """In a thread. Segment after segment, through all partitions, until the rows, or their bytes, are passed."""
         shift = SEGMENT_BITS - asked.size_bits
-        found: list[tuple[int, Row]] = []
+        found: list[tuple[int, ComparedRow]] = []
         covered = len(asked.segments)
         read = size = 0
         for one in sorted(led, key=lambda one: one.segments):
@@ -163,23 +163,23 @@ class LocalTrees:
         return wire.encode_rows(await self.clocks(wire.decode_clocks_asked(body)))
 
 
-def _standing(partition: int, kept: Kept | None) -> Standing:
+def _standing(partition: int, kept: CachedTree | None) -> TreeReadiness:
     if kept is None:
-        return Standing(partition, False, "its tree is not looked at yet")
+        return TreeReadiness(partition, False, "its tree is not looked at yet")
     if kept.tree is None:
-        return Standing(partition, False, kept.reason or str(kept.state))
-    return Standing(partition, True, "")
+        return TreeReadiness(partition, False, kept.reason or str(kept.state))
+    return TreeReadiness(partition, True, "")
 
 
-def _row(bucket: bytes, key: bytes, data: bytes) -> Row:
+def _row(bucket: bytes, key: bytes, data: bytes) -> ComparedRow:
     try:
         row = decode_key_row(data)
     except IsthmusError as error:
         raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
-    return Row(bucket, key, row.clock, row.hash64, row.last_modified_ms, row.tombstone)
+    return ComparedRow(bucket, key, row.clock, row.hash64, row.last_modified_ms, row.tombstone)
 
 
-def row_bytes(row: Row) -> int:
+def row_bytes(row: ComparedRow) -> int:
     """About what it takes in an answer."""
     return len(row.bucket) + len(row.key) + len(row.clock) + ROW_BYTES
 
@@ -188,9 +188,9 @@ ROW_BYTES: Final = 32
 """What a row takes in an answer besides its names and clock: numbers, and what tells their lengths."""
 
 
-def _within(row: Row, asked: ClocksAsked) -> bool:
+def _within(row: ComparedRow, asked: ClocksAsked) -> bool:
     return row.modified_ms >= asked.since_ms and (not asked.before_ms or row.modified_ms < asked.before_ms)
 
 
-def _kept(found: list[tuple[int, Row]], covered: int) -> Iterator[Row]:
+def _kept(found: list[tuple[int, ComparedRow]], covered: int) -> Iterator[ComparedRow]:
     return (row for at, row in found if at < covered)

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RepairAsked, RootsAsked, RowsTold
 from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
-from isthmus.repl.http.client import OPEN, Access, HttpPeer, Refused
+from isthmus.repl.http.client import OPEN, HttpPeer, HttpRefused, PeerCredentials
 from isthmus.repl.model.errors import PeerFault
 
 CONNECTIONS: Final = 2
@@ -40,7 +40,7 @@ class TypeLacking(PeerFault):
     reason = "unknown-bucket-type"
 
 
-class WrongCluster(PeerFault):
+class WrongPeerCluster(PeerFault):
     """Another cluster answers than the one that is compared with."""
 
     reason = "other-cluster"
@@ -57,7 +57,7 @@ class PeerTrees:
         own: bytes,
         cluster_name: str = "",
         timeout_ms: int,
-        access: Access = OPEN,
+        access: PeerCredentials = OPEN,
         compress: bool = False,
     ) -> None:
         self._peers = [HttpPeer(url, CONNECTIONS, access) for url in urls]
@@ -71,18 +71,18 @@ class PeerTrees:
         self.bytes_received = 0
 
     async def roots(self, asked: RootsAsked) -> Hashes:
-        """See WholeTrees. Raises PeerFault, CodecError; so do all."""
+        """See ClusterTrees. Raises PeerFault, CodecError; so do all."""
         return await self._ask(
             0, wire.encode_roots_asked(asked), lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes
         )
 
     async def leaves(self, asked: LeavesAsked) -> Hashes:
-        """See WholeTrees."""
+        """See ClusterTrees."""
         count = wire.leaf_count(asked)
         return await self._ask(1, wire.encode_leaves_asked(asked), lambda body: wire.decode_hashes(body, count).hashes)
 
     async def clocks(self, asked: ClocksAsked) -> RowsTold:
-        """See WholeTrees."""
+        """See ClusterTrees."""
         return await self._ask(2, wire.encode_clocks_asked(asked), lambda body: wire.decode_rows(body, asked))
 
     async def repair(self, queue: str, bucket_type: bytes, names: Sequence[tuple[bytes, bytes]]) -> int:
@@ -96,7 +96,7 @@ class PeerTrees:
     def close(self) -> None:
         """End what is under way; every further question fails."""
         for peer in self._peers:
-            peer.cut()
+            peer.abort()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, path: int, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
@@ -117,7 +117,7 @@ class PeerTrees:
                     timeout_ms=self._timeout_ms,
                     limit_bytes=wire.MESSAGE_BYTES_MAX,
                 )
-            except Refused as error:
+            except HttpRefused as error:
                 told = error if str(error).startswith(peer.url) else _named(peer.url, error)
                 if error.status < 500 and error.status not in OF_A_NODE:
                     raise (TypeLacking(str(told)) if error.reason == TypeLacking.reason else told) from error
@@ -134,11 +134,11 @@ class PeerTrees:
     def _checked(self, url: str, data: bytes) -> bytes:
         told = wire.decode_told(data)
         if told.cluster == self._own:
-            raise WrongCluster(f"{url} is a node of this cluster: full-sync points at home")
+            raise WrongPeerCluster(f"{url} is a node of this cluster: full-sync points at home")
         if self._name and told.cluster_name != self._name:
-            raise WrongCluster(f"{url} answers for cluster {told.cluster_name}, the settings say {self._name}")
+            raise WrongPeerCluster(f"{url} answers for cluster {told.cluster_name}, the settings say {self._name}")
         if self.cluster is not None and told.cluster != self.cluster:
-            raise WrongCluster(f"{url} answers for cluster {told.cluster.hex()}, others for {self.cluster.hex()}")
+            raise WrongPeerCluster(f"{url} answers for cluster {told.cluster.hex()}, others for {self.cluster.hex()}")
         self.cluster = told.cluster
         return told.body
 
@@ -158,6 +158,6 @@ def _fitting(names: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[tuple[bytes
         yield tuple(part)
 
 
-def _named(url: str, error: Refused) -> Refused:
+def _named(url: str, error: HttpRefused) -> HttpRefused:
     """What a node refused, with its name: who reads it does not know yet on which side to look."""
-    return Refused(f"{url}: {error}", error.status, error.reason)
+    return HttpRefused(f"{url}: {error}", error.status, error.reason)

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from isthmus.aae.exchange.cluster import Incomplete
-from isthmus.aae.exchange.compare import Difference, Kind
-from isthmus.aae.exchange.compare import Side as Where
+from isthmus.aae.exchange.compare import BehindSide as Where
+from isthmus.aae.exchange.compare import DifferenceKind, KeyDifference
 from isthmus.aae.exchange.exchange import (
     SEGMENTS_AT_ONCE,
     Ask,
     Clocks,
+    ExchangeVerdict,
     Findings,
     Leaves,
-    Listed,
     Machine,
     Pause,
     Repair,
     Roots,
-    Verdict,
+    RowPage,
     exchange,
 )
 from isthmus.aae.exchange.remote import TypeLacking
@@ -42,7 +42,7 @@ ROWS_AT_ONCE: Final = 50_000
 """Rows of one answer after which it ends with the segment: about 5 MB."""
 
 
-class Side(Protocol):
+class ExchangeEnd(Protocol):
     """One cluster of an exchange. All raise IsthmusError."""
 
     async def roots(self, asked: RootsAsked) -> Hashes:
@@ -55,7 +55,7 @@ class Side(Protocol):
         """The rows of the first segments."""
 
 
-class Scope(NamedTuple):
+class ExchangeScope(NamedTuple):
     """What a run looks at. Trees are compared whole; rows are read of what was changed in [since_ms, before_ms) (0: no
     bound), and in `bucket` alone if it is given. `wanted(bucket, key)`: what counts, None: everything. `segment_limit`,
     `start`: see `aae.exchange.exchange`."""
@@ -71,11 +71,11 @@ class Scope(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExchangeOutcome:
     """How a run ended: the verdict, and why it is not more. `unseen`: something could not be looked at that soon may
     be, so the run tells nothing of what differs. `lacking`: the other cluster has no such bucket type."""
 
-    verdict: Verdict
+    verdict: ExchangeVerdict
     reason: str = ""
     findings: Findings = field(default_factory=Findings)
     unseen: bool = False
@@ -85,48 +85,52 @@ class Outcome:
 
 
 async def run(
-    source: Side,
-    sink: Side,
-    scope: Scope,
+    source: ExchangeEnd,
+    sink: ExchangeEnd,
+    scope: ExchangeScope,
     *,
     findings: Findings,
-    repair: Callable[[Sequence[Difference]], Awaitable[int]],
+    repair: Callable[[Sequence[KeyDifference]], Awaitable[int]],
     pause: Callable[[], Awaitable[None]],
     timeout_s: float | None,
     segments_at_once: int = SEGMENTS_AT_ONCE,
-) -> Outcome:
+) -> ExchangeOutcome:
     """Compare, and hand over what differs; how it ended. `findings` fills while it runs. `pause` waits between two
     looks; `repair` returns how many differences it queued. Never raises but for a cancellation."""
     try:
         async with asyncio.timeout(timeout_s):
             verdict = await _driven(source, sink, scope, findings, repair, pause, segments_at_once)
     except TimeoutError:
-        return Outcome(Verdict.TIMED_OUT, f"not done after {timeout_s:g} s, at {findings.state}", findings)
+        return ExchangeOutcome(
+            ExchangeVerdict.TIMED_OUT, f"not done after {timeout_s:g} s, at {findings.state}", findings
+        )
     except Incomplete as error:
-        return Outcome(Verdict.INCOMPLETE, str(error), findings, unseen=True)
+        return ExchangeOutcome(ExchangeVerdict.INCOMPLETE, str(error), findings, unseen=True)
     except Retryable as error:
-        return Outcome(Verdict.INCOMPLETE, f"{findings.state}: {error}", findings, unseen=True)
+        return ExchangeOutcome(ExchangeVerdict.INCOMPLETE, f"{findings.state}: {error}", findings, unseen=True)
     except TypeLacking as error:
-        return Outcome(Verdict.ERROR, f"the other cluster has no such bucket type: {error}", findings, lacking=True)
+        return ExchangeOutcome(
+            ExchangeVerdict.ERROR, f"the other cluster has no such bucket type: {error}", findings, lacking=True
+        )
     except IsthmusError as error:
-        return Outcome(Verdict.ERROR, f"{findings.state}: {error}", findings, unseen=True)
-    return Outcome(verdict, _why(verdict, findings), findings)
+        return ExchangeOutcome(ExchangeVerdict.ERROR, f"{findings.state}: {error}", findings, unseen=True)
+    return ExchangeOutcome(verdict, _why(verdict, findings), findings)
 
 
-def _why(verdict: Verdict, findings: Findings) -> str:
+def _why(verdict: ExchangeVerdict, findings: Findings) -> str:
     match verdict:
-        case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_wrong:
+        case ExchangeVerdict.INCOMPLETE | ExchangeVerdict.REPAIRED if findings.segments_wrong:
             wrong = clause(findings.segments_wrong, "segment", "has", "have")
             return f"{wrong} equal keys and other hashes: a tree is wrong on one side"
-        case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_left:
+        case ExchangeVerdict.INCOMPLETE | ExchangeVerdict.REPAIRED if findings.segments_left:
             return _limited(findings)
-        case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_unexplained:
+        case ExchangeVerdict.INCOMPLETE | ExchangeVerdict.REPAIRED if findings.segments_unexplained:
             return (
                 f"{clause(findings.segments_unexplained, 'segment', 'differs', 'differ')} by changes outside the range"
             )
-        case Verdict.DIFFERING if findings.segments_left:
+        case ExchangeVerdict.DIFFERING if findings.segments_left:
             return f"{_left(findings)}; {_limited(findings)}"
-        case Verdict.DIFFERING:
+        case ExchangeVerdict.DIFFERING:
             return _left(findings)
         case _:
             return ""
@@ -141,7 +145,7 @@ def _left(findings: Findings) -> str:
     """How many keys were not queued, and what would bring them."""
     left = findings.differences - findings.queued
     there = sum(count for (_, side), count in findings.by_kind.items() if side is Where.SOURCE)
-    corrupt = sum(count for (kind, _), count in findings.by_kind.items() if kind is Kind.CORRUPT)
+    corrupt = sum(count for (kind, _), count in findings.by_kind.items() if kind is DifferenceKind.CORRUPT)
     found = [f"{clause(left, 'key', 'differs and was', 'differ and were')} not queued"]
     if there and left >= there:
         found.append(f"{there} are ahead on the other side (its full-sync sends them, or bidirectional = true)")
@@ -151,14 +155,14 @@ def _left(findings: Findings) -> str:
 
 
 async def _driven(
-    source: Side,
-    sink: Side,
-    scope: Scope,
+    source: ExchangeEnd,
+    sink: ExchangeEnd,
+    scope: ExchangeScope,
     findings: Findings,
-    repair: Callable[[Sequence[Difference]], Awaitable[int]],
+    repair: Callable[[Sequence[KeyDifference]], Awaitable[int]],
     pause: Callable[[], Awaitable[None]],
     segments_at_once: int,
-) -> Verdict:
+) -> ExchangeVerdict:
     machine = exchange(
         findings,
         size_bits=scope.size_bits,
@@ -173,7 +177,7 @@ async def _driven(
     while True:
         answer: object = None
         match ask:
-            case Verdict():
+            case ExchangeVerdict():
                 return ask
             case Roots():
                 roots = RootsAsked(scope.bucket_type)
@@ -185,7 +189,7 @@ async def _driven(
                 since_ms, before_ms = (0, 0) if ask.all_times else (scope.since_ms, scope.before_ms)
                 clocks = ClocksAsked(scope.bucket_type, ask.segments, ask.size_bits, since_ms, before_ms, ROWS_AT_ONCE)
                 first, second = await _both(source.clocks(clocks), sink.clocks(clocks))
-                answer = (Listed(first.rows, first.covered), Listed(second.rows, second.covered))
+                answer = (RowPage(first.rows, first.covered), RowPage(second.rows, second.covered))
             case Pause():
                 await pause()
             case Repair():
@@ -193,16 +197,16 @@ async def _driven(
         ask = await _beside(machine, answer) if isinstance(ask, Clocks | Leaves) else _step(machine, answer)
 
 
-def _step(machine: Machine, answer: object) -> Ask | Verdict:
+def _step(machine: Machine, answer: object) -> Ask | ExchangeVerdict:
     """What the machine wants next, or how it ended."""
     try:
         return machine.send(answer)
     except StopIteration as end:
-        verdict: Verdict = end.value
+        verdict: ExchangeVerdict = end.value
         return verdict
 
 
-async def _beside(machine: Machine, answer: object) -> Ask | Verdict:
+async def _beside(machine: Machine, answer: object) -> Ask | ExchangeVerdict:
     """A step beside the event loop: to compare the rows of 16,000 segments takes a tenth of a second. Whoever ends the
     run waits for its step."""
     step = asyncio.ensure_future(asyncio.to_thread(_step, machine, answer))

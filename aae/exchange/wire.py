@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 import zstandard
 
-from isthmus.aae.exchange.compare import Row
+from isthmus.aae.exchange.compare import ComparedRow
 from isthmus.aae.trees.tree import BRANCH_BITS, BRANCH_COUNT, SIZE_BITS_MIN, Hashes, hashes_from_wire, hashes_to_wire
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import SEGMENT_BITS
@@ -46,13 +46,13 @@ QUESTION_BYTES_MAX: Final = 1024 * 1024
 """Largest question: 2^17 segments, several times what is asked for at once."""
 
 
-class UnknownVersion(CodecError):
+class UnknownExchangeVersion(CodecError):
     """A message of another version of this program."""
 
     reason = "unknown-version"
 
 
-class Standing(NamedTuple):
+class TreeReadiness(NamedTuple):
     """What a node says of one partition that it leads: `ready`, or why its tree cannot answer."""
 
     partition: int
@@ -89,16 +89,16 @@ class ClocksAsked(NamedTuple):
 class HashesTold(NamedTuple):
     """The XOR of what each ready partition of `standings` has."""
 
-    standings: tuple[Standing, ...]
+    standings: tuple[TreeReadiness, ...]
     hashes: Hashes
 
 
 class RowsTold(NamedTuple):
     """The rows of the first `covered` segments that were asked for."""
 
-    standings: tuple[Standing, ...]
+    standings: tuple[TreeReadiness, ...]
     covered: int
-    rows: list[Row]
+    rows: list[ComparedRow]
 
 
 def encode_roots_asked(asked: RootsAsked) -> bytes:
@@ -171,7 +171,7 @@ ZSTD_FROM_BYTES: Final = 512
 """Smaller answers are not compressed: nothing is gained."""
 
 
-class Told(NamedTuple):
+class RepairAccepted(NamedTuple):
     """An answer to another cluster: who answers, and the answer's bytes."""
 
     cluster: bytes
@@ -179,7 +179,7 @@ class Told(NamedTuple):
     body: bytes
 
 
-def encode_told(told: Told, compress: str = "") -> bytes:
+def encode_told(told: RepairAccepted, compress: str = "") -> bytes:
     """Its bytes; with ZSTD the answer's are one zstd frame that tells its size, and the word stands behind. Then beside
     the event loop: compressing takes milliseconds a megabyte."""
     if compress == ZSTD and len(told.body) >= ZSTD_FROM_BYTES:
@@ -188,13 +188,13 @@ def encode_told(told: Told, compress: str = "") -> bytes:
     return _pack([VERSION, *told])
 
 
-def decode_told(data: bytes) -> Told:
+def decode_told(data: bytes) -> RepairAccepted:
     """Raises CodecError."""
     match _unpack(data, "an answer about trees"):
         case [bytes(cluster), str(name), bytes(body)] if len(cluster) == CLUSTER_BYTES:
-            return Told(cluster, name, body)
+            return RepairAccepted(cluster, name, body)
         case [bytes(cluster), str(name), bytes(frame), "zstd"] if len(cluster) == CLUSTER_BYTES:
-            return Told(cluster, name, _unzipped(frame))
+            return RepairAccepted(cluster, name, _unzipped(frame))
     raise CodecError("not an answer about trees: cluster, its name, and the answer")
 
 
@@ -270,26 +270,26 @@ def decode_rows(data: bytes, asked: ClocksAsked) -> RowsTold:
 _ROW_TYPES: Final = [bytes, bytes, bytes, int, int, bool]
 
 
-def _row(raw: object) -> Row:
+def _row(raw: object) -> ComparedRow:
     if type(raw) is list and list(map(type, raw)) == _ROW_TYPES:
-        row = Row._make(raw)
+        row = ComparedRow._make(raw)
         if row.bucket and row.key and 0 <= row.hash64 < 1 << 64 and row.modified_ms >= 0:
             return row
     raise CodecError("not a row: bucket, key, clock, hash, last modified, tombstone")
 
 
-def _standings(standings: Sequence[Standing]) -> list[Standing]:
+def _standings(standings: Sequence[TreeReadiness]) -> list[TreeReadiness]:
     return [standing._replace(reason=standing.reason[:REASON_MAX]) for standing in standings]
 
 
-def _decoded_standings(raw: Sequence[object]) -> tuple[Standing, ...]:
-    found: list[Standing] = []
+def _decoded_standings(raw: Sequence[object]) -> tuple[TreeReadiness, ...]:
+    found: list[TreeReadiness] = []
     if len(raw) > PARTITIONS_MAX:
         raise CodecError(f"standings of {len(raw)} partitions, at most {PARTITIONS_MAX} are read")
     for one in raw:
         match one:
             case [int(partition), bool(ready), str(reason)] if partition >= 0:
-                found.append(Standing(partition, ready, reason[:REASON_MAX]))
+                found.append(TreeReadiness(partition, ready, reason[:REASON_MAX]))
             case _:
                 raise CodecError("not the standing of a partition")
     return tuple(found)
@@ -319,5 +319,7 @@ def _unpack(data: bytes, what: str) -> list[Any]:
     if not isinstance(raw, list) or not raw or type(raw[0]) is not int:
         raise CodecError(f"not {what}: no list with a version")
     if raw[0] != VERSION:
-        raise UnknownVersion(f"{what} in form {raw[0]}, this program knows form {VERSION}: update the older side")
+        raise UnknownExchangeVersion(
+            f"{what} in form {raw[0]}, this program knows form {VERSION}: update the older side"
+        )
     return raw[1:]

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgpack
 
-from isthmus.aae.folds.folds import FOUND_MAX, Asked, Folds, Found, Kind, Page, Place, Scope
+from isthmus.aae.folds.folds import FOUND_MAX, FoldCursor, FoldKind, FoldMatch, FoldRequest, Folds, FoldScope, Page
 from isthmus.repl.model.errors import CodecError, NotReady
 
 METHOD: Final = "aae.fold"
@@ -49,7 +49,7 @@ class Folding:
         """What other nodes may ask of this one, by method."""
         return {METHOD: self._answer}
 
-    async def page(self, partition: int, asked: Asked) -> Page:
+    async def page(self, partition: int, asked: FoldRequest) -> Page:
         """One page of a partition. Raises NotReady when nobody leads it, and what the leader raises."""
         leader = self._leader(partition)
         if leader is None:
@@ -62,7 +62,7 @@ class Folding:
         return encode_page(await self._folds.page(*decode_asked(body)))
 
 
-def encode_asked(partition: int, asked: Asked) -> bytes:
+def encode_asked(partition: int, asked: FoldRequest) -> bytes:
     """A page's question."""
     packed: bytes = msgpack.packb(
         [VERSION, partition, asked.kind.value, asked.scope, asked.place, asked.queue, asked.dry]
@@ -70,17 +70,17 @@ def encode_asked(partition: int, asked: Asked) -> bytes:
     return packed
 
 
-def decode_asked(data: bytes) -> tuple[int, Asked]:
+def decode_asked(data: bytes) -> tuple[int, FoldRequest]:
     """(partition, question). Raises CodecError."""
     match _unpack(data, "a question for a page of a fold"):
         case [int(partition), str(kind), list(scope), [int(segment), bytes(name)], str(queue), bool(dry)]:
             try:
-                wanted = Scope(*scope)
+                wanted = FoldScope(*scope)
                 segments = wanted.segments
                 if segments is not None:
                     first, end = segments
                     wanted = wanted._replace(segments=(int(first), int(end)))
-                return partition, Asked(Kind(kind), wanted, Place(segment, name), queue, dry)
+                return partition, FoldRequest(FoldKind(kind), wanted, FoldCursor(segment, name), queue, dry)
             except (TypeError, ValueError) as error:
                 raise CodecError(f"not a question for a page of a fold: {error}") from error
     raise CodecError("not a question for a page of a fold")
@@ -123,10 +123,10 @@ def decode_page(data: bytes) -> Page:
         ] if len(found) <= FOUND_MAX:
             try:
                 return Page(
-                    None if behind is None else Place(*behind),
+                    None if behind is None else FoldCursor(*behind),
                     scanned,
                     matched,
-                    [Found(*one) for one in found],
+                    [FoldMatch(*one) for one in found],
                     done,
                     Counter(refused),
                     Counter(buckets),
@@ -193,27 +193,27 @@ def text_of(name: bytes) -> str:
     return "".join(chr(byte) if chr(byte).isalnum() and byte < 128 else f"%{byte:02X}" for byte in name)
 
 
-def asked_of(wish: Mapping[str, Any]) -> Asked:
+def asked_of(wish: Mapping[str, Any]) -> FoldRequest:
     """A page's question from JSON. Raises CodecError that says what would be right."""
-    kinds = ", ".join(kind.value for kind in Kind)
+    kinds = ", ".join(kind.value for kind in FoldKind)
     try:
-        kind = Kind(wish.get("kind", ""))
+        kind = FoldKind(wish.get("kind", ""))
     except ValueError:
         raise CodecError(f"kind {str(wish.get('kind'))[:40]!r} is not known; write one of {kinds}") from None
     raw = wish.get("next") or {"segment": 0, "name": ""}
     try:
-        place = Place(int(raw["segment"]), bytes.fromhex(raw["name"]))
+        place = FoldCursor(int(raw["segment"]), bytes.fromhex(raw["name"]))
         if not 0 <= place.segment < NUMBER_MAX:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise CodecError("next must be what the page before gave") from None
     queue = wish.get("queue") or ""
-    if not isinstance(queue, str) or (kind is Kind.REPL_KEYS and not queue):
+    if not isinstance(queue, str) or (kind is FoldKind.REPL_KEYS and not queue):
         raise CodecError("repl-keys needs the name of a queue")
-    return Asked(kind, _scope(wish), place, queue, wish.get("dry_run") is not False)
+    return FoldRequest(kind, _scope(wish), place, queue, wish.get("dry_run") is not False)
 
 
-def _scope(wish: Mapping[str, Any]) -> Scope:
+def _scope(wish: Mapping[str, Any]) -> FoldScope:
     names: dict[str, bytes | None] = {}
     for name in ("bucket", "key_from", "key_to"):
         value = wish.get(name)
@@ -241,7 +241,7 @@ def _scope(wish: Mapping[str, Any]) -> Scope:
     for name, (first, end) in ranges.items():
         if first is not None and end is not None and first >= end:  # nothing would be found, and nothing said of it
             raise CodecError(f"{name} must be above where the range begins: nothing lies between")
-    return Scope(
+    return FoldScope(
         names["bucket"],
         names["key_from"],
         names["key_to"],

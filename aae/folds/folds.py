@@ -43,7 +43,7 @@ WAITING_MAX: Final = 32
 """Pages that wait for their turn, some seconds in all; one more is told to come back."""
 
 
-class Kind(StrEnum):
+class FoldKind(StrEnum):
     """What is made of the rows of a scope."""
 
     LIST_BUCKETS = "list-buckets"
@@ -56,11 +56,11 @@ class Kind(StrEnum):
     ERASE_KEYS = "erase-keys"
 
 
-ACTS: Final = frozenset({Kind.REPL_KEYS, Kind.REPAIR_KEYS, Kind.REAP_TOMBS, Kind.ERASE_KEYS})
+ACTS: Final = frozenset({FoldKind.REPL_KEYS, FoldKind.REPAIR_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS})
 """Kinds that change something, and so can be tried dry first."""
 
 
-class Scope(NamedTuple):
+class FoldScope(NamedTuple):
     """Which rows count; None: any. Segments [first, end) of 2^20; keys [key_from, key_to) in byte order; last modified
     in [since_ms, before_ms). `siblings_over`, `size_over`: for find-keys, either is enough."""
 
@@ -74,7 +74,7 @@ class Scope(NamedTuple):
     size_over: int | None = None
 
 
-class Place(NamedTuple):
+class FoldCursor(NamedTuple):
     """Behind which row a page begins: one of a segment, by its name in the key store (b"": with its first row); in
     scopes of one bucket without segments, a key, but for repair-keys."""
 
@@ -82,17 +82,17 @@ class Place(NamedTuple):
     name: bytes = b""
 
 
-class Asked(NamedTuple):
+class FoldRequest(NamedTuple):
     """One page of one partition. `queue` is for repl-keys; with `dry` nothing is changed."""
 
-    kind: Kind
-    scope: Scope
-    place: Place = Place()
+    kind: FoldKind
+    scope: FoldScope
+    place: FoldCursor = FoldCursor()
     queue: str = ""
     dry: bool = False
 
 
-class Found(NamedTuple):
+class FoldMatch(NamedTuple):
     """A key that a fold names, and why if it is not plain."""
 
     bucket: bytes
@@ -109,10 +109,10 @@ class Page:
     reason, and what was left out as UNREADABLE. The counters are for object-stats (and list-buckets, by bucket); sizes
     by powers of two, as the exponent."""
 
-    next: Place | None = None
+    next: FoldCursor | None = None
     scanned: int = 0
     matched: int = 0
-    found: list[Found] = field(default_factory=list)
+    found: list[FoldMatch] = field(default_factory=list)
     done: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     buckets: Counter[bytes] = field(default_factory=Counter)
@@ -123,7 +123,7 @@ class Page:
     siblings: Counter[int] = field(default_factory=Counter)
 
 
-class Hands(Protocol):
+class FoldActions(Protocol):
     """What folds that act need. Each returns how many keys it took and why others were refused."""
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
@@ -147,7 +147,7 @@ class Folds:
         store: Store,
         *,
         led: Callable[[int], tuple[bytes, Led] | None],
-        hands: Hands,
+        hands: FoldActions,
         read_pool: Executor,
     ) -> None:
         self._store = store
@@ -159,13 +159,13 @@ class Folds:
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._waiting = 0
 
-    async def page(self, partition: int, asked: Asked) -> Page:
+    async def page(self, partition: int, asked: FoldRequest) -> Page:
         """One page. Raises NotLeader, Overloaded, Corruption, LocalFault, and what acting raises."""
         led = self._led(partition)
         if led is None:
             raise NotLeader(f"this node does not lead partition {partition}")
         bucket_type, place = led
-        if asked.kind is Kind.REPL_KEYS:
+        if asked.kind is FoldKind.REPL_KEYS:
             await self._hands.push(asked.queue, ())  # a queue that is not there is told of at once, and dry, too
         page, rows, damaged = await self._in_turn(place, asked)
         if self._led(partition) is None:  # and the copy that was read may have been going already
@@ -177,13 +177,13 @@ class Folds:
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]
         acting: Awaitable[tuple[int, Counter[str]]]
         match asked.kind:
-            case Kind.REPL_KEYS:
+            case FoldKind.REPL_KEYS:
                 acting = self._hands.push(asked.queue, keys)
-            case Kind.REPAIR_KEYS:
+            case FoldKind.REPAIR_KEYS:
                 acting = self._hands.mend(partition, [(found.bucket, found.key) for found in page.found])
-            case Kind.REAP_TOMBS:
+            case FoldKind.REAP_TOMBS:
                 acting = self._hands.reap(keys)
-            case Kind.ERASE_KEYS:
+            case FoldKind.ERASE_KEYS:
                 acting = self._hands.erase([(key, row.clock) for key, (_, row) in zip(keys, rows, strict=True)])
             case _:
                 return page
@@ -191,7 +191,7 @@ class Folds:
         page.refused.update(refused)
         return page
 
-    async def _in_turn(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]], set[int]]:
+    async def _in_turn(self, led: Led, asked: FoldRequest) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
         if self._waiting >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} pages of folds wait on this node; ask again")
         self._waiting += 1
@@ -201,10 +201,10 @@ class Folds:
         finally:
             self._waiting -= 1
 
-    def _read(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]], set[int]]:
+    def _read(self, led: Led, asked: FoldRequest) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
         """In a thread: the page, the rows that are to be acted upon, and segments with a row that is damaged."""
         page = Page()
-        acts: list[tuple[Found, KeyRow]] = []
+        acts: list[tuple[FoldMatch, KeyRow]] = []
         damaged: set[int] = set()
         last = asked.place
         with (
@@ -222,9 +222,9 @@ class Folds:
                 except CodecError:  # its times are not known
                     if not _named(asked.scope, bucket, key):
                         continue
-                    if asked.kind is Kind.REPAIR_KEYS:
+                    if asked.kind is FoldKind.REPAIR_KEYS:
                         page.matched += 1
-                        page.found.append(Found(bucket, key, 0, 0, 0, "its key row cannot be read"))
+                        page.found.append(FoldMatch(bucket, key, 0, 0, 0, "its key row cannot be read"))
                     else:
                         page.refused[UNREADABLE] += 1
                         damaged.add(segment_of(key_hash(bucket, key)))
@@ -234,16 +234,16 @@ class Folds:
         return page, acts, damaged
 
     def _rows(
-        self, led: Led, asked: Asked, snapshot: Snapshot
-    ) -> Generator[tuple[Place, bytes, bytes, bytes], None, None]:
+        self, led: Led, asked: FoldRequest, snapshot: Snapshot
+    ) -> Generator[tuple[FoldCursor, bytes, bytes, bytes], None, None]:
         """The rows behind the page's place, each with its own: (place, bucket, key, encoded key row)."""
         scope, place = asked.scope, asked.place
         # A listing is of objects: a key whose object is lost is not in it.
-        if scope.bucket is not None and scope.segments is None and asked.kind is not Kind.REPAIR_KEYS:
+        if scope.bucket is not None and scope.segments is None and asked.kind is not FoldKind.REPAIR_KEYS:
             for one in self._store.list_keys(led.partition, scope.bucket, _behind(scope, place)):
                 if scope.key_to is not None and one.key >= scope.key_to:
                     return
-                yield Place(0, one.key), one.bucket, one.key, one.row
+                yield FoldCursor(0, one.key), one.bucket, one.key, one.row
             return
         first, end = led.segments
         if scope.segments is not None:
@@ -254,46 +254,46 @@ class Folds:
         for segment, bucket, key, row in snapshot.key_rows(first, end):
             name = bucket_head(bucket) + key
             if segment != place.segment or name > place.name:  # a segment may have more rows than a page
-                yield Place(segment, name), bucket, key, row
+                yield FoldCursor(segment, name), bucket, key, row
 
     def _take(
         self,
-        asked: Asked,
+        asked: FoldRequest,
         page: Page,
-        acts: list[tuple[Found, KeyRow]],
+        acts: list[tuple[FoldMatch, KeyRow]],
         snapshot: Snapshot,
         bucket: bytes,
         key: bytes,
         row: KeyRow,
     ) -> None:
-        found = Found(bucket, key, row.sibling_count, row.size_bytes, row.last_modified_ms)
+        found = FoldMatch(bucket, key, row.sibling_count, row.size_bytes, row.last_modified_ms)
         match asked.kind:
-            case Kind.LIST_BUCKETS:
+            case FoldKind.LIST_BUCKETS:
                 if not row.tombstone:
                     page.buckets[bucket] += 1
                     page.matched += 1
-            case Kind.FIND_KEYS:
+            case FoldKind.FIND_KEYS:
                 if not row.tombstone and _large(asked.scope, row):
                     page.found.append(found)
                     page.matched += 1
-            case Kind.FIND_TOMBS:
+            case FoldKind.FIND_TOMBS:
                 if row.tombstone:
                     page.found.append(found)
                     page.matched += 1
-            case Kind.OBJECT_STATS:
+            case FoldKind.OBJECT_STATS:
                 _count(page, row)
-            case Kind.REPAIR_KEYS:
+            case FoldKind.REPAIR_KEYS:
                 note = _damage(snapshot, bucket, key, row)
                 page.matched += 1
                 if note:
                     page.found.append(found._replace(note=note))
-            case Kind.REAP_TOMBS | Kind.ERASE_KEYS | Kind.REPL_KEYS:
-                if asked.kind is Kind.REPL_KEYS or row.tombstone == (asked.kind is Kind.REAP_TOMBS):
+            case FoldKind.REAP_TOMBS | FoldKind.ERASE_KEYS | FoldKind.REPL_KEYS:
+                if asked.kind is FoldKind.REPL_KEYS or row.tombstone == (asked.kind is FoldKind.REAP_TOMBS):
                     acts.append((found, row))
                     page.matched += 1
 
 
-def _behind(scope: Scope, place: Place) -> tuple[bytes, bytes] | None:
+def _behind(scope: FoldScope, place: FoldCursor) -> tuple[bytes, bytes] | None:
     """Behind which (bucket, key) a listing resumes."""
     assert scope.bucket is not None
     if place.name:
@@ -302,7 +302,7 @@ def _behind(scope: Scope, place: Place) -> tuple[bytes, bytes] | None:
     return (scope.bucket, start) if start else None
 
 
-def _named(scope: Scope, bucket: bytes, key: bytes) -> bool:
+def _named(scope: FoldScope, bucket: bytes, key: bytes) -> bool:
     return (
         (scope.bucket is None or bucket == scope.bucket)
         and (scope.key_from is None or key >= scope.key_from)
@@ -311,7 +311,7 @@ def _named(scope: Scope, bucket: bytes, key: bytes) -> bool:
     )
 
 
-def _within(scope: Scope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
+def _within(scope: FoldScope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
     return (
         _named(scope, bucket, key)
         and row.last_modified_ms >= scope.since_ms
@@ -319,7 +319,7 @@ def _within(scope: Scope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
     )
 
 
-def _large(scope: Scope, row: KeyRow) -> bool:
+def _large(scope: FoldScope, row: KeyRow) -> bool:
     if scope.siblings_over is None and scope.size_over is None:
         return True
     return (scope.siblings_over is not None and row.sibling_count > scope.siblings_over) or (

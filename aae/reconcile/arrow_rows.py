@@ -19,7 +19,7 @@ from xxhash import xxh64_intdigest
 
 from isthmus.aae.reconcile.key_rows import KeyRows, bucket_ends, one_by_one, parsed
 from isthmus.aae.row_stream.blobs import Blobs, Places
-from isthmus.aae.row_stream.wire import Head, Rows, View, why_no_object
+from isthmus.aae.row_stream.wire import Head, Rows, RowView, why_no_object
 from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError
 from isthmus.repl.model.keys import HASH_SEED
 from isthmus.repl.model.objects import Object, Sibling, decode_object
@@ -92,18 +92,18 @@ OBJECT_COLUMNS: Final[Mapping[str, t.DataType]] = {
 """What the view `objects` has besides: value, content type and metadata of the latest sibling that is no tombstone,
 all siblings, and the object's canonical bytes, which `df.write.format("isthmus")` takes back as they are."""
 
-_KNOWN: Final[Mapping[View, Mapping[str, t.DataType]]] = {
-    View.KEYS: {**KEY_COLUMNS, **ENTRY_COLUMNS},
-    View.OBJECTS: {**KEY_COLUMNS, **ENTRY_COLUMNS, **OBJECT_COLUMNS},
+_KNOWN: Final[Mapping[RowView, Mapping[str, t.DataType]]] = {
+    RowView.KEYS: {**KEY_COLUMNS, **ENTRY_COLUMNS},
+    RowView.OBJECTS: {**KEY_COLUMNS, **ENTRY_COLUMNS, **OBJECT_COLUMNS},
 }
 
-_DEFAULT: Final[Mapping[View, Sequence[str]]] = {
-    View.KEYS: tuple(KEY_COLUMNS),
-    View.OBJECTS: (*KEY_COLUMNS, *OBJECT_COLUMNS),
+_DEFAULT: Final[Mapping[RowView, Sequence[str]]] = {
+    RowView.KEYS: tuple(KEY_COLUMNS),
+    RowView.OBJECTS: (*KEY_COLUMNS, *OBJECT_COLUMNS),
 }
 
 
-def schema_of(view: View, columns: Sequence[str] = ()) -> t.StructType:
+def schema_of(view: RowView, columns: Sequence[str] = ()) -> t.StructType:
     """The table of a view, with `columns` alone, in their order, when there are any. Raises BadInput."""
     known = _KNOWN[view]
     names = list(columns or _DEFAULT[view])
@@ -113,7 +113,7 @@ def schema_of(view: View, columns: Sequence[str] = ()) -> t.StructType:
     return t.StructType([t.StructField(name, known[name]) for name in names])
 
 
-def check_schema(view: View, schema: t.StructType) -> None:
+def check_schema(view: RowView, schema: t.StructType) -> None:
     """Raises BadInput when a schema that was asked for has other columns or types than the view."""
     for field in schema.fields:
         wanted = _KNOWN[view].get(field.name)

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import msgpack
 
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.wire import Frame, Frames, Head, Passed, Rows, Tail
-from isthmus.repl.http.client import Access, HttpPeer, Refused, as_protected
+from isthmus.aae.row_stream.wire import Frame, Frames, Head, Rows, SkippedTo, Tail
+from isthmus.repl.http.client import HttpPeer, HttpRefused, PeerCredentials, as_protected
 from isthmus.repl.model.errors import BadConfig, BadInput, CodecError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.security.tls import TlsFiles, client_contexts
@@ -54,7 +54,7 @@ class Credentials(NamedTuple):
     certificate_file: str = ""
     key_file: str = ""
 
-    def access(self) -> Access:
+    def access(self) -> PeerCredentials:
         """How to come in. Raises BadInput when a file cannot be read."""
         contexts = None
         for name in ("ca_file", "certificate_file", "key_file"):
@@ -66,15 +66,15 @@ class Credentials(NamedTuple):
             certificate, key = (Path(path) if path else None for path in (self.certificate_file, self.key_file))
             contexts = client_contexts(TlsFiles(certificate, key, authorities), check_host=True).current
         if not self.token_file:
-            return Access(contexts)
+            return PeerCredentials(contexts)
         try:
             token = read_token(Path(self.token_file))
         except BadConfig as error:
             raise BadInput(f"option token_file: {error}; executors need it, too") from error
-        return Access(contexts, token=lambda: token)
+        return PeerCredentials(contexts, token=lambda: token)
 
 
-class Copy(NamedTuple):
+class ReplicaEndpoint(NamedTuple):
     """A copy of a partition, at the node's `url`, applied to `offset` of `epoch` when it was asked."""
 
     node: str
@@ -93,11 +93,11 @@ class PartitionPlan(NamedTuple):
     first: int
     end: int
     rows_estimate: int | None
-    copies: tuple[Copy, ...]
+    copies: tuple[ReplicaEndpoint, ...]
     lineage: int = 0
 
 
-class Plan(NamedTuple):
+class ReplicaDirectory(NamedTuple):
     """Who holds a bucket type."""
 
     cluster: bytes
@@ -106,7 +106,7 @@ class Plan(NamedTuple):
     partitions: tuple[PartitionPlan, ...]
 
 
-def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> Plan:
+def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> ReplicaDirectory:
     """What the first node that answers says. Raises PeerFault when none does, BadInput when there is no such bucket
     type."""
     access = credentials.access()
@@ -116,23 +116,25 @@ def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
         try:
             path = f"{wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
             return parse_plan(peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX), url)
-        except Refused as error:
+        except HttpRefused as error:
             if error.reason == "unknown-bucket-type":
                 raise BadInput(f"option bucket_type: {error}") from error
             trouble.append(str(error))
         except (PeerFault, CodecError) as error:
             trouble.append(str(error))
         finally:
-            peer.cut()
+            peer.abort()
     raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
 
 
-def parse_plan(data: bytes, asked_url: str) -> Plan:
+def parse_plan(data: bytes, asked_url: str) -> ReplicaDirectory:
     """The plan of the node at `asked_url`: copies are read with TLS where that has it. Raises CodecError."""
     try:
         raw = json.loads(data)
         partitions = tuple(_partition(row, asked_url) for row in raw["partitions"])
-        plan = Plan(bytes.fromhex(raw["cluster_uuid"]), str(raw["cluster"]), str(raw["bucket_type"]), partitions)
+        plan = ReplicaDirectory(
+            bytes.fromhex(raw["cluster_uuid"]), str(raw["cluster"]), str(raw["bucket_type"]), partitions
+        )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CodecError(f"not a plan of rows: {error!r:.200}") from error
     if len(plan.cluster) != 16 or not 0 < len(partitions) <= PARTITIONS_MAX:
@@ -153,7 +155,7 @@ def _partition(row: Any, asked_url: str) -> PartitionPlan:
     return PartitionPlan(
         int(row["partition"]), int(first), int(end), None if estimate is None else int(estimate),
         tuple(
-            Copy(
+            ReplicaEndpoint(
                 str(c["node"]),
                 as_protected(str(c["http"]), asked_url),
                 bool(c["leads"]),
@@ -170,7 +172,7 @@ def _partition(row: Any, asked_url: str) -> PartitionPlan:
 @contextmanager
 def streamed(
     url: str, credentials: Credentials, path: str, question: bytes, timeout_ms: int = STREAM_TIMEOUT_MS
-) -> Iterator[tuple[Head, Iterator[Rows | Passed | Tail]]]:
+) -> Iterator[tuple[Head, Iterator[Rows | SkippedTo | Tail]]]:
     """A stream of rows: its head, then its frames, the tail last. Raises PeerFault, CodecError; a stream that ends
     without a tail, or with another number of rows, is PeerFault, and so is one that is silent for `timeout_ms`, or
     needs longer than FRAME_TIMEOUT_S for a frame."""
@@ -183,7 +185,7 @@ def streamed(
                 raise CodecError(f"{url}: a stream of rows without a head")
             yield head, _checked(url, frames)
     finally:
-        peer.cut()
+        peer.abort()
 
 
 def _frames(url: str, take: Any) -> Iterator[Frame]:
@@ -198,7 +200,7 @@ def _frames(url: str, take: Any) -> Iterator[Frame]:
     raise PeerFault(f"{url}: the stream of rows was cut off")
 
 
-def _checked(url: str, frames: Iterator[Frame]) -> Iterator[Rows | Passed | Tail]:
+def _checked(url: str, frames: Iterator[Frame]) -> Iterator[Rows | SkippedTo | Tail]:
     count = 0
     for frame in frames:
         if isinstance(frame, Tail):
@@ -231,7 +233,7 @@ class Pusher:
                     path, body, media_type=wire.MEDIA_TYPE, timeout_ms=PUSH_TIMEOUT_MS,
                     limit_bytes=ANSWER_BYTES_MAX,
                 )  # fmt: skip
-            except Refused as error:
+            except HttpRefused as error:
                 if error.status < 500:
                     raise
                 trouble.append(str(error))
@@ -245,7 +247,7 @@ class Pusher:
     def close(self) -> None:
         """End it."""
         for peer in self._peers:
-            peer.cut()
+            peer.abort()
 
 
 def _answers(data: bytes) -> list[Any]:

@@ -16,14 +16,14 @@ import msgpack
 from xxhash import xxh64_intdigest
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.reconcile.client import Credentials, Plan, asked_plan
-from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory, asked_plan
+from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges, ranges_of
-from isthmus.aae.reconcile.verdicts import Name, Seen
+from isthmus.aae.reconcile.verdicts import Name, ObservedKey
 from isthmus.aae.row_stream import wire as row_wire
-from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsAsked, View
+from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsAsked, RowView
 from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
-from isthmus.repl.http.client import HttpPeer, Refused
+from isthmus.repl.http.client import HttpPeer, HttpRefused
 from isthmus.repl.model.entry import KEY_ROW_VERSION, decode_key_row
 from isthmus.repl.model.errors import CodecError, IsthmusError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_BITS
@@ -39,7 +39,7 @@ GIVE_UP_AFTER_S: Final = 30
 """How long a range is tried, and a question waits, before it is unreachable: a leader that dies is replaced within
 seconds."""
 
-_FAULT: Final = Seen(b"", 0, 0, tombstone=False)
+_FAULT: Final = ObservedKey(b"", 0, 0, tombstone=False)
 
 Runs = Sequence[tuple[int, int]]
 """Ranges [first, end) of segments, ascending, disjoint."""
@@ -67,7 +67,7 @@ class SideSpec(NamedTuple):
         return Credentials(self.token_file, self.ca_file, self.certificate_file, self.key_file)
 
 
-class AsOf(NamedTuple):
+class ReadPoint(NamedTuple):
     """What the rows of some segments are as of: everything below `offset` of a partition."""
 
     partition: int
@@ -75,31 +75,31 @@ class AsOf(NamedTuple):
     offset: int
 
 
-class Taken(NamedTuple):
+class RangeRows(NamedTuple):
     """The rows of some runs."""
 
-    rows: dict[Name, Seen]
-    as_of: list[AsOf]
+    rows: dict[Name, ObservedKey]
+    as_of: list[ReadPoint]
     bytes: int
 
 
-class OtherCluster(PeerFault):
+class UnexpectedCluster(PeerFault):
     """An answer of another cluster than the run is about."""
 
     reason = "other-cluster"
 
 
-def plan_of(side: SideSpec) -> Plan:
+def plan_of(side: SideSpec) -> ReplicaDirectory:
     """Who holds what. Raises PeerFault, BadInput."""
     plan = asked_plan(side.urls, side.credentials, side.bucket_type)
     if side.cluster and plan.cluster != side.cluster:
-        raise OtherCluster(
+        raise UnexpectedCluster(
             f"{side.urls[0]} is of cluster {plan.cluster_name}, uuid {plan.cluster.hex()}, not the run's"
         )
     return plan
 
 
-def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bool = False) -> Taken:
+def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bool = False) -> RangeRows:
     """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before; `bodies`: each
     object is read, too, and one that is not what its row says is a fault. Raises PeerFault, CodecError, Retryable's
     kin: then nothing of it counts."""
@@ -107,7 +107,7 @@ def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bo
         try:
             return _by_clocks(side, [segment for run in runs for segment in range(*run)])
         except (PeerFault, CodecError) as error:
-            if isinstance(error, OtherCluster):
+            if isinstance(error, UnexpectedCluster):
                 raise
             # A damaged row ends the whole answer; a stream shows all others beside it.
     return _by_streams(side, runs, committed, bodies)
@@ -133,7 +133,7 @@ def leaves_of(side: SideSpec, branches: Sequence[int]) -> Hashes:
     )[0]
 
 
-def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple[Name, Seen]]:
+def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple[Name, ObservedKey]]:
     """The rows of a frame. One that cannot be read has a fault, and its name. Raises CodecError for a name that is
     none."""
     joined = b"\xdd" + len(key_rows).to_bytes(4, "big") + b"".join(key_rows)
@@ -146,12 +146,14 @@ def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple
         named = split_tail(name[SEGMENT_BYTES:])
         if sound:
             _, clock, hash64, modified_ms, size, siblings, dead, _ = raws[at]
-            yield named, Seen(clock, hash64, modified_ms, dead, size, siblings)
+            yield named, ObservedKey(clock, hash64, modified_ms, dead, size, siblings)
         else:
             yield named, _one(key_rows[at])
 
 
-def _held_against(objects: Sequence[bytes], found: Iterable[tuple[Name, Seen]]) -> Iterable[tuple[Name, Seen]]:
+def _held_against(
+    objects: Sequence[bytes], found: Iterable[tuple[Name, ObservedKey]]
+) -> Iterable[tuple[Name, ObservedKey]]:
     """The rows, with a fault where the object is not the one that its row tells of. One that is too large to be sent
     goes by its row, as all do without bodies."""
     for data, (name, seen) in zip(objects, found, strict=True):
@@ -166,22 +168,22 @@ def _held_against(objects: Sequence[bytes], found: Iterable[tuple[Name, Seen]]) 
 _ROW_TYPES: Final = (int, bytes, int, int, int, int, bool, int)
 
 
-def _one(data: bytes) -> Seen:
+def _one(data: bytes) -> ObservedKey:
     try:
         row = decode_key_row(data)
     except IsthmusError as error:
         return _FAULT._replace(fault=str(error)[:200])
-    return Seen(row.clock, row.hash64, row.last_modified_ms, row.tombstone, row.size_bytes, row.sibling_count)
+    return ObservedKey(row.clock, row.hash64, row.last_modified_ms, row.tombstone, row.size_bytes, row.sibling_count)
 
 
 def frames_of(
-    side: SideSpec, runs: Runs, as_of: list[AsOf], *, committed: bool = False, bodies: bool = False
+    side: SideSpec, runs: Runs, as_of: list[ReadPoint], *, committed: bool = False, bodies: bool = False
 ) -> Iterator[Rows]:
     """The frames of the runs, of one stream a partition; to `as_of` is added what they are as of."""
     consistency = Consistency.COMMITTED if committed else Consistency.ANY
     ask = partial(plan_of, side)
     plan = ask()
-    pace = Pace(side.rows_per_second)
+    pace = TaskRate(side.rows_per_second)
     for run in runs:
         try:
             parts = ranges_of(plan, run, 1, consistency)
@@ -190,17 +192,17 @@ def frames_of(
         for part in parts:
             asked = RowsAsked(
                 side.bucket_type.encode(), part.partition, part.first, part.end,
-                View.OBJECTS if bodies else View.KEYS, consistency=consistency,
+                RowView.OBJECTS if bodies else RowView.KEYS, consistency=consistency,
             )  # fmt: skip
             stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s, ask=ask)
             for _, rows in stream.frames():
                 yield rows
                 pace.passed(len(rows.names))
-            as_of.extend(AsOf(one.partition, one.epoch, one.offset) for one in stream.pieces)
+            as_of.extend(ReadPoint(one.partition, one.epoch, one.offset) for one in stream.pieces)
 
 
-def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Taken:
-    taken = Taken({}, [], 0)
+def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> RangeRows:
+    taken = RangeRows({}, [], 0)
     size = 0
     for rows in frames_of(side, runs, taken.as_of, committed=committed, bodies=bodies):
         found = decoded(rows.names, rows.key_rows)
@@ -209,10 +211,10 @@ def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Ta
     return taken._replace(bytes=size)
 
 
-def _by_clocks(side: SideSpec, segments: Sequence[int]) -> Taken:
-    taken = Taken({}, [], 0)
+def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
+    taken = RangeRows({}, [], 0)
     size = 0
-    pace = Pace(side.rows_per_second)
+    pace = TaskRate(side.rows_per_second)
     left = list(segments)
     while left:
         asked = wire.ClocksAsked(
@@ -222,7 +224,7 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> Taken:
         told, length = _asked(side, wire.PATHS[2], wire.encode_clocks_asked(asked), decode)
         size += length
         for row in told.rows:
-            taken.rows[row.bucket, row.key] = Seen(row.clock, row.hash64, row.modified_ms, row.tombstone)
+            taken.rows[row.bucket, row.key] = ObservedKey(row.clock, row.hash64, row.modified_ms, row.tombstone)
         pace.passed(len(told.rows))
         left = left[told.covered :]
     return taken._replace(bytes=size)
@@ -241,20 +243,20 @@ def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes],
             )  # fmt: skip
             told = wire.decode_told(data)
             if side.cluster and told.cluster != side.cluster:
-                raise OtherCluster(
+                raise UnexpectedCluster(
                     f"{url} answers for cluster {told.cluster_name}, uuid {told.cluster.hex()}, not the run's"
                 )
             return decode(told.body), len(data)
-        except Refused as error:
+        except HttpRefused as error:
             if error.status < 500:
                 raise
             trouble.append(str(error))
         except (PeerFault, CodecError) as error:
-            if isinstance(error, OtherCluster):
+            if isinstance(error, UnexpectedCluster):
                 raise
             trouble.append(str(error))
         finally:
-            peer.cut()
+            peer.abort()
     raise PeerFault(f"no node answers about trees: {'; '.join(trouble)}")
 
 

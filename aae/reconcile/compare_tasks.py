@@ -17,8 +17,16 @@ import pyarrow as pa
 from isthmus.aae.reconcile.compare_range import SideSpec, explained, read_runs, scattered
 from isthmus.aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
 from isthmus.aae.reconcile.join import Joined, joined
-from isthmus.aae.reconcile.run_directory import Chunk, runs_of
-from isthmus.aae.reconcile.verdicts import Candidate, Said, Verdict, first_look, left_out, second_look, unseen
+from isthmus.aae.reconcile.run_directory import SegmentChunk, runs_of
+from isthmus.aae.reconcile.verdicts import (
+    CandidateKey,
+    KeyVerdict,
+    VerdictKind,
+    first_look,
+    left_out,
+    second_look,
+    unseen,
+)
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, segment_of
@@ -73,7 +81,7 @@ _FIRST: Final = pa.struct([*_struct(COUNTS), pa.field("as_of", pa.string()), pa.
 _SECOND: Final = pa.struct([*_struct(COUNTS), pa.field("findings", pa.list_(pa.struct(_struct(FINDING))))])
 
 
-def encode_chunk(chunk: Chunk) -> bytes:
+def encode_chunk(chunk: SegmentChunk) -> bytes:
     """A chunk on its way to a task."""
     packed: bytes = msgpack.packb([chunk.number, chunk.runs])
     return packed
@@ -134,11 +142,11 @@ def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, An
 def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
     first_ms, candidates, filtered = decode_candidates(payload)
     rows: list[dict[str, Any]] = []
-    counts = dict.fromkeys(Verdict, 0)
+    counts = dict.fromkeys(VerdictKind, 0)
     error = ""
     size = 0
 
-    def say(one: Candidate, said: Said, now: Candidate) -> None:
+    def say(one: CandidateKey, said: KeyVerdict, now: CandidateKey) -> None:
         counts[said.verdict] += 1
         rows.append(finding(job.bucket_type, one, said, now.left, now.right, first_ms, _now_ms()))
 
@@ -163,10 +171,10 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
             name = (one.bucket, one.key)
             now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
             judged.append((one, second_look(one, now.left, now.right), now))
-        differing = [one for one, told, _ in judged if told.verdict is Verdict.DIVERGED]
+        differing = [one for one, told, _ in judged if told.verdict is VerdictKind.DIVERGED]
         arriving = len(differing) < len(left_over)
         for one, told, now in judged:
-            if told.verdict is not Verdict.DIVERGED or not arriving:
+            if told.verdict is not VerdictKind.DIVERGED or not arriving:
                 say(one, told, now)
         left_over = differing if arriving else []
         if left_over and further < FURTHER_LOOKS_MAX:
@@ -180,11 +188,11 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         "chunk": number,
         "error": error,
         "candidates": len(candidates),
-        "filtered": counts[Verdict.FILTERED],
+        "filtered": counts[VerdictKind.FILTERED],
         "bytes": size,
-        "transient": counts[Verdict.TRANSIENT],
-        "diverged": counts[Verdict.DIVERGED],
-        "unreachable": counts[Verdict.UNREACHABLE],
+        "transient": counts[VerdictKind.TRANSIENT],
+        "diverged": counts[VerdictKind.DIVERGED],
+        "unreachable": counts[VerdictKind.UNREACHABLE],
         "findings": rows,
     }
 

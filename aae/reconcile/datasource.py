@@ -24,11 +24,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from isthmus.aae.reconcile.arrow_rows import check_schema, schema_of
 from isthmus.aae.reconcile.findings import FINDING
-from isthmus.aae.reconcile.options import FINDINGS, Options, parse_options
+from isthmus.aae.reconcile.options import FINDINGS, RunOptions, parse_options
 from isthmus.aae.reconcile.row_reader import IsthmusReader
 from isthmus.aae.reconcile.row_writer import IsthmusWriter
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
-from isthmus.aae.row_stream.wire import View
+from isthmus.aae.row_stream.wire import RowView
 from isthmus.repl.model.errors import BadInput
 
 
@@ -37,7 +37,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._parsed: Options = parse_options(dict(options))
+        self._parsed: RunOptions = parse_options(dict(options))
 
     @classmethod
     def name(cls) -> str:
@@ -48,20 +48,20 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         """The view's columns, or those of the option `columns`."""
         if self._parsed.view == FINDINGS:
             return FINDING
-        return schema_of(View(self._parsed.view), self._parsed.columns)
+        return schema_of(RowView(self._parsed.view), self._parsed.columns)
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
         """For spark.read. Raises BadInput when a schema was asked for that the view does not have."""
         if self._parsed.view == FINDINGS:
             return FindingsReader(self._parsed.path, schema)
-        check_schema(View(self._parsed.view), schema)
+        check_schema(RowView(self._parsed.view), schema)
         return IsthmusReader(self._parsed, schema)
 
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:
         """For spark.readStream. Raises BadInput."""
         if self._parsed.view == FINDINGS:
             raise BadInput("findings are read with spark.read: a run that is done changes no more")
-        check_schema(View(self._parsed.view), schema)
+        check_schema(RowView(self._parsed.view), schema)
         for name in ("bucket", "prefix", "modified_since", "modified_before", "segments"):
             if name in self.options:
                 raise BadInput(f"option {name} is for spark.read: filter a stream with .filter(...)")

@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.batch_jobs import NO_OPTIONS, read, source_options
-from isthmus.aae.reconcile.client import Plan, asked_plan
-from isthmus.aae.reconcile.filesystem import Store, is_store
+from isthmus.aae.reconcile.client import ReplicaDirectory, asked_plan
+from isthmus.aae.reconcile.filesystem import RunFileSystem, is_store
 from isthmus.aae.reconcile.manifest import write_json
 from isthmus.aae.reconcile.options import parse_options
 from isthmus.aae.reconcile.run_directory import IMPORT, RunDirectory
@@ -56,7 +56,7 @@ def export_objects(
     not finished is finished; any other directory that is there is refused. A damaged row fails the job: a copy without
     it would look whole. Raises BadInput."""
     asked = source_options(urls, bucket_type, bucket, options)
-    store = Store(spark, path) if is_store(path) else None
+    store = RunFileSystem(spark, path) if is_store(path) else None
     root = str(Path(path).absolute()) if store is None else store.url
     known = known_part(path, asked) if store is None else _stored_state(store, _question(asked))
     plan = _plan(asked)
@@ -97,7 +97,7 @@ def import_objects(
     keeps which slices are done, and where. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
-    slices = _stored_slices(Store(spark, path)) if is_store(path) else check_whole(path)
+    slices = _stored_slices(RunFileSystem(spark, path)) if is_store(path) else check_whole(path)
     path = path if is_store(path) else str(Path(path).absolute())
     done: list[str] = []
     if directory is not None:
@@ -183,18 +183,18 @@ def _write(rows: DataFrame, path: str) -> None:
     sound.drop("fault").write.mode("overwrite").parquet(path)
 
 
-def _plan(asked: Mapping[str, str]) -> Plan:
+def _plan(asked: Mapping[str, str]) -> ReplicaDirectory:
     options = parse_options(asked)
     return asked_plan(options.urls, options.credentials, options.bucket_type)
 
 
-def _slices(asked: Mapping[str, str], plan: Plan) -> int:
+def _slices(asked: Mapping[str, str], plan: ReplicaDirectory) -> int:
     first, end = parse_options(asked).segments
     rows = sum(one.rows_estimate or 0 for one in plan.partitions if one.first < end and first < one.end)
     return max(1, min(rows // SLICE_ROWS + 1, SLICES_MAX, end - first))
 
 
-def _check_cluster(path: str, state: Mapping[str, Any], plan: Plan) -> None:
+def _check_cluster(path: str, state: Mapping[str, Any], plan: ReplicaDirectory) -> None:
     """Raises BadInput when the next slice would be of another cluster than those before."""
     if state["cluster"] != plan.cluster.hex():
         raise BadInput(
@@ -220,7 +220,7 @@ def _state(root: Path, question: Mapping[str, str]) -> dict[str, Any] | None:
     return _part(str(root), _read_mark(root), question)
 
 
-def _stored_state(store: Store, question: Mapping[str, str]) -> dict[str, Any] | None:
+def _stored_state(store: RunFileSystem, question: Mapping[str, str]) -> dict[str, Any] | None:
     """The same of a store."""
     return None if store.is_empty() else _part(store.url, _stored_mark(store), question)
 
@@ -235,7 +235,7 @@ def _part(path: str, state: dict[str, Any] | None, question: Mapping[str, str]) 
     return state
 
 
-def _stored_slices(store: Store) -> list[str]:
+def _stored_slices(store: RunFileSystem) -> list[str]:
     """As `check_whole`."""
     if store.is_empty():
         raise BadInput(f"{store.url}: there is no export")
@@ -244,7 +244,7 @@ def _stored_slices(store: Store) -> list[str]:
     return [] if state is None else [f"{store.url}/{_slice(number)}" for number in range(state["slices"])]
 
 
-def _stored_mark(store: Store) -> dict[str, Any] | None:
+def _stored_mark(store: RunFileSystem) -> dict[str, Any] | None:
     text = store.read(MARK)
     if text is None:
         return None

@@ -18,7 +18,7 @@ def is_store(path: str) -> bool:
     return "://" in path
 
 
-class Store:
+class RunFileSystem:
     """One directory. Its methods raise LocalFault when the file system is unknown, or does not do what it is asked."""
 
     def __init__(self, spark: SparkSession, url: str) -> None:

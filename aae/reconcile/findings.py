@@ -17,7 +17,7 @@ import msgpack
 import pyarrow as pa
 import pyarrow.dataset
 
-from isthmus.aae.reconcile.verdicts import Candidate, Said, Seen
+from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import key_hash, segment_of
 
@@ -39,13 +39,13 @@ COLUMNS: Final = tuple(part.split()[0] for part in FINDING.split(", "))
 _SEEN: Final = ("clock", "hash", "modified_ms", "tombstone", "size", "siblings", "fault")
 
 
-def encode_candidates(found: Sequence[Candidate], filtered: Sequence[Candidate], at_ms: int) -> bytes:
+def encode_candidates(found: Sequence[CandidateKey], filtered: Sequence[CandidateKey], at_ms: int) -> bytes:
     """What a first look leaves for the second one."""
     packed: bytes = msgpack.packb([at_ms, found, filtered])
     return packed
 
 
-def decode_candidates(data: bytes) -> tuple[int, list[Candidate], list[Candidate]]:
+def decode_candidates(data: bytes) -> tuple[int, list[CandidateKey], list[CandidateKey]]:
     """(time of the first look, candidates, filtered). Raises CodecError."""
     try:
         raw = msgpack.unpackb(data, max_array_len=CANDIDATES_MAX, max_map_len=0, max_ext_len=0)
@@ -55,13 +55,21 @@ def decode_candidates(data: bytes) -> tuple[int, list[Candidate], list[Candidate
         raise CodecError(f"not the candidates of a first look: {error}") from error
 
 
-def _candidate(raw: Any) -> Candidate:
+def _candidate(raw: Any) -> CandidateKey:
     bucket, key, left, right = raw
-    return Candidate(bucket, key, None if left is None else Seen(*left), None if right is None else Seen(*right))
+    return CandidateKey(
+        bucket, key, None if left is None else ObservedKey(*left), None if right is None else ObservedKey(*right)
+    )
 
 
 def finding(
-    bucket_type: str, name: Candidate, said: Said, left: Seen | None, right: Seen | None, first_ms: int, last_ms: int
+    bucket_type: str,
+    name: CandidateKey,
+    said: KeyVerdict,
+    left: ObservedKey | None,
+    right: ObservedKey | None,
+    first_ms: int,
+    last_ms: int,
 ) -> dict[str, Any]:
     """A row."""
     row: dict[str, Any] = {

@@ -23,10 +23,19 @@ from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.compare_range import SideSpec, explained, plan_of
 from isthmus.aae.reconcile.compare_tasks import Job
-from isthmus.aae.reconcile.run_directory import FIRST, SECOND, Chunk, Done, RunDirectory, Standing, Wave, standing
-from isthmus.aae.reconcile.segment_plan import Planned, planned
+from isthmus.aae.reconcile.run_directory import (
+    FIRST,
+    SECOND,
+    ChunkResult,
+    RunDirectory,
+    RunProgress,
+    SegmentChunk,
+    Wave,
+    standing,
+)
+from isthmus.aae.reconcile.segment_plan import SegmentPlan, planned
 from isthmus.aae.reconcile.segment_report import few, write_findings, write_segments
-from isthmus.aae.reconcile.summary import Outcome, summary_of
+from isthmus.aae.reconcile.summary import ReconcileOutcome, summary_of
 from isthmus.aae.reconcile.waves import Waves, rows_of
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError, PeerFault
@@ -122,10 +131,10 @@ def run(
     for name in HOW:
         del wanted[name]
     directory.opened(wanted)
-    go = _Run(spark, directory, options, (_urls(left), _urls(right)), told or _silent)
+    go = _RunAttempt(spark, directory, options, (_urls(left), _urls(right)), told or _silent)
     urls = {"left": left, "right": right}
     known = directory.read("summary.json")
-    if known is not None and known.get("outcome") in (Outcome.EQUAL, Outcome.DIFFER):
+    if known is not None and known.get("outcome") in (ReconcileOutcome.EQUAL, ReconcileOutcome.DIFFER):
         if directory.read("urls.json") != urls:
             go.same_clusters(strict=True)
         return known
@@ -179,7 +188,7 @@ def _sides(
     ]  # fmt: skip
 
 
-class _Run:
+class _RunAttempt:
     """One go at a run."""
 
     def __init__(
@@ -231,12 +240,12 @@ class _Run:
         self._waves(SECOND, waiting, looks.second)
         return self._report(plan)
 
-    def _plan(self) -> Planned:
+    def _plan(self) -> SegmentPlan:
         kept = self._directory.read("plan.json")
         if kept is not None:
             self.same_clusters()
             with self._directory.taking("plan.json"):
-                return Planned.from_json(kept)
+                return SegmentPlan.from_json(kept)
         options = self._options
         left, right = self._sides
         made = planned(left, right, options.full or options.bodies, options.sample, self._tasks)
@@ -279,7 +288,9 @@ class _Run:
         limit_s = self._options.max_time_s
         return bool(limit_s) and monotonic() - self._began_s >= limit_s
 
-    def _waves(self, look: str, chunks: list[Chunk], work: Callable[[int, list[Chunk]], list[Done]]) -> None:
+    def _waves(
+        self, look: str, chunks: list[SegmentChunk], work: Callable[[int, list[SegmentChunk]], list[ChunkResult]]
+    ) -> None:
         """Look at the chunks, a wave after the other, as long as there is time."""
         size = max(1, WAVE_TASKS * self._tasks)
         began_s, total, passed = monotonic(), len(chunks), 0
@@ -301,7 +312,7 @@ class _Run:
                 + (f"; {wrong} could not be read" if wrong else "")
             )
 
-    def _settle(self, now: Standing) -> None:
+    def _settle(self, now: RunProgress) -> None:
         until_ms = now.looked_at_ms + self._options.settle_s * 1000
         rest_s = until_ms / 1000 - time()
         if rest_s > SHORT_REST_S:
@@ -311,7 +322,7 @@ class _Run:
 
     # ---------------------------------------------------------------- report
 
-    def _report(self, plan: Planned) -> dict[str, Any]:
+    def _report(self, plan: SegmentPlan) -> dict[str, Any]:
         now = standing(self._directory.waves())
         self._directory.forget("summary.json")  # first: it vouches for the findings that were there
         self._write_findings(now)
@@ -334,7 +345,7 @@ class _Run:
                 found.append(None)
         return found
 
-    def _write_findings(self, now: Standing) -> None:
+    def _write_findings(self, now: RunProgress) -> None:
         path = str(self._directory.path / "findings")
         if not now.second:
             Path(path).mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from isthmus.aae.reconcile.compare_range import AsOf, Runs, SideSpec, Taken, decoded, frames_of
+from isthmus.aae.reconcile.compare_range import RangeRows, ReadPoint, Runs, SideSpec, decoded, frames_of
 from isthmus.aae.reconcile.key_rows import parsed
 from isthmus.aae.row_stream.blobs import Blobs
 from isthmus.aae.row_stream.wire import Rows
@@ -23,8 +23,8 @@ class Joined(NamedTuple):
     both."""
 
     same: int
-    left: Taken
-    right: Taken
+    left: RangeRows
+    right: RangeRows
     left_rows: int
     right_rows: int
 
@@ -34,7 +34,7 @@ class _Side(NamedTuple):
 
     rows: dict[bytes, bytes]
     damaged: dict[bytes, bytes]
-    as_of: list[AsOf]
+    as_of: list[ReadPoint]
     bytes: int
 
 
@@ -85,10 +85,10 @@ def _same_end(row: bytes) -> int | None:
     return None if fields is None else int(fields.same_end[0])
 
 
-def _taken(side: _Side, names: Iterable[bytes]) -> Taken:
+def _taken(side: _Side, names: Iterable[bytes]) -> RangeRows:
     """Some rows as a look wants them."""
     sound = [name for name in names if name in side.rows]
     hurt = [name for name in names if name in side.damaged]
     rows = dict(decoded(sound, [side.rows[name] + FIRST_OFFSET for name in sound]))
     rows.update(decoded(hurt, [side.damaged[name] for name in hurt]))
-    return Taken(rows, side.as_of, side.bytes)
+    return RangeRows(rows, side.as_of, side.bytes)

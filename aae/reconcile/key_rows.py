@@ -63,7 +63,7 @@ class KeyRows(NamedTuple):
     same_end: Places
 
 
-class _Reader:
+class _FieldReader:
     """Reads field after field of all rows. `sound` turns False at the first thing that is none."""
 
     def __init__(self, rows: Blobs) -> None:
@@ -112,7 +112,7 @@ def parsed(rows: Blobs) -> KeyRows | None:
     """All rows; None when one of them is not as it should be."""
     if not len(rows) or int(np.diff(rows.places).min()) < len(KeyRows._fields):
         return None
-    reader = _Reader(rows)
+    reader = _FieldReader(rows)
     if (reader.first() != _LIST_OF_8).any() or (reader.first() != KEY_ROW_VERSION).any():
         return None
     lengths = reader.numbers(_BINARY)

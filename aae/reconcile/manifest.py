@@ -13,7 +13,7 @@ from typing import NamedTuple
 from isthmus.repl.model.errors import BadInput
 
 
-class Piece(NamedTuple):
+class ReadRange(NamedTuple):
     """What a task read from one node: the rows of the segments [first, end) behind `after` (hexadecimal; "": none), as
     of everything below `offset`. `whole` when it was read to its end."""
 
@@ -37,7 +37,7 @@ def write_json(directory: Path, name: str, document: object) -> None:
     scratch.replace(path)
 
 
-def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, int]]]:
+def read_manifest(directory: Path) -> tuple[list[ReadRange], list[tuple[int, int, int]]]:
     """What the latest action on a table with the option `manifest` was as of, and the ranges (partition, first, end)
     that are missing: an action that was broken off, or goes on. A range that the action read several times (a table
     joined with itself) has pieces of each time. Earlier actions are read from their own directories,
@@ -53,12 +53,12 @@ def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, in
         raise BadInput(f"{directory} has no manifest of a read")
     plan = json.loads((home / "plan.json").read_text(encoding="utf-8"))
     documents = _documents(directory)
-    pieces: list[Piece] = []
+    pieces: list[ReadRange] = []
     missing: list[tuple[int, int, int]] = []
     for partition, first, end in plan["ranges"]:
         found = [path for path in documents if path.name.startswith(f"range-{partition}-{first}-{end}.")]
         for path in found:
-            pieces += [Piece(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["pieces"]]
+            pieces += [ReadRange(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["pieces"]]
         if not found:
             missing.append((partition, first, end))
     return pieces, missing

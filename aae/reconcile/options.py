@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from isthmus.aae.reconcile.client import Credentials
-from isthmus.aae.row_stream.wire import Consistency, View
+from isthmus.aae.row_stream.wire import Consistency, RowView
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.model.timestamps import DIGITS_MIN, written_ms
@@ -27,11 +27,11 @@ SPLITS_MAX: Final = 65_536
 Parsed = TypeVar("Parsed")
 
 
-class Options(NamedTuple):
+class RunOptions(NamedTuple):
     """All of them. `segments` is [first, end) of 2^20; times in ms, 0 for no bound; `rows_per_second` 0 for no limit;
     `splits` 0: one Spark partition a partition of the cluster."""
 
-    view: str = View.KEYS.value
+    view: str = RowView.KEYS.value
     urls: tuple[str, ...] = ()
     bucket_type: str = "default"
     bucket: bytes = b""
@@ -69,7 +69,7 @@ OF_A_TABLE: Final = (
 """What is added when there is no option at all, as of a table that CREATE TABLE with columns or saveAsTable made."""
 
 
-def parse_options(given: Mapping[str, str]) -> Options:
+def parse_options(given: Mapping[str, str]) -> RunOptions:
     """The options of a read or a write. Raises BadInput with all that is wrong."""
     if "provider" in {name.lower() for name in given}:
         raise BadInput(NO_TABLE)
@@ -94,7 +94,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     for ours, theirs in (("modified_since_ms", "modified_since"), ("modified_before_ms", "modified_before")):
         if theirs in found:
             found[ours] = found.pop(theirs)
-    options = Options()._replace(**found)  # type: ignore[arg-type]
+    options = RunOptions()._replace(**found)  # type: ignore[arg-type]
     if options.view == FINDINGS:
         if not options.path:
             faults.append("option path is missing: the directory of a run's findings, or .load(PATH)")
@@ -222,7 +222,7 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "view": _choice(*View, FINDINGS),
+    "view": _choice(*RowView, FINDINGS),
     "urls": _urls,
     "bucket_type": _name,
     "bucket": parse_bytes,

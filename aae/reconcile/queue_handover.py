@@ -24,7 +24,7 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 TIMEOUT_MS: Final = 20_000
 
 
-class Admin(Protocol):
+class AdminTransport(Protocol):
     """A node's admin listener: paths, and JSON objects as answers. What goes wrong is raised."""
 
     def get(self, path: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class Admin(Protocol):
         """The object that answers."""
 
 
-class AdminDoor:
+class AdminConnection:
     """An Admin for programs. The command line has its own. Raises BadInput for files, PeerFault from its acts."""
 
     def __init__(self, url: str, credentials: Credentials) -> None:
@@ -54,7 +54,7 @@ class AdminDoor:
         )
 
 
-class Standing(NamedTuple):
+class QueueStatus(NamedTuple):
     """Of a queue on all nodes: the uuid of the cluster that owns it, "" for none; changes that wait, and the age of the
     oldest, None when a node does not say, or nobody of a partition."""
 
@@ -63,10 +63,10 @@ class Standing(NamedTuple):
     oldest_age_ms: int | None
 
 
-class HandOver:
+class QueueHandOver:
     """One queue of the source. `filter`: what it offers if it is made here; `reason` is shown to operators."""
 
-    def __init__(self, admin: Admin, queue: str, by: str, filter: str = "any") -> None:
+    def __init__(self, admin: AdminTransport, queue: str, by: str, filter: str = "any") -> None:
         self._admin = admin
         self.queue = queue
         self._by = by
@@ -113,7 +113,7 @@ class HandOver:
         if resume:
             self._admin.post(f"{self._path}/resume", {"what": SERVING, "by": self._by})
 
-    def standing(self) -> Standing:
+    def standing(self) -> QueueStatus:
         """Of all nodes together."""
         owner, waiting, oldest, known = "", 0, 0, True
         for node in self._admin.get("/admin/queues/nodes").get("nodes", []):
@@ -130,7 +130,7 @@ class HandOver:
         # What waits in a partition without a leader, or of a node that is gone, is in nobody's sum.
         lag = self._admin.get("/admin/lag").get("lag", [])
         known = known and not any(row.get("unknown_partitions") for row in lag if row.get("queue") == self.queue)
-        return Standing(owner, waiting if known else None, oldest if known else None)
+        return QueueStatus(owner, waiting if known else None, oldest if known else None)
 
 
 def _named(positions: Mapping[int, int]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic, sleep
 
 
-class Pace:
+class TaskRate:
     """Keeps a task to its share of a rate."""
 
     def __init__(self, rows_per_second: float) -> None:

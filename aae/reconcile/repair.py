@@ -69,7 +69,7 @@ class Queue(Protocol):
         """Put references of (bucket, key), at the lowest priority; how many of the first ones were taken."""
 
 
-class Wanted(NamedTuple):
+class RepairKey(NamedTuple):
     """A key that one cluster is to send."""
 
     bucket_type: str
@@ -199,7 +199,7 @@ def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
         raise BadInput(f"run {directory.run_id} has gone on since plan {made['plan']}, and found other keys: plan anew")
 
 
-def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> Iterator[list[Wanted]]:
+def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> Iterator[list[RepairKey]]:
     """The batches of a plan, behind the first so many keys. Raises BadInput when the run goes on meanwhile."""
     try:
         for batch in _batches(wanted(directory, made["direction"]), behind):
@@ -210,14 +210,14 @@ def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> I
         raise
 
 
-def wanted(directory: RunDirectory, direction: str) -> Iterator[Wanted]:
+def wanted(directory: RunDirectory, direction: str) -> Iterator[RepairKey]:
     """The keys that a cluster is to send, always in the same order: findings are written once and read file by file."""
     side = direction.partition("-")[0]
     for row in read_findings(directory.path / "findings", _COLUMNS, "diverged"):
         if row["difference"] == "corrupt" or row["side"] not in _LACKING[direction]:
             continue
         siblings = (row["left_siblings"] or 1) + (row["right_siblings"] or 1)
-        yield Wanted(
+        yield RepairKey(
             row["bucket_type"], row["bucket"], row["key"], row["difference"], row[f"{side}_size"], siblings
         )  # fmt: skip
 
@@ -275,9 +275,9 @@ def _pushed(queue: Queue, bucket_type: bytes, names: list[tuple[bytes, bytes]]) 
         sleep(FULL_REST_S)
 
 
-def _batches(every: Iterator[Wanted], behind: int) -> Iterator[list[Wanted]]:
+def _batches(every: Iterator[RepairKey], behind: int) -> Iterator[list[RepairKey]]:
     """Batches of one bucket type, behind the first so many."""
-    batch: list[Wanted] = []
+    batch: list[RepairKey] = []
     for number, one in enumerate(every):
         if number < behind:
             continue

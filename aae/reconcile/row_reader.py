@@ -22,13 +22,21 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as t
 
 from isthmus.aae.reconcile.arrow_rows import Columns
-from isthmus.aae.reconcile.client import STREAM_TIMEOUT_MS, Copy, Credentials, PartitionPlan, Plan, asked_plan, streamed
-from isthmus.aae.reconcile.manifest import Piece, write_json
-from isthmus.aae.reconcile.options import Options
-from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.client import (
+    STREAM_TIMEOUT_MS,
+    Credentials,
+    PartitionPlan,
+    ReplicaDirectory,
+    ReplicaEndpoint,
+    asked_plan,
+    streamed,
+)
+from isthmus.aae.reconcile.manifest import ReadRange, write_json
+from isthmus.aae.reconcile.options import RunOptions
+from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, Head, Passed, Rows, RowsAsked, View
-from isthmus.repl.http.client import Refused
+from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, Head, Rows, RowsAsked, RowView, SkippedTo
+from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Overloaded, PeerFault
 
@@ -46,12 +54,14 @@ LEADERLESS_S: Final = 30.0
 """How long a plan waits for a partition that nobody may be asked about, at most: an election takes seconds."""
 
 
-class Range(ds.InputPartition):  # type: ignore[misc]
+class SegmentPartition(ds.InputPartition):  # type: ignore[misc]
     """A Spark partition: the segments [first, end) of a partition, and where its copies are. What the plan says of a
     read travels with it, since Spark has packed the reader before it plans: among how many tasks its rate is shared,
     and where its manifest is."""
 
-    def __init__(self, cluster: bytes, partition: int, first: int, end: int, copies: tuple[Copy, ...]) -> None:
+    def __init__(
+        self, cluster: bytes, partition: int, first: int, end: int, copies: tuple[ReplicaEndpoint, ...]
+    ) -> None:
         super().__init__((partition, first, end))
         self.cluster = cluster
         self.partition = partition
@@ -64,7 +74,7 @@ class Range(ds.InputPartition):  # type: ignore[misc]
         self.manifest = ""
 
 
-class WrongCluster(PeerFault):
+class UnplannedCluster(PeerFault):
     """A URL is of another cluster than the plan."""
 
     reason = "wrong-cluster"
@@ -76,12 +86,14 @@ class RangeUnreadable(PeerFault):
     reason = "range-unreadable"
 
 
-def ranges_of(plan: Plan, segments: tuple[int, int], splits: int, consistency: Consistency) -> list[Range]:
+def ranges_of(
+    plan: ReplicaDirectory, segments: tuple[int, int], splits: int, consistency: Consistency
+) -> list[SegmentPartition]:
     """The Spark partitions of a read. Raises RangeUnreadable for a partition without a usable copy."""
     first, end = segments
     inside = [one for one in plan.partitions if one.first < end and first < one.end and one.first < one.end]
     pieces = max(1, -(-splits // len(inside))) if inside else 1
-    found: list[Range] = []
+    found: list[SegmentPartition] = []
     for one in inside:
         copies = usable(one, consistency)
         if not copies:
@@ -97,18 +109,22 @@ def ranges_of(plan: Plan, segments: tuple[int, int], splits: int, consistency: C
             if cuts[at] < cuts[at + 1]:
                 turned = at % len(followers) if followers else 0
                 order = followers[turned:] + followers[:turned] + leaders
-                found.append(Range(plan.cluster, one.partition, cuts[at], cuts[at + 1], order))
+                found.append(SegmentPartition(plan.cluster, one.partition, cuts[at], cuts[at + 1], order))
     return found
 
 
-def usable(one: PartitionPlan, consistency: Consistency) -> tuple[Copy, ...]:
+def usable(one: PartitionPlan, consistency: Consistency) -> tuple[ReplicaEndpoint, ...]:
     """The copies that may be read, followers first."""
     return tuple(c for c in one.copies if c.whole and (c.leads or consistency is Consistency.ANY))
 
 
 def asked_ranges(
-    ask: Callable[[], Plan], segments: tuple[int, int], splits: int, consistency: Consistency, give_up_after_s: float
-) -> tuple[Plan, list[Range]]:
+    ask: Callable[[], ReplicaDirectory],
+    segments: tuple[int, int],
+    splits: int,
+    consistency: Consistency,
+    give_up_after_s: float,
+) -> tuple[ReplicaDirectory, list[SegmentPartition]]:
     """A plan, and the Spark partitions of a read, as soon as each has a usable copy: a leader that dies is replaced
     within seconds. Raises RangeUnreadable when none comes, and what `ask` raises."""
     deadline_s = monotonic() + give_up_after_s
@@ -128,12 +144,12 @@ class RangeStream:
     def __init__(
         self,
         asked: RowsAsked | ChangesAsked,
-        part: Range,
+        part: SegmentPartition,
         credentials: Credentials,
         *,
         give_up_after_s: float,
         resume: bool = True,
-        ask: Callable[[], Plan] | None = None,
+        ask: Callable[[], ReplicaDirectory] | None = None,
     ) -> None:
         """`ask`: who holds what now, asked anew once all known copies have refused: leaders change."""
         self._asked = asked._replace(partition=part.partition, first=part.first, end=part.end)
@@ -143,7 +159,7 @@ class RangeStream:
         self._resume = resume
         self._ask = ask
         self._copies = part.copies
-        self.pieces: list[Piece] = []
+        self.pieces: list[ReadRange] = []
 
     def frames(self) -> Iterator[tuple[Head, Rows]]:
         """All of them, each with its stream's head. Raises RangeUnreadable, and Refused for a question that is wrong
@@ -164,10 +180,10 @@ class RangeStream:
                         asked = _behind(asked, rows)
                         got = True
                 except (PeerFault, CodecError) as error:
-                    if isinstance(error, WrongCluster) or (isinstance(error, Refused) and error.status < 500):
+                    if isinstance(error, UnplannedCluster) or (isinstance(error, HttpRefused) and error.status < 500):
                         raise
                     trouble = [*trouble[1 - TROUBLE_KEPT :], str(error)]
-                    full = full or (isinstance(error, Refused) and error.reason == Overloaded.reason)
+                    full = full or (isinstance(error, HttpRefused) and error.reason == Overloaded.reason)
                     if got:
                         placed_s = monotonic()
                         deadline_s = monotonic() + self._give_up_after_s
@@ -195,7 +211,7 @@ class RangeStream:
         if found and found[0] and plan.cluster == self._part.cluster:
             self._copies = found[0]
 
-    def _from(self, copy: Copy, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows | Passed]]:
+    def _from(self, copy: ReplicaEndpoint, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows | SkippedTo]]:
         part = self._part
         if isinstance(asked, RowsAsked):
             path, question, after = wire.ROWS_PATH, wire.encode_rows_asked(asked), asked.after.hex()
@@ -204,7 +220,7 @@ class RangeStream:
         timeout_ms = min(STREAM_TIMEOUT_MS, max(1_000, int(self._give_up_after_s * 1000)))
         with streamed(copy.url, self._credentials, path, question, timeout_ms) as (head, frames):
             if head.cluster != part.cluster:
-                raise WrongCluster(
+                raise UnplannedCluster(
                     f"{copy.url} answers for cluster {head.cluster_name}, uuid {head.cluster.hex()}; the plan is of"
                     f" {part.cluster.hex()}"
                 )
@@ -220,12 +236,12 @@ class RangeStream:
                     if isinstance(frame, Rows):
                         yield head, frame
                         count += len(frame.names)
-                    elif isinstance(frame, Passed):
+                    elif isinstance(frame, SkippedTo):
                         yield head, frame
                 whole = True
             finally:
                 read = (head.node, head.epoch, head.offset, count, whole)
-                self.pieces.append(Piece(asked.partition, asked.first, asked.end, after, *read))
+                self.pieces.append(ReadRange(asked.partition, asked.first, asked.end, after, *read))
 
     def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
         part = self._part
@@ -234,9 +250,9 @@ class RangeStream:
         return RangeUnreadable(f"partition {part.partition}, {of} {part.first} to {part.end}: {why}: {last}")
 
 
-def _behind(asked: RowsAsked | ChangesAsked, rows: Rows | Passed) -> RowsAsked | ChangesAsked:
+def _behind(asked: RowsAsked | ChangesAsked, rows: Rows | SkippedTo) -> RowsAsked | ChangesAsked:
     """What is left to ask once these rows have been handed on, or passed over. Raises CodecError."""
-    if isinstance(rows, Passed):
+    if isinstance(rows, SkippedTo):
         if not isinstance(asked, RowsAsked) or rows.name <= asked.after:
             raise CodecError("a stream of rows says that it is behind where it was")
         return asked._replace(after=rows.name)
@@ -256,11 +272,11 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
     actions that do not have them. What is to be read is said by options alone, which hold for the whole table.
     """
 
-    def __init__(self, options: Options, schema: t.StructType) -> None:
+    def __init__(self, options: RunOptions, schema: t.StructType) -> None:
         self._options = options
         self._schema = schema
 
-    def partitions(self) -> Sequence[Range]:
+    def partitions(self) -> Sequence[SegmentPartition]:
         """The ranges of a read, which Spark keeps: it asks once for each `load()`, whatever is done with the table.
         Raises BadInput, PeerFault."""
         options = self._options
@@ -277,15 +293,15 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
             })  # fmt: skip
         return found
 
-    def _ask(self) -> Plan:
+    def _ask(self) -> ReplicaDirectory:
         options = self._options
         return asked_plan(options.urls, options.credentials, options.bucket_type)
 
-    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
         """The batches of a range, as it is now."""
         options, part = self._options, partition
         asked = RowsAsked(
-            options.bucket_type.encode(), part.partition, part.first, part.end, View(options.view), options.bucket,
+            options.bucket_type.encode(), part.partition, part.first, part.end, RowView(options.view), options.bucket,
             options.prefix, options.modified_since_ms, options.modified_before_ms, b"", options.consistency,
         )  # fmt: skip
         stream = RangeStream(
@@ -293,7 +309,7 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._ask,
         )  # fmt: skip
         columns = Columns(options.bucket_type, self._schema)
-        pace = Pace(options.rows_per_second / part.tasks)
+        pace = TaskRate(options.rows_per_second / part.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
             pace.passed(len(rows.names))
@@ -311,7 +327,7 @@ def _action() -> str:
     return f"action={execution}" if execution is not None else f"action=stage-{context.stageId()}"
 
 
-def _range_document(part: Range) -> str:
+def _range_document(part: SegmentPartition) -> str:
     """In a task: the name of what it read. An action may read a range several times: a table joined with itself."""
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()

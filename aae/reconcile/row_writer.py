@@ -24,10 +24,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from xxhash import xxh3_128_hexdigest
 
 from isthmus.aae.reconcile.client import Pusher
-from isthmus.aae.reconcile.options import Options
-from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.options import RunOptions
+from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.row_stream import wire
-from isthmus.repl.http.client import Refused
+from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.requests import PushOutcome
 
@@ -54,7 +54,7 @@ REASONS_MAX: Final = 5
 
 
 @dataclass
-class Written(WriterCommitMessage):  # type: ignore[misc]
+class WriteTaskResult(WriterCommitMessage):  # type: ignore[misc]
     """What a task wrote: rows by outcome, and some of the reasons of those that were rejected."""
 
     outcomes: dict[str, int]
@@ -70,7 +70,7 @@ class RowsRejected(BadInput):
 class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes batches. Made on the driver, travels to the executors."""
 
-    def __init__(self, options: Options, schema: t.StructType, overwrite: bool) -> None:
+    def __init__(self, options: RunOptions, schema: t.StructType, overwrite: bool) -> None:
         """Raises BadInput for a table without the columns, or with others of their names."""
         if overwrite:
             raise BadInput('a cluster is only added to: use .mode("append")')
@@ -93,12 +93,12 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
             if kinds.get(name, "string") not in TEXT_OR_BYTES:
                 raise BadInput(f"column {name} is text or bytes, the table has {kinds[name]}")
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteTaskResult:
         """A task's rows."""
         options = self._options
         outcomes: Counter[str] = Counter()
         reasons: list[str] = []
-        pace = Pace(options.rows_per_second / max(options.tasks_at_once, 1))
+        pace = TaskRate(options.rows_per_second / max(options.tasks_at_once, 1))
         pusher = Pusher(options.urls, options.credentials)
         ask = partial(pushed, pusher, options.origin) if self._push else partial(self._put, pusher)
         try:
@@ -110,7 +110,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
             pusher.close()
         if outcomes["rejected"] and options.rejected == "fail":
             raise RowsRejected(f"{outcomes['rejected']} rows were rejected: {'; '.join(reasons)}")
-        return Written(dict(outcomes), reasons)
+        return WriteTaskResult(dict(outcomes), reasons)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing is left to do: each batch took effect when it was answered."""
@@ -175,7 +175,7 @@ def send_all(
             try:
                 answers = ask(part)
             except (PeerFault, CodecError) as error:
-                if isinstance(error, Refused) and error.status < 500:
+                if isinstance(error, HttpRefused) and error.status < 500:
                     if error.status != TOO_LARGE:
                         raise
                     half = len(part) // 2

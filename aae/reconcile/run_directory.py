@@ -53,7 +53,7 @@ def program_version() -> str:
         return "unknown"
 
 
-class Chunk(NamedTuple):
+class SegmentChunk(NamedTuple):
     """The unit of work: runs [first, end) of segments."""
 
     number: int
@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
         return sum(end - first for first, end in self.runs)
 
 
-class Done(NamedTuple):
+class ChunkResult(NamedTuple):
     """What one look at a chunk counted. `error`: it could not be read, and the counts say nothing."""
 
     chunk: int
@@ -81,9 +81,9 @@ class Done(NamedTuple):
     unreachable: int = 0
 
 
-def _done(row: Sequence[Any]) -> Done:
+def _done(row: Sequence[Any]) -> ChunkResult:
     """Of a wave's document. Raises TypeError, ValueError."""
-    found = Done(*row)
+    found = ChunkResult(*row)
     chunk, error, *counts = found
     if type(error) is not str or any(type(one) is not int or one < 0 for one in (chunk, *counts)):
         raise ValueError(f"{row!r:.200} is no look at a chunk")
@@ -96,7 +96,7 @@ class Wave(NamedTuple):
     number: int
     look: str
     at_ms: int
-    done: tuple[Done, ...]
+    done: tuple[ChunkResult, ...]
 
 
 class RunDirectory:
@@ -192,20 +192,20 @@ class RunDirectory:
         return str(self.path / "work" / f"{number:05}")
 
 
-class Standing(NamedTuple):
+class RunProgress(NamedTuple):
     """How far a run is: of each chunk the newest look that read it, with its wave, and the newest trouble of those that
     none did. `number`: of the next wave."""
 
-    first: dict[int, tuple[int, Done]]
-    second: dict[int, tuple[int, Done]]
+    first: dict[int, tuple[int, ChunkResult]]
+    second: dict[int, tuple[int, ChunkResult]]
     trouble: dict[int, str]
     looked_at_ms: int
     number: int
 
 
-def standing(waves: Iterable[Wave]) -> Standing:
+def standing(waves: Iterable[Wave]) -> RunProgress:
     """What waves say together."""
-    found = Standing({}, {}, {}, 0, 0)
+    found = RunProgress({}, {}, {}, 0, 0)
     looked_at_ms, number = 0, 0
     for wave in waves:
         number = max(number, wave.number + 1)

@@ -28,12 +28,12 @@ from pyspark.sql import functions as F
 from isthmus.aae.reconcile.compare_range import SideSpec
 from isthmus.aae.reconcile.job import ReconcileOptions
 from isthmus.aae.reconcile.job import run as reconciled
-from isthmus.aae.reconcile.queue_handover import HandOver
+from isthmus.aae.reconcile.queue_handover import QueueHandOver
 from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, program_version
 from isthmus.aae.reconcile.seed_plan import ABOUT, SeedOptions, check_clusters, planned, sides_of
 from isthmus.aae.reconcile.seed_tasks import NAMED_MAX, ROW, SeedChunk, SeedJob, copies, encode_chunk
 from isthmus.aae.reconcile.spark_errors import trouble_of
-from isthmus.aae.reconcile.summary import EXIT_CODES, Outcome
+from isthmus.aae.reconcile.summary import EXIT_CODES, ReconcileOutcome
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, IsthmusError
 
@@ -59,7 +59,7 @@ Told = Callable[[str], None]
 """Takes a line of progress."""
 
 
-def check(options: SeedOptions, queue: HandOver | None) -> None:
+def check(options: SeedOptions, queue: QueueHandOver | None) -> None:
     """Raises BadInput, BadConfig."""
     if (queue is None) == bool(options.queue):
         raise BadInput("a queue goes with the admin listener of the source, and that with a queue")
@@ -71,7 +71,7 @@ def check(options: SeedOptions, queue: HandOver | None) -> None:
 
 
 def opened(
-    source: str, target: str, options: SeedOptions, queue: HandOver | None = None
+    source: str, target: str, options: SeedOptions, queue: QueueHandOver | None = None
 ) -> tuple[RunDirectory, dict[str, Any]]:
     """The run's directory and its plan, made if there is none; nothing of a cluster is changed. Raises as
     `seed_plan.planned`, and BadInput for a target that is not empty and a run id that stands for another seed."""
@@ -102,7 +102,7 @@ def seed(
     source: str,
     target: str,
     options: SeedOptions,
-    queue: HandOver | None = None,
+    queue: QueueHandOver | None = None,
     told: Told | None = None,
 ) -> dict[str, Any]:
     """Do the seed, or what is left of it; its summary. Raises as `opened`. What fails later stands in the summary."""
@@ -142,7 +142,7 @@ class _Seed:
         options: SeedOptions,
         sides: Sequence[SideSpec],
         plan: dict[str, Any],
-        queue: HandOver | None,
+        queue: QueueHandOver | None,
         told: Told,
     ) -> None:
         self._spark = spark
@@ -179,13 +179,13 @@ class _Seed:
             self._hold()
             self._copy()
             if len(self._done) < len(self._chunks):
-                return self._summary(Outcome.INCOMPLETE, next(iter(self._trouble.values()), "time was over"))
+                return self._summary(ReconcileOutcome.INCOMPLETE, next(iter(self._trouble.values()), "time was over"))
             self._hand_over()
             return self._verified()
         except IsthmusError as error:
             if isinstance(error, BadInput):
                 raise
-            return self._summary(Outcome.INCOMPLETE, f"{error.reason}: {error}")
+            return self._summary(ReconcileOutcome.INCOMPLETE, f"{error.reason}: {error}")
 
     # ---------------------------------------------------------------- copy
 
@@ -306,7 +306,7 @@ class _Seed:
             return self._summary(COPIED, "")
         fetched, why = self._catch_up()
         if not fetched:
-            return self._summary(Outcome.INCOMPLETE, why)
+            return self._summary(ReconcileOutcome.INCOMPLETE, why)
         number = 1
         while (RunDirectory(options.output, f"{options.run_id}-verify-{number}").path / "summary.json").exists():
             number += 1
@@ -327,8 +327,11 @@ class _Seed:
             outcomes.update(one["outcomes"])
         damaged = sum(one["damaged"] for one in done.values())
         lacking = damaged + outcomes["rejected"]
-        if lacking and outcome in (Outcome.EQUAL, COPIED):
-            outcome, error = Outcome.DIFFER, f"{lacking} objects could not be copied: they are damaged, or rejected"
+        if lacking and outcome in (ReconcileOutcome.EQUAL, COPIED):
+            outcome, error = (
+                ReconcileOutcome.DIFFER,
+                f"{lacking} objects could not be copied: they are damaged, or rejected",
+            )
         names = [name for one in done.values() for name in one["named"]]
         left = [chunk for number, chunk in self._chunks.items() if number not in done]
         handed = self._directory.read("handover.json")
@@ -338,7 +341,7 @@ class _Seed:
             "version": program_version(),
             "options_hash": self._directory.options_hash(),
             "outcome": str(outcome),
-            "exit_code": 0 if outcome == COPIED else EXIT_CODES[Outcome(outcome)],
+            "exit_code": 0 if outcome == COPIED else EXIT_CODES[ReconcileOutcome(outcome)],
             "error": error,
             "source": self._plan["source"],
             "target": self._plan["target"],

@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from isthmus.aae.reconcile.client import Plan
+from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.aae.reconcile.compare_range import SideSpec, plan_of
 from isthmus.aae.reconcile.key_rows import parsed
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.queue_handover import HandOver
+from isthmus.aae.reconcile.queue_handover import QueueHandOver
 from isthmus.aae.reconcile.row_reader import RangeStream, ranges_of
 from isthmus.aae.reconcile.seed_tasks import SeedChunk
 from isthmus.aae.row_stream.blobs import Blobs
@@ -73,7 +73,7 @@ ABOUT: Final = ("bucket_type", "queue", "filter")
 """Options that say what a run id stands for; the others say how, and may change."""
 
 
-def planned(source: str, target: str, options: SeedOptions, queue: HandOver | None) -> dict[str, Any]:
+def planned(source: str, target: str, options: SeedOptions, queue: QueueHandOver | None) -> dict[str, Any]:
     """The plan, as it would be done; nothing is changed and nothing written. Raises BadInput for options that mean
     nothing, one cluster twice, a queue of others; PeerFault when a cluster does not answer, RangeUnreadable for a
     partition without a copy."""
@@ -144,7 +144,7 @@ def _properties(side: SideSpec) -> dict[str, Any] | None:
         except (PeerFault, ValueError, TypeError, KeyError, RecursionError):
             continue
         finally:
-            peer.cut()
+            peer.abort()
     return None
 
 
@@ -160,7 +160,7 @@ def sides_of(source: str, target: str, options: SeedOptions) -> list[SideSpec]:
     ]  # fmt: skip
 
 
-def _chunks(plan: Plan) -> list[SeedChunk]:
+def _chunks(plan: ReplicaDirectory) -> list[SeedChunk]:
     """Ranges of about CHUNK_ROWS rows, none over two partitions."""
     found: list[SeedChunk] = []
     objects = sum(one.rows_estimate or 0 for one in plan.partitions)
@@ -177,7 +177,7 @@ def _chunks(plan: Plan) -> list[SeedChunk]:
     return [chunk._replace(number=number) for number, chunk in enumerate(found)]
 
 
-def _objects(plan: Plan) -> int | None:
+def _objects(plan: ReplicaDirectory) -> int | None:
     """About how many there are; exact where there are few. None when nobody tells of a partition."""
     found = 0
     for one in plan.partitions:
@@ -188,7 +188,7 @@ def _objects(plan: Plan) -> int | None:
     return found
 
 
-def _object_bytes(side: SideSpec, plan: Plan) -> float | None:
+def _object_bytes(side: SideSpec, plan: ReplicaDirectory) -> float | None:
     """Mean size of some objects; None where there are none, or nobody tells."""
     total, count = 0, 0
     try:

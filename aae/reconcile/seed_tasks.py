@@ -20,11 +20,11 @@ from xxhash import xxh64_intdigest
 from isthmus.aae.reconcile.client import Pusher
 from isthmus.aae.reconcile.compare_range import SideSpec, explained, plan_of
 from isthmus.aae.reconcile.key_rows import one_by_one, parsed
-from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges
 from isthmus.aae.reconcile.row_writer import BATCH_BYTES, pushed, send_all
 from isthmus.aae.row_stream.blobs import Blobs
-from isthmus.aae.row_stream.wire import Consistency, Rows, RowsAsked, View, why_no_object
+from isthmus.aae.row_stream.wire import Consistency, Rows, RowsAsked, RowView, why_no_object
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
@@ -83,7 +83,7 @@ def copied(job: SeedJob, chunk: SeedChunk) -> dict[str, Any]:
         stream = _stream(job, chunk)
         pusher = Pusher(job.target.urls, job.target.credentials)
         push = partial(pushed, pusher, job.source.cluster)
-        pace = Pace(job.rows_per_second)
+        pace = TaskRate(job.rows_per_second)
         kind = job.source.bucket_type.encode()
         try:
             for _, rows in stream.frames():
@@ -111,7 +111,7 @@ def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
             f"partition {chunk.partition}, segments {chunk.first} to {chunk.end}: partitions are others now than when"
             " the seed was planned; begin a new one"
         )
-    asked = RowsAsked(side.bucket_type.encode(), chunk.partition, *wanted, view=View.OBJECTS)
+    asked = RowsAsked(side.bucket_type.encode(), chunk.partition, *wanted, view=RowView.OBJECTS)
     return RangeStream(asked, ranges[0], side.credentials, give_up_after_s=job.give_up_after_s, ask=ask)
 
 

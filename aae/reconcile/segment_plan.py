@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from xxhash import xxh64_intdigest
 
-from isthmus.aae.reconcile.client import Plan
+from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.aae.reconcile.compare_range import SideSpec, explained, leaves_of, plan_of, roots_of
-from isthmus.aae.reconcile.run_directory import Chunk, runs_of
+from isthmus.aae.reconcile.run_directory import SegmentChunk, runs_of
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, differing
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -33,7 +33,7 @@ SAMPLE_SEGMENTS: Final = 256
 CONFIRM_S: Final = 0.5
 
 
-class Planned(NamedTuple):
+class SegmentPlan(NamedTuple):
     """`mode` is "trees" or "full", `why` says how it came to it; `segments` are to be looked at, of `covered` that a
     verdict is for: those that trees found equal count as looked at. `clusters` are both uuids, in hexadecimal;
     `rows` those of the larger side in all segments, about, None when not all partitions tell."""
@@ -43,11 +43,11 @@ class Planned(NamedTuple):
     segments: int
     covered: int
     clusters: tuple[str, str]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[SegmentChunk, ...]
     as_of: list[Any]
     rows: int | None = None
 
-    def narrowed(self, chunks: Sequence[Chunk]) -> int | None:
+    def narrowed(self, chunks: Sequence[SegmentChunk]) -> int | None:
         """Rows of a side in chunks that trees have named, about; None when nobody knows, or everything is read."""
         if self.rows is None or self.mode != "trees":
             return None
@@ -58,13 +58,15 @@ class Planned(NamedTuple):
         return self._asdict()
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> Planned:
+    def from_json(raw: dict[str, Any]) -> SegmentPlan:
         """The plan in a document."""
-        chunks = tuple(Chunk(number, tuple((first, end) for first, end in runs)) for number, runs in raw["chunks"])
-        return Planned(**{**raw, "chunks": chunks, "clusters": tuple(raw["clusters"])})
+        chunks = tuple(
+            SegmentChunk(number, tuple((first, end) for first, end in runs)) for number, runs in raw["chunks"]
+        )
+        return SegmentPlan(**{**raw, "chunks": chunks, "clusters": tuple(raw["clusters"])})
 
 
-def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: int) -> Planned:
+def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: int) -> SegmentPlan:
     """The plan of a run. Raises PeerFault when a side does not say who holds what, BadInput when both are one."""
     plans = [plan_of(left), plan_of(right)]
     if plans[0].cluster == plans[1].cluster:
@@ -81,16 +83,16 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
             why = f"trees cannot answer: {explained(error)}"
         else:
             parts = [segments[at : at + SCATTERED] for at in range(0, len(segments), SCATTERED)]
-            chunks = tuple(Chunk(at, tuple(runs_of(part))) for at, part in enumerate(parts))
+            chunks = tuple(SegmentChunk(at, tuple(runs_of(part))) for at, part in enumerate(parts))
             why = "trees are equal" if not segments else "trees differ there"
             covered = round(SEGMENT_COUNT * sample)
-            return Planned("trees", why, len(segments), covered, clusters, chunks, as_of_both, rows)
+            return SegmentPlan("trees", why, len(segments), covered, clusters, chunks, as_of_both, rows)
     chunks = _everything(max(map(_rows, plans)), sample, tasks)
     count = sum(chunk.segments for chunk in chunks)
-    return Planned("full", why, count, count, clusters, chunks, as_of_both, rows)
+    return SegmentPlan("full", why, count, count, clusters, chunks, as_of_both, rows)
 
 
-def as_of(plan: Plan) -> dict[str, Any]:
+def as_of(plan: ReplicaDirectory) -> dict[str, Any]:
     """How far a cluster is applied: of each partition the newest that any copy tells."""
     partitions = {
         str(one.partition): list(max(((c.epoch, c.offset) for c in one.copies), default=(0, 0)))
@@ -99,19 +101,19 @@ def as_of(plan: Plan) -> dict[str, Any]:
     return {"cluster": plan.cluster_name, "cluster_uuid": plan.cluster.hex(), "applied": partitions}
 
 
-def _rows(plan: Plan) -> int:
+def _rows(plan: ReplicaDirectory) -> int:
     """As far as its partitions tell."""
     return sum(one.rows_estimate or 0 for one in plan.partitions)
 
 
-def _all_tell(plan: Plan) -> bool:
+def _all_tell(plan: ReplicaDirectory) -> bool:
     return all(one.rows_estimate is not None for one in plan.partitions if one.first < one.end)
 
 
-def _everything(rows: int, sample: float, tasks: int) -> tuple[Chunk, ...]:
+def _everything(rows: int, sample: float, tasks: int) -> tuple[SegmentChunk, ...]:
     count = min(CHUNKS_MAX, max(4 * tasks, rows // CHUNK_ROWS + 1))
     size = -(-SEGMENT_COUNT // count)
-    found: list[Chunk] = []
+    found: list[SegmentChunk] = []
     for first in range(0, SEGMENT_COUNT, size):
         end = min(first + size, SEGMENT_COUNT)
         if sample < 1:
@@ -119,7 +121,7 @@ def _everything(rows: int, sample: float, tasks: int) -> tuple[Chunk, ...]:
         else:
             runs = ((first, end),)
         if runs:
-            found.append(Chunk(len(found), runs))
+            found.append(SegmentChunk(len(found), runs))
     return tuple(found)
 
 

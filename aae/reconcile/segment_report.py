@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from isthmus.aae.reconcile.run_directory import Done, RunDirectory, Standing
-from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory, RunProgress
+from isthmus.aae.reconcile.segment_plan import SegmentPlan
 
 FEW: Final = 50_000
 """Keys that differ, up to which the driver has them in its hands: some 20 MB."""
@@ -46,7 +46,7 @@ SEGMENTS: Final = pa.schema(
 """Columns. `state`: done, unreachable (`reason` says why), or left for a later go."""
 
 
-def write_segments(directory: RunDirectory, now: Standing, plan: Planned) -> None:
+def write_segments(directory: RunDirectory, now: RunProgress, plan: SegmentPlan) -> None:
     """The rows of all chunks, whole or not at all."""
     as_of = _as_of(directory, now)
     rows = []
@@ -70,20 +70,20 @@ def write_segments(directory: RunDirectory, now: Standing, plan: Planned) -> Non
     draft.replace(path / "segments.parquet")
 
 
-def counts_of(directory: RunDirectory, wave: int) -> list[Done]:
+def counts_of(directory: RunDirectory, wave: int) -> list[ChunkResult]:
     """What the tasks of a wave have counted."""
     found = []
-    for row in _rows(directory, wave, Done._fields):
-        found += [Done(**one) for one in row.to_pylist()]
+    for row in _rows(directory, wave, ChunkResult._fields):
+        found += [ChunkResult(**one) for one in row.to_pylist()]
     return found
 
 
-def few(looks: Mapping[int, tuple[int, Done]]) -> bool:
+def few(looks: Mapping[int, tuple[int, ChunkResult]]) -> bool:
     """Whether what these chunks found fits into the driver."""
     return sum(done.candidates + done.filtered for _, done in looks.values()) <= FEW
 
 
-def payloads_of(directory: RunDirectory, looks: Mapping[int, tuple[int, Done]]) -> list[tuple[int, bytes]]:
+def payloads_of(directory: RunDirectory, looks: Mapping[int, tuple[int, ChunkResult]]) -> list[tuple[int, bytes]]:
     """(chunk, candidates) of first looks, as they are to be looked at again."""
     found: list[tuple[int, bytes]] = []
     for wave in {wave for wave, _ in looks.values()}:
@@ -93,7 +93,7 @@ def payloads_of(directory: RunDirectory, looks: Mapping[int, tuple[int, Done]]) 
     return found
 
 
-def write_findings(directory: RunDirectory, looks: Mapping[int, tuple[int, Done]], limit: int) -> None:
+def write_findings(directory: RunDirectory, looks: Mapping[int, tuple[int, ChunkResult]], limit: int) -> None:
     """The findings of second looks, by verdict, in place of those that were there; of those that claim loss and of the
     others at most `limit` each, 0: all."""
     tables = []
@@ -125,7 +125,7 @@ def _rows(directory: RunDirectory, wave: int, fields: tuple[str, ...]) -> Iterat
             yield table.column("row").combine_chunks()
 
 
-def _as_of(directory: RunDirectory, now: Standing) -> dict[int, list[list[dict[str, Any]]]]:
+def _as_of(directory: RunDirectory, now: RunProgress) -> dict[int, list[list[dict[str, Any]]]]:
     """By chunk: the pieces of both sides, as the first look that counts read them."""
     waves: dict[int, set[int]] = {}
     for chunk, (wave, _) in now.first.items():

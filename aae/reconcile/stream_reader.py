@@ -23,19 +23,19 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from isthmus.aae.reconcile.arrow_rows import Columns
-from isthmus.aae.reconcile.client import PartitionPlan, Plan, asked_plan
-from isthmus.aae.reconcile.options import Options
-from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, asked_plan
+from isthmus.aae.reconcile.options import RunOptions
+from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.reconcile.row_reader import (
     LEADERLESS_S,
     RETRY_S,
-    Range,
     RangeStream,
     RangeUnreadable,
-    WrongCluster,
+    SegmentPartition,
+    UnplannedCluster,
     usable,
 )
-from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, View
+from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, RowView
 from isthmus.repl.model.errors import BadInput
 
 CLUSTER: Final = "cluster"
@@ -62,7 +62,7 @@ def _partition(one: PartitionPlan) -> str:
 class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The views `keys` and `objects`, as they change."""
 
-    def __init__(self, options: Options, schema: t.StructType) -> None:
+    def __init__(self, options: RunOptions, schema: t.StructType) -> None:
         self._options = options
         self._schema = schema
         self._target: dict[int, int] | None = None
@@ -101,7 +101,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
         return _offset(plan, ends, start)
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Range]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[SegmentPartition]:
         """The ranges of offsets that have something new. Raises RangeUnreadable when nobody has one of them."""
 
         def given_up(one: PartitionPlan) -> bool:
@@ -125,25 +125,25 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         for one in plan.partitions:
             first, last = bounds(one)
             if first < last:
-                part = Range(plan.cluster, one.partition, first, last, usable(one, Consistency.ANY))
+                part = SegmentPartition(plan.cluster, one.partition, first, last, usable(one, Consistency.ANY))
                 part.epoch = max((copy.epoch for copy in one.copies if copy.leads), default=0)
                 found.append(part)
         for part in found:
             part.tasks = self._options.tasks_at_once or len(found)
-        return found or [Range(plan.cluster, 0, 0, 0, ())]
+        return found or [SegmentPartition(plan.cluster, 0, 0, 0, ())]
 
-    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
         """The keys whose latest change is in the range."""
         if not partition.copies:
             return
         options = self._options
-        asked = ChangesAsked(options.bucket_type.encode(), 0, 0, 0, View(options.view))
+        asked = ChangesAsked(options.bucket_type.encode(), 0, 0, 0, RowView(options.view))
         stream = RangeStream(
             asked, partition, options.credentials,
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._plan,
         )  # fmt: skip
         columns = Columns(options.bucket_type, self._schema)
-        pace = Pace(options.rows_per_second / partition.tasks)
+        pace = TaskRate(options.rows_per_second / partition.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
             pace.passed(len(rows.names))
@@ -156,7 +156,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
 
     def _plan(
         self, needed: Callable[[PartitionPlan], str] = _nothing, led: Callable[[PartitionPlan], bool] = _never
-    ) -> Plan:
+    ) -> ReplicaDirectory:
         """Who holds what, as soon as somebody has each partition of which something is needed: `needed` says what, ""
         for nothing; of those `led` the leader. Raises RangeUnreadable when nobody comes."""
         options = self._options
@@ -197,7 +197,7 @@ def _lineage(offset: Mapping[str, Any], one: PartitionPlan) -> int:
     return int(offset.get(LINEAGES, {}).get(str(one.partition), 0))
 
 
-def _offset(plan: Plan, offsets: Mapping[int, int], before: Mapping[str, Any]) -> dict[str, Any]:
+def _offset(plan: ReplicaDirectory, offsets: Mapping[int, int], before: Mapping[str, Any]) -> dict[str, Any]:
     lineages = {str(one.partition): max(one.lineage, _lineage(before, one)) for one in plan.partitions}
     return {
         CLUSTER: plan.cluster.hex(),
@@ -206,10 +206,10 @@ def _offset(plan: Plan, offsets: Mapping[int, int], before: Mapping[str, Any]) -
     }
 
 
-def _begun(plan: Plan, offset: Mapping[str, Any]) -> dict[int, int]:
-    """Offset by partition; one that is new begins at 0. Raises WrongCluster, BadInput."""
+def _begun(plan: ReplicaDirectory, offset: Mapping[str, Any]) -> dict[int, int]:
+    """Offset by partition; one that is new begins at 0. Raises UnplannedCluster, BadInput."""
     if offset.get(CLUSTER) != plan.cluster.hex():
-        raise WrongCluster(
+        raise UnplannedCluster(
             f"this query's checkpoint is of cluster {offset.get(CLUSTER)}; {plan.cluster_name} is {plan.cluster.hex()}:"
             " begin with a new checkpoint"
         )

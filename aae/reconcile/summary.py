@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-from isthmus.aae.reconcile.run_directory import Done, RunDirectory, Standing, program_version
-from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory, RunProgress, program_version
+from isthmus.aae.reconcile.segment_plan import SegmentPlan
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
@@ -20,7 +20,7 @@ SEGMENTS_NAMED_MAX: Final = 1_000
 FORM: Final = 1
 
 
-class Outcome(StrEnum):
+class ReconcileOutcome(StrEnum):
     """What a run found out."""
 
     EQUAL = "equal"
@@ -29,11 +29,21 @@ class Outcome(StrEnum):
     INCOMPLETE = "incomplete"
 
 
-EXIT_CODES: Final = {Outcome.EQUAL: 0, Outcome.DIFFER: 1, Outcome.ERROR: 2, Outcome.INCOMPLETE: 3}
+EXIT_CODES: Final = {
+    ReconcileOutcome.EQUAL: 0,
+    ReconcileOutcome.DIFFER: 1,
+    ReconcileOutcome.ERROR: 2,
+    ReconcileOutcome.INCOMPLETE: 3,
+}
 
 
 def summary_of(
-    directory: RunDirectory, plan: Planned | None, now: Standing, error: str, seconds: float, facts: dict[str, Any]
+    directory: RunDirectory,
+    plan: SegmentPlan | None,
+    now: RunProgress,
+    error: str,
+    seconds: float,
+    facts: dict[str, Any],
 ) -> dict[str, Any]:
     """summary.json. `plan` None: there is none, because of `error`."""
     firsts = [done for _, done in now.first.values()]
@@ -44,14 +54,14 @@ def summary_of(
     open_runs = [list(one) for chunk in open_chunks for one in chunk.runs]
     unread = sum(chunk.segments for number, chunk in chunks.items() if number not in now.first)
     if plan is None or (chunks and not now.first):
-        outcome = Outcome.ERROR
+        outcome = ReconcileOutcome.ERROR
         error = error or next(iter(now.trouble.values()), "nothing could be looked at: time was over")
         if plan is None:
             open_runs = [[0, SEGMENT_COUNT]]
     elif open_chunks:
-        outcome = Outcome.INCOMPLETE
+        outcome = ReconcileOutcome.INCOMPLETE
     else:
-        outcome = Outcome.DIFFER if verdicts["diverged"] else Outcome.EQUAL
+        outcome = ReconcileOutcome.DIFFER if verdicts["diverged"] else ReconcileOutcome.EQUAL
     covered = 0 if plan is None else plan.covered
     limit = facts["max_differences"]  # of those that claim loss, and of all others together
     others = sum(done.filtered + done.transient + done.unreachable for done in seconds_looks)
@@ -87,14 +97,14 @@ def summary_of(
     }
 
 
-def _whole(number: int, now: Standing) -> bool:
+def _whole(number: int, now: RunProgress) -> bool:
     if number not in now.first:
         return False
     first = now.first[number][1]
     return not (first.candidates or first.filtered) or number in now.second
 
 
-def _verdicts(firsts: list[Done], seconds: list[Done]) -> dict[str, int]:
+def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str, int]:
     """Of each verdict how many keys. A candidate that had no second look yet is `unreachable`."""
     looked = {done.chunk for done in seconds}
     waiting = sum(done.candidates for done in firsts if done.chunk not in looked)

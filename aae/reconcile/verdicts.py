@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from isthmus.aae.exchange.compare import Kind, Row, Side, compared, lasting
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compared, lasting
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import decode_clock
 
@@ -26,7 +26,7 @@ Name = tuple[bytes, bytes]
 """(bucket, key)."""
 
 
-class Seen(NamedTuple):
+class ObservedKey(NamedTuple):
     """A key as one cluster showed it. `size_bytes` and `siblings` are None where they were not told; with a `fault` the
     row cannot be read, and the rest says nothing."""
 
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
     fault: str = ""
 
 
-class Verdict(StrEnum):
+class VerdictKind(StrEnum):
     """The one verdict of a key."""
 
     MATCH = "match"
@@ -49,24 +49,24 @@ class Verdict(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-class Said(NamedTuple):
+class KeyVerdict(NamedTuple):
     """A verdict; `kind` and `side` of what differs, as far as anything does."""
 
-    verdict: Verdict
-    kind: Kind | None
-    side: Side | None
+    verdict: VerdictKind
+    kind: DifferenceKind | None
+    side: BehindSide | None
 
 
-Rows = Mapping[Name, Seen]
+Rows = Mapping[Name, ObservedKey]
 
 
-class Candidate(NamedTuple):
+class CandidateKey(NamedTuple):
     """A key that differed at the first look."""
 
     bucket: bytes
     key: bytes
-    left: Seen | None
-    right: Seen | None
+    left: ObservedKey | None
+    right: ObservedKey | None
 
 
 class FirstLook(NamedTuple):
@@ -74,11 +74,11 @@ class FirstLook(NamedTuple):
     of the range."""
 
     match: int
-    candidates: list[Candidate]
-    filtered: list[Candidate]
+    candidates: list[CandidateKey]
+    filtered: list[CandidateKey]
 
 
-def same(left: Seen | None, right: Seen | None) -> bool:
+def same(left: ObservedKey | None, right: ObservedKey | None) -> bool:
     """Whether readers see the same: a deleted key and one that is not there are no difference. Of a row that cannot be
     read nobody knows what readers see."""
     if left is None or left.tombstone:
@@ -104,7 +104,7 @@ def first_look(
     found = FirstLook(0, [], [])
     match = 0
 
-    def look(name: Name, mine: Seen | None, theirs: Seen | None) -> int:
+    def look(name: Name, mine: ObservedKey | None, theirs: ObservedKey | None) -> int:
         if (bucket and name[0] != bucket) or not (
             _within(mine, since_ms, before_ms) or _within(theirs, since_ms, before_ms)
         ):
@@ -112,7 +112,7 @@ def first_look(
         if same(mine, theirs):
             return 1
         into = found.candidates if wanted is None or wanted(name[0]) else found.filtered
-        into.append(Candidate(*name, mine, theirs))
+        into.append(CandidateKey(*name, mine, theirs))
         return 0
 
     for name, mine in left.items():
@@ -123,18 +123,20 @@ def first_look(
     return found._replace(match=match)
 
 
-def difference(name: Name, left: Seen | None, right: Seen | None) -> tuple[Kind, Side] | None:
+def difference(
+    name: Name, left: ObservedKey | None, right: ObservedKey | None
+) -> tuple[DifferenceKind, BehindSide] | None:
     """How a key differs; None when it does not."""
     if same(left, right):
         return None
     corrupt = _corrupt(left, right)
     if corrupt is not None:
-        return Kind.CORRUPT, corrupt
+        return DifferenceKind.CORRUPT, corrupt
     [found] = compared(_row(name, left), _row(name, right))
     return found.kind, found.side
 
 
-def second_look(first: Candidate, left: Seen | None, right: Seen | None) -> Said:
+def second_look(first: CandidateKey, left: ObservedKey | None, right: ObservedKey | None) -> KeyVerdict:
     """The verdict of a candidate by a look at both sides that was made later, of each at a moment of its own: whoever
     lacked something and has by now what the other one had at the first look was `transient`."""
     name = (first.bucket, first.key)
@@ -142,32 +144,32 @@ def second_look(first: Candidate, left: Seen | None, right: Seen | None) -> Said
     before = difference(name, first.left, first.right)
     assert before is not None, "a candidate that did not differ"
     if now is None:
-        return Said(Verdict.TRANSIENT, *before)
+        return KeyVerdict(VerdictKind.TRANSIENT, *before)
     if _corrupt(first.left, first.right) is None and _corrupt(left, right) is None:
         differed = compared(_row(name, first.left), _row(name, first.right))
         still, transient = lasting(differed, _row(name, left), _row(name, right))
         if transient and not still:
-            return Said(Verdict.TRANSIENT, *before)
-    return Said(Verdict.DIVERGED, *now)
+            return KeyVerdict(VerdictKind.TRANSIENT, *before)
+    return KeyVerdict(VerdictKind.DIVERGED, *now)
 
 
-def unseen(first: Candidate) -> Said:
+def unseen(first: CandidateKey) -> KeyVerdict:
     """The verdict when there was no second look."""
-    return Said(Verdict.UNREACHABLE, *_known(first))
+    return KeyVerdict(VerdictKind.UNREACHABLE, *_known(first))
 
 
-def left_out(first: Candidate) -> Said:
+def left_out(first: CandidateKey) -> KeyVerdict:
     """The verdict of what the filter leaves out."""
-    return Said(Verdict.FILTERED, *_known(first))
+    return KeyVerdict(VerdictKind.FILTERED, *_known(first))
 
 
-def _known(first: Candidate) -> tuple[Kind, Side]:
+def _known(first: CandidateKey) -> tuple[DifferenceKind, BehindSide]:
     found = difference((first.bucket, first.key), first.left, first.right)
     assert found is not None, "a candidate that did not differ"
     return found
 
 
-def _within(seen: Seen | None, since_ms: int, before_ms: int) -> bool:
+def _within(seen: ObservedKey | None, since_ms: int, before_ms: int) -> bool:
     """Of a row that cannot be read its time is not known: it counts."""
     if seen is None:
         return False
@@ -176,17 +178,17 @@ def _within(seen: Seen | None, since_ms: int, before_ms: int) -> bool:
     return seen.modified_ms >= since_ms and (not before_ms or seen.modified_ms < before_ms)
 
 
-def _corrupt(left: Seen | None, right: Seen | None) -> Side | None:
+def _corrupt(left: ObservedKey | None, right: ObservedKey | None) -> BehindSide | None:
     """Which side's row cannot be read."""
     mine, theirs = _unreadable(left), _unreadable(right)
     if mine and theirs:
-        return Side.BOTH
+        return BehindSide.BOTH
     if mine:
-        return Side.SOURCE
-    return Side.SINK if theirs else None
+        return BehindSide.SOURCE
+    return BehindSide.SINK if theirs else None
 
 
-def _unreadable(seen: Seen | None) -> bool:
+def _unreadable(seen: ObservedKey | None) -> bool:
     if seen is None:
         return False
     if seen.fault:
@@ -198,7 +200,7 @@ def _unreadable(seen: Seen | None) -> bool:
     return False
 
 
-def _row(name: Name, seen: Seen | None) -> dict[Name, Row]:
+def _row(name: Name, seen: ObservedKey | None) -> dict[Name, ComparedRow]:
     if seen is None:
         return {}
-    return {name: Row(*name, seen.clock, seen.hash64, seen.modified_ms, seen.tombstone)}
+    return {name: ComparedRow(*name, seen.clock, seen.hash64, seen.modified_ms, seen.tombstone)}

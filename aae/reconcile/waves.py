@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.compare_tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
-from isthmus.aae.reconcile.run_directory import Chunk, Done, RunDirectory, standing
+from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory, SegmentChunk, standing
 from isthmus.aae.reconcile.segment_report import counts_of, few, payloads_of
 from isthmus.aae.reconcile.spark_errors import trouble_of
 
@@ -44,7 +44,7 @@ class Waves:
         self._directory = directory
         self._job = job
 
-    def first(self, number: int, chunks: Sequence[Chunk], rows: int | None) -> list[Done]:
+    def first(self, number: int, chunks: Sequence[SegmentChunk], rows: int | None) -> list[ChunkResult]:
         """First looks, as wave `number`. `rows`: of a side in these chunks, about; None: many, or unknown."""
         look = first_looks(self._job)
         data = [encode_chunk(chunk) for chunk in chunks]
@@ -57,7 +57,7 @@ class Waves:
 
         return self._tasks(number, chunks, rows_of_looks)
 
-    def second(self, number: int, chunks: Sequence[Chunk]) -> list[Done]:
+    def second(self, number: int, chunks: Sequence[SegmentChunk]) -> list[ChunkResult]:
         """Second looks, as wave `number`, at what the first ones have left on disk."""
         look = second_looks(self._job)
         first = standing(self._directory.waves()).first
@@ -84,7 +84,9 @@ class Waves:
         """Whether the driver looks itself. Objects are many bytes, and left to tasks."""
         return not self._job.bodies and chunks <= OWN_CHUNKS and rows is not None and rows <= OWN_ROWS
 
-    def _threads(self, number: int, chunks: Sequence[Chunk], acts: Sequence[Callable[[], pa.Array]]) -> list[Done]:
+    def _threads(
+        self, number: int, chunks: Sequence[SegmentChunk], acts: Sequence[Callable[[], pa.Array]]
+    ) -> list[ChunkResult]:
         path = Path(self._directory.rows_of(number))
         pool = ThreadPoolExecutor(max(1, min(OWN_THREADS, self._spark.sparkContext.defaultParallelism)), "look")
         try:
@@ -101,21 +103,21 @@ class Waves:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _tasks(self, number: int, chunks: Sequence[Chunk], rows: Callable[[], DataFrame]) -> list[Done]:
+    def _tasks(self, number: int, chunks: Sequence[SegmentChunk], rows: Callable[[], DataFrame]) -> list[ChunkResult]:
         try:
             rows().write.mode("overwrite").parquet(self._directory.rows_of(number))
             return self._counted(number, chunks)
         except (PySparkException, Py4JError, OSError) as error:
             return _lost(chunks, f"spark: {trouble_of(error)}")
 
-    def _counted(self, number: int, chunks: Sequence[Chunk]) -> list[Done]:
+    def _counted(self, number: int, chunks: Sequence[SegmentChunk]) -> list[ChunkResult]:
         found = {done.chunk: done for done in counts_of(self._directory, number)}
         missing = [chunk.number for chunk in chunks if chunk.number not in found]
         assert not missing, f"chunks without a row: {missing}"
         return list(found.values())
 
 
-def rows_of(spark: SparkSession, directory: RunDirectory, looks: Mapping[int, tuple[int, Done]]) -> DataFrame:
+def rows_of(spark: SparkSession, directory: RunDirectory, looks: Mapping[int, tuple[int, ChunkResult]]) -> DataFrame:
     """The rows that these chunks have in these waves."""
     by_wave: dict[int, list[int]] = {}
     for chunk, (wave, _) in looks.items():
@@ -130,7 +132,7 @@ def rows_of(spark: SparkSession, directory: RunDirectory, looks: Mapping[int, tu
     return whole
 
 
-def _again(chunk: Chunk, first: Done) -> int:
+def _again(chunk: SegmentChunk, first: ChunkResult) -> int:
     """Rows of a side, about, of the segments that a second look at a chunk reads."""
     rows = max(first.left_rows, first.right_rows)
     return min(rows, first.candidates * (rows // max(1, chunk.segments) + 1))
@@ -140,6 +142,6 @@ def _one(value: bytes | int, kind: pa.DataType) -> pa.Array:
     return pa.array([value], kind)
 
 
-def _lost(chunks: Sequence[Chunk], why: str) -> list[Done]:
+def _lost(chunks: Sequence[SegmentChunk], why: str) -> list[ChunkResult]:
     """A wave of which nothing is known."""
-    return [Done(chunk.number, why, *(0,) * (len(Done._fields) - 2)) for chunk in chunks]
+    return [ChunkResult(chunk.number, why, *(0,) * (len(ChunkResult._fields) - 2)) for chunk in chunks]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from isthmus.aae.row_stream.streams import Held, RowStreams
+from isthmus.aae.row_stream.streams import LocalReplica, RowStreams
 from isthmus.repl.model.errors import CodecError, IsthmusError
 
 METHOD: Final = "aae.rows_held"
@@ -27,7 +27,7 @@ COPIES_MAX: Final = 65_536
 """Copies of one answer, many times what a node holds."""
 
 
-class Copy(NamedTuple):
+class ReplicaStatus(NamedTuple):
     """A copy as its node tells of it."""
 
     partition: int
@@ -47,7 +47,7 @@ class RowPlan:
         streams: RowStreams,
         *,
         node: str,
-        copies: Callable[[bytes], Iterable[Held]],
+        copies: Callable[[bytes], Iterable[LocalReplica]],
         ranges: Callable[[bytes], Mapping[int, tuple[tuple[int, int], int]]],
         urls: Callable[[], Mapping[str, str]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
@@ -90,15 +90,15 @@ class RowPlan:
             )
         return plan
 
-    async def _own(self, bucket_type: bytes) -> list[Copy]:
+    async def _own(self, bucket_type: bytes) -> list[ReplicaStatus]:
         held = list(self._copies(bucket_type))
         estimates = await self._streams.estimates(held)
         return [
-            Copy(one.partition, one.leads, one.whole, *self._streams.applied(one.partition), estimate)
+            ReplicaStatus(one.partition, one.leads, one.whole, *self._streams.applied(one.partition), estimate)
             for one, estimate in zip(held, estimates, strict=True)
         ]
 
-    async def _ask(self, node: str, bucket_type: bytes) -> Sequence[Copy]:
+    async def _ask(self, node: str, bucket_type: bytes) -> Sequence[ReplicaStatus]:
         if node == self._node:
             return await self._own(bucket_type)
         try:
@@ -111,7 +111,7 @@ class RowPlan:
         return packed
 
 
-def _decoded(data: bytes) -> list[Copy]:
+def _decoded(data: bytes) -> list[ReplicaStatus]:
     try:
         raw = msgpack.unpackb(data, max_array_len=COPIES_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -122,10 +122,10 @@ def _decoded(data: bytes) -> list[Copy]:
     raise CodecError("not a list of copies")
 
 
-def _copy(row: object) -> Copy:
+def _copy(row: object) -> ReplicaStatus:
     match row:
         case [int(partition), bool(leads), bool(whole), int(epoch), int(offset), int() | None as estimate] if (
             min(partition, epoch, offset) >= 0
         ):
-            return Copy(partition, leads, whole, epoch, offset, estimate)
+            return ReplicaStatus(partition, leads, whole, epoch, offset, estimate)
     raise CodecError("not a copy: partition, leads, whole, epoch, offset, estimate of rows")

@@ -23,20 +23,20 @@ from isthmus.aae.row_stream.wire import (
     ChangesAsked,
     Consistency,
     Head,
-    Passed,
     Rows,
     RowsAsked,
+    RowView,
+    SkippedTo,
     Tail,
-    View,
     encode_frame,
     encode_head,
     encode_passed,
     encode_tail,
 )
-from isthmus.aae.trees.throttle import Pace
+from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotLeader, NotReady, Overloaded
-from isthmus.repl.store.port import Applied, Snapshot, Store
+from isthmus.repl.store.port import AppliedPosition, Snapshot, Store
 from isthmus.repl.store.rows import bucket_head, segment_name
 from isthmus.repl.telemetry import Family, Sample
 
@@ -72,7 +72,7 @@ REST_MIN_S: Final = 0.001
 """A shorter rest is put off until more is due: to fall asleep and wake takes a tenth of this."""
 
 
-class Held(NamedTuple):
+class LocalReplica(NamedTuple):
     """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its
     applied offset."""
 
@@ -94,7 +94,7 @@ class RowStreams:
         cluster: bytes,
         cluster_name: str,
         node: str,
-        held: Callable[[int], Held | None],
+        held: Callable[[int], LocalReplica | None],
         confirm: Callable[[int], Awaitable[None]],
     ) -> None:
         self._store = store
@@ -106,12 +106,12 @@ class RowStreams:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="rows-estimates")
         """Counts some rows for plans, which must not wait for the frames of all streams."""
-        self._pace = Pace()
+        self._pace = TreeThrottle()
         self._slice_began_s = 0.0
         self._due_s = 0.0
         """Rest that was put off."""
         self._stopping = False
-        self._estimates: dict[Held, tuple[float, int | None]] = {}
+        self._estimates: dict[LocalReplica, tuple[float, int | None]] = {}
         self.running = 0
         self.rows_sent = 0
         self.bytes_sent = 0
@@ -158,7 +158,7 @@ class RowStreams:
             asked.partition, asked.first, asked.end, lambda snapshot: _changed(self._store, snapshot, asked, self._rest)
         )
 
-    def estimate(self, held: Held) -> int | None:
+    def estimate(self, held: LocalReplica) -> int | None:
         """About how many rows a copy has; exact when there are few. In a thread. None when it cannot be read."""
         first, end = held.segments
         count, last = 0, first
@@ -176,12 +176,12 @@ class RowStreams:
             return None
         return count
 
-    async def estimates(self, held: list[Held]) -> list[int | None]:
+    async def estimates(self, held: list[LocalReplica]) -> list[int | None]:
         """The same of many; of one that was looked at a moment ago as it was then."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._counting, lambda: [self._known_estimate(one) for one in held])
 
-    def _known_estimate(self, held: Held) -> int | None:
+    def _known_estimate(self, held: LocalReplica) -> int | None:
         """In the thread."""
         kept_s, known = self._estimates.get(held, (-ESTIMATE_KEPT_S, None))
         now_s = perf_counter()
@@ -192,15 +192,15 @@ class RowStreams:
         self._estimates[held] = (now_s, found)
         return found
 
-    def _next(self, frames: Iterator[Rows | Passed]) -> tuple[int, bytes]:
+    def _next(self, frames: Iterator[Rows | SkippedTo]) -> tuple[int, bytes]:
         """In the thread: how many rows the next frame has, and its bytes; none at the end."""
         self._slice_began_s = perf_counter()
         found = next(frames, None)
         if found is None:
             return 0, b""
-        data = encode_passed(found) if isinstance(found, Passed) else encode_frame(found)
+        data = encode_passed(found) if isinstance(found, SkippedTo) else encode_frame(found)
         self._rest()
-        return (0 if isinstance(found, Passed) else len(found.names)), data
+        return (0 if isinstance(found, SkippedTo) else len(found.names)), data
 
     def _rest(self) -> None:
         """In the thread, after a slice."""
@@ -211,11 +211,11 @@ class RowStreams:
             self._due_s = 0.0
         self._slice_began_s = perf_counter()
 
-    def applied(self, partition: int) -> Applied:
+    def applied(self, partition: int) -> AppliedPosition:
         """How far a copy is applied."""
         return self._store.applied(partition)
 
-    def _copy(self, bucket_type: bytes, partition: int) -> Held:
+    def _copy(self, bucket_type: bytes, partition: int) -> LocalReplica:
         held = self._held(partition)
         if held is None or held.bucket_type != bucket_type:
             raise NotReady(
@@ -226,7 +226,7 @@ class RowStreams:
         return held
 
     async def _opened(
-        self, partition: int, first: int, end: int, read: Callable[[Snapshot], Iterator[Rows | Passed]]
+        self, partition: int, first: int, end: int, read: Callable[[Snapshot], Iterator[Rows | SkippedTo]]
     ) -> AsyncGenerator[bytes, None]:
         if self._stopping:
             raise NotReady("this node is stopping")
@@ -246,7 +246,7 @@ class RowStreams:
         return self._streamed(head, snapshot, read(snapshot))
 
     async def _streamed(
-        self, head: Head, snapshot: Snapshot, frames: Iterator[Rows | Passed]
+        self, head: Head, snapshot: Snapshot, frames: Iterator[Rows | SkippedTo]
     ) -> AsyncGenerator[bytes, None]:
         """Owns the snapshot and the place among the streams."""
         loop = asyncio.get_running_loop()
@@ -270,14 +270,14 @@ class RowStreams:
             self._thread.submit(_let_go, frames, snapshot)
 
 
-def _let_go(frames: Iterator[Rows | Passed], snapshot: Snapshot) -> None:
+def _let_go(frames: Iterator[Rows | SkippedTo], snapshot: Snapshot) -> None:
     close = getattr(frames, "close", None)
     if close is not None:
         close()
     snapshot.close()
 
 
-def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> Iterator[Rows | Passed]:
+def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> Iterator[Rows | SkippedTo]:
     """What was asked for; a mark where as many rows as a frame has were passed over: the thread is everybody's, and a
     reader that hears nothing takes the node for dead."""
     start = asked.after + b"\0" if asked.after else segment_name(asked.first)
@@ -298,8 +298,8 @@ def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> I
             if not slices:
                 return
             if not names:
-                yield Passed(page[0][-1])
-            elif asked.view is View.KEYS:
+                yield SkippedTo(page[0][-1])
+            elif asked.view is RowView.KEYS:
                 yield Rows(names, key_rows, ())
             else:
                 yield from _with_objects(snapshot, names, key_rows, rest)
@@ -368,7 +368,7 @@ def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callab
                 names.append(name)
                 key_rows.append(row)
         if names:
-            if asked.view is View.KEYS:
+            if asked.view is RowView.KEYS:
                 yield Rows(names, key_rows, ())
             else:
                 yield from _with_objects(snapshot, names, key_rows, rest)

@@ -72,7 +72,7 @@ TAIL: Final = 3
 PASSED: Final = 4
 
 
-class View(StrEnum):
+class RowView(StrEnum):
     """What of each key is read."""
 
     KEYS = "keys"
@@ -96,7 +96,7 @@ class RowsAsked(NamedTuple):
     partition: int
     first: int
     end: int
-    view: View = View.KEYS
+    view: RowView = RowView.KEYS
     bucket: bytes = b""
     prefix: bytes = b""
     since_ms: int = 0
@@ -112,7 +112,7 @@ class ChangesAsked(NamedTuple):
     partition: int
     first: int
     end: int
-    view: View = View.KEYS
+    view: RowView = RowView.KEYS
 
 
 class Head(NamedTuple):
@@ -137,7 +137,7 @@ class Rows(NamedTuple):
     objects: Sequence[bytes]
 
 
-class Passed(NamedTuple):
+class SkippedTo(NamedTuple):
     """The stream has come to the row of this name, and of those behind the last frame none was asked for."""
 
     name: bytes
@@ -149,7 +149,7 @@ class Tail(NamedTuple):
     rows: int
 
 
-Frame = Head | Rows | Passed | Tail
+Frame = Head | Rows | SkippedTo | Tail
 
 
 def encode_rows_asked(asked: RowsAsked) -> bytes:
@@ -172,7 +172,7 @@ def decode_rows_asked(data: bytes) -> RowsAsked:
         ):  # fmt: skip
             try:
                 return RowsAsked(
-                    kind, partition, first, end, View(view), bucket, prefix, since_ms, before_ms, after,
+                    kind, partition, first, end, RowView(view), bucket, prefix, since_ms, before_ms, after,
                     Consistency(consistency),
                 )  # fmt: skip
             except ValueError as error:
@@ -194,7 +194,7 @@ def decode_changes_asked(data: bytes) -> ChangesAsked:
             kind and partition >= 0 and 0 <= first <= end < COUNT_MAX
         ):
             try:
-                return ChangesAsked(kind, partition, first, end, View(view))
+                return ChangesAsked(kind, partition, first, end, RowView(view))
             except ValueError as error:
                 raise CodecError(f"not a question for changes: {error}") from error
     raise CodecError("not a question for changes: type, partition, offsets [first, end), view")
@@ -221,7 +221,7 @@ def encode_frame(rows: Rows) -> bytes:
     return _framed(parts)
 
 
-def encode_passed(passed: Passed) -> bytes:
+def encode_passed(passed: SkippedTo) -> bytes:
     """A mark's frame."""
     return _framed([PASSED, *passed])
 
@@ -254,7 +254,7 @@ def decode_frame(data: bytes) -> Frame:
         case [3, int(count)] if 0 <= count < COUNT_MAX:
             return Tail(count)
         case [4, bytes(name)] if name:
-            return Passed(name)
+            return SkippedTo(name)
     raise CodecError("not a frame of rows: neither head, rows, mark nor tail")
 
 

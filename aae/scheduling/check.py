@@ -15,13 +15,13 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from isthmus.aae.exchange.compare import Difference, Kind, Side
-from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, KeyDifference
+from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.exchange.remote import PeerTrees
-from isthmus.aae.exchange.run import Outcome, Scope, run
-from isthmus.aae.exchange.run import Side as Cluster
-from isthmus.aae.scheduling.history import Named
-from isthmus.aae.scheduling.schedule import Kind as CheckKind
+from isthmus.aae.exchange.run import ExchangeEnd as Cluster
+from isthmus.aae.exchange.run import ExchangeOutcome, ExchangeScope, run
+from isthmus.aae.scheduling.history import DifferingKeys
+from isthmus.aae.scheduling.schedule import CheckKind as CheckKind
 from isthmus.aae.scheduling.schedule import TimeRange
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import IsthmusError, Overloaded
@@ -47,7 +47,7 @@ REST_S_MAX: Final = 2.0
 NAMED_MAX: Final = 10_000
 """Keys that differed in the newest check of a bucket type, remembered to be told of: some 2 MB."""
 
-LOOKED: Final = frozenset({Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.DIFFERING})
+LOOKED: Final = frozenset({ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING})
 """Checks that looked at all that differs, but for those of a range whose keys are not `every` one."""
 
 CORRUPT_LOGGED: Final = 20
@@ -81,7 +81,7 @@ class Repairs(Protocol):
         """Which (bucket, key) the queue's filter lets through; None: all. Raises BadInput for an unknown queue."""
 
 
-class Check(NamedTuple):
+class PeerCheck(NamedTuple):
     """What is to be checked. `times` None: all. `began_ms`: wall clock."""
 
     bucket_type: str
@@ -91,7 +91,7 @@ class Check(NamedTuple):
     began_ms: int
 
 
-class Checker:
+class PeerChecker:
     """Runs the checks of one peer, one at a time."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Checker:
         """Last changes of the keys that the last check queued, as far as LEARNED_MAX lets."""
         self.buckets: set[bytes] = set()
         """Their buckets."""
-        self.named: dict[bytes, Named] = {}
+        self.named: dict[bytes, DifferingKeys] = {}
         """Bucket type -> what differed in its newest check, and what is known from before if that one was not whole."""
         self._corrupt = 0
         """Keys of the running check that are."""
@@ -122,7 +122,7 @@ class Checker:
         """End what is under way."""
         self._sink.close()
 
-    async def check(self, check: Check, findings: Findings) -> Outcome:
+    async def check(self, check: PeerCheck, findings: Findings) -> ExchangeOutcome:
         """Run it; `findings` fill meanwhile. Raises nothing but cancellation."""
         settings = self._settings
         self.modified_ms, self.buckets, self._corrupt = [], set(), 0
@@ -131,7 +131,7 @@ class Checker:
         try:
             wanted = self._repairs.wanted(settings.queue, bucket_type)
         except IsthmusError as error:
-            return Outcome(Verdict.ERROR, f"queue {settings.queue}: {error}", findings, unseen=True)
+            return ExchangeOutcome(ExchangeVerdict.ERROR, f"queue {settings.queue}: {error}", findings, unseen=True)
 
         by_now = self._refused_by_now()
         refused = by_now - self._refused.get(bucket_type, by_now)
@@ -139,7 +139,7 @@ class Checker:
 
         keys: dict[tuple[bytes, bytes], str] = {}
 
-        async def repair(differences: Sequence[Difference]) -> int:
+        async def repair(differences: Sequence[KeyDifference]) -> int:
             for d in differences[: NAMED_MAX - len(keys)]:
                 keys[d.bucket, d.key] = f"{d.kind.value}@{d.side.value}"
             queued = 0
@@ -151,7 +151,7 @@ class Checker:
                 raise
             return queued
 
-        scope = Scope(
+        scope = ExchangeScope(
             bucket_type,
             since_ms=0 if times is None else times.since_ms,
             before_ms=0 if times is None else times.before_ms,
@@ -169,7 +169,7 @@ class Checker:
             pause=self._pause,
             timeout_s=settings.run_timeout_ms / 1000,
         )
-        if refused > 0 and outcome.verdict is not Verdict.IN_SYNC:
+        if refused > 0 and outcome.verdict is not ExchangeVerdict.IN_SYNC:
             words = (
                 f"{refused} of the repairs before were refused there for good (isthmus sink dead-letters list there)"
             )
@@ -181,7 +181,7 @@ class Checker:
         if not looked and before is not None:
             keys = dict(islice({**before.keys, **keys}.items(), NAMED_MAX))
         every = looked and len(keys) >= findings.differences and not findings.segments_unexplained
-        self.named[bucket_type] = Named(check.began_ms, keys, every)
+        self.named[bucket_type] = DifferingKeys(check.began_ms, keys, every)
         return outcome
 
     def _refused_by_now(self) -> int:
@@ -201,11 +201,11 @@ class Checker:
     async def _pause(self) -> None:
         await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._chance.random()))
 
-    async def _queued(self, bucket_type: bytes, differences: Sequence[Difference]) -> AsyncGenerator[int, None]:
+    async def _queued(self, bucket_type: bytes, differences: Sequence[KeyDifference]) -> AsyncGenerator[int, None]:
         """Queue what can be repaired, group by group: how many of each were taken."""
-        ours = [d for d in differences if d.side is not Side.SOURCE and d.kind is not Kind.CORRUPT]
-        theirs = [d for d in differences if d.side is Side.SOURCE] if self._settings.bidirectional else []
-        for corrupt in (d for d in differences if d.kind is Kind.CORRUPT):
+        ours = [d for d in differences if d.side is not BehindSide.SOURCE and d.kind is not DifferenceKind.CORRUPT]
+        theirs = [d for d in differences if d.side is BehindSide.SOURCE] if self._settings.bidirectional else []
+        for corrupt in (d for d in differences if d.kind is DifferenceKind.CORRUPT):
             self._corrupt += 1
             if self._corrupt <= CORRUPT_LOGGED:
                 log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
@@ -218,7 +218,7 @@ class Checker:
             yield await self._sink.repair(self._settings.peer_queue, bucket_type, names)
             await self._keep_rate(len(part))
 
-    def _learn(self, part: Sequence[Difference]) -> None:
+    def _learn(self, part: Sequence[KeyDifference]) -> None:
         room = LEARNED_MAX - len(self.modified_ms)
         self.modified_ms += [d.source.modified_ms for d in part[:room] if d.source is not None]
         self.buckets |= {d.bucket for d in part[:room]}
@@ -243,5 +243,5 @@ def rest_s(late_s: float) -> float:
     return min(REST_S_MAX, REST_FACTOR * late_s) if late_s > LATE_FREE_S else 0.0
 
 
-def _parts(differences: Sequence[Difference]) -> list[Sequence[Difference]]:
+def _parts(differences: Sequence[KeyDifference]) -> list[Sequence[KeyDifference]]:
     return [differences[at : at + REPAIRS_AT_ONCE] for at in range(0, len(differences), REPAIRS_AT_ONCE)]

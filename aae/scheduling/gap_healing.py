@@ -20,10 +20,10 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from isthmus.aae.exchange.exchange import Verdict
-from isthmus.aae.scheduling.history import Remembered
-from isthmus.aae.scheduling.manager import Busy, Manager, Peer
-from isthmus.aae.scheduling.schedule import Kind, TimeRange
+from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.scheduling.history import PeerHistory
+from isthmus.aae.scheduling.manager import Busy, Manager, PeerState
+from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.ports import TimeSource
 
@@ -46,7 +46,7 @@ FOLLOWING: Final = "repairs to be proven"
 """Who wanted the check, in listings."""
 
 
-class Gap(NamedTuple):
+class GapToHeal(NamedTuple):
     """What `queue` left out: made between two wall-clock times; `upto_ms` None: it still grows. `bucket_types`: those
     of which something may be left out, which is one of a partition's changes, and any that the queue lets out of
     references of a lower priority."""
@@ -61,7 +61,7 @@ class Gap(NamedTuple):
 class Gaps(Protocol):
     """The gaps of all nodes, and what waits here. All raise IsthmusError."""
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """Those that comparisons with `cluster` can prove (None: with the owner of `queue`) whose repairs go by
         `queue`: of all queues that it owns, as far as `queue` lets out all that may be missing. Of nodes that do not
         answer none."""
@@ -75,7 +75,7 @@ class Gaps(Protocol):
 
 
 @dataclass(slots=True)
-class Healed:
+class HealStatus:
     """Of one peer, since this node's start. `open_count` None: not looked yet; `open_queues`: those that have them."""
 
     open_count: int | None = None
@@ -86,13 +86,13 @@ class Healed:
     explained: bool = True
     """False once a check of the gaps' times was not enough: the next one looks at everything."""
 
-    def are_open(self, gaps: Sequence[Gap]) -> None:
+    def are_open(self, gaps: Sequence[GapToHeal]) -> None:
         """These are not proven yet."""
         self.open_count = len(gaps)
         self.open_queues = tuple(sorted({gap.queue for gap in gaps}))
 
 
-def proven(gaps: Iterable[Gap], began_ms: Mapping[str, int]) -> list[Gap]:
+def proven(gaps: Iterable[GapToHeal], began_ms: Mapping[str, int]) -> list[GapToHeal]:
     """Those of `gaps` that are proven: of each of its bucket types a check that found all equal began behind the gap's
     end; `began_ms` by bucket type."""
     return [
@@ -105,7 +105,7 @@ def proven_upto_ms(bucket_types: Iterable[str], began_ms: Mapping[str, int]) -> 
     return min((began_ms.get(name, 0) for name in bucket_types), default=0) - MARGIN_MS
 
 
-def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> TimeRange | None:
+def needed(gaps: Iterable[GapToHeal], bucket_types: Iterable[str], now_ms: int) -> TimeRange | None:
     """The times of the check that would prove `gaps`: those that have ended, of which all types are compared."""
     compared = set(bucket_types)
     due = [
@@ -118,7 +118,7 @@ def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> Tim
     return TimeRange(max(0, min(start for start, _ in due) - MARGIN_MS), max(end for _, end in due) + MARGIN_MS)
 
 
-def unsettled(remembered: Remembered, bucket_types: Iterable[str]) -> bool:
+def unsettled(remembered: PeerHistory, bucket_types: Iterable[str]) -> bool:
     """True when of some bucket type the newest check that came to an end queued repairs, and none has proven it since.
     A check that could not look at everything tells nothing; nor is followed what the other cluster refuses for good."""
     for name in bucket_types:
@@ -133,10 +133,10 @@ def unsettled(remembered: Remembered, bucket_types: Iterable[str]) -> bool:
     return False
 
 
-UNTOLD: Final = frozenset({Verdict.INCOMPLETE, Verdict.TIMED_OUT, Verdict.ERROR})
+UNTOLD: Final = frozenset({ExchangeVerdict.INCOMPLETE, ExchangeVerdict.TIMED_OUT, ExchangeVerdict.ERROR})
 
 
-class Healing:
+class GapHealer:
     """Looks, checks and closes. Methods belong to the event loop."""
 
     def __init__(self, manager: Manager, gaps: Gaps, time: TimeSource) -> None:
@@ -145,7 +145,7 @@ class Healing:
         self._time = time
         self._task: asyncio.Task[None] | None = None
         self._checked_since = asyncio.Event()
-        self.peers: dict[str, Healed] = {}
+        self.peers: dict[str, HealStatus] = {}
         manager.on_checked = self._checked_since.set
 
     def start(self) -> None:
@@ -199,14 +199,14 @@ class Healing:
         """Close what the checks so far have proven: whoever ran one by hand sees its gaps gone, and is not told for
         another minute that nothing has proven them. Raises IsthmusError."""
         peer = self._manager.peer(name)
-        self.peers.setdefault(name, Healed())
+        self.peers.setdefault(name, HealStatus())
         await self._closed(peer, await self._seen(peer))
 
     async def look(self, name: str) -> None:
         """Close what is proven, and check what is not, gaps or repairs; a peer that is suspended, or wants no checks at
         all, is left alone. Raises IsthmusError."""
         peer = self._manager.peer(name)
-        healed = self.peers.setdefault(name, Healed())
+        healed = self.peers.setdefault(name, HealStatus())
         queue, bucket_types = peer.settings.queue, peer.bucket_types
         left = await self._closed(peer, await self._seen(peer))
         times = needed(left, bucket_types, self._time.wall_ms())
@@ -220,7 +220,7 @@ class Healing:
             if times is None:
                 if self._gaps.waiting(queue):
                     return  # what was queued is still to be fetched
-                await self._manager.run(name, Kind.ALL, FOLLOWING)
+                await self._manager.run(name, CheckKind.ALL, FOLLOWING)
             else:
                 healed.explained = await self._checked(name, times, explained=healed.explained)
         except Busy:
@@ -229,7 +229,7 @@ class Healing:
         healed.wait_ms = min(2 * healed.wait_ms, WAIT_MS_MAX)
         await self._closed(peer, left)
 
-    async def _seen(self, peer: Peer) -> Sequence[Gap]:
+    async def _seen(self, peer: PeerState) -> Sequence[GapToHeal]:
         """The gaps that the peer's comparisons can prove."""
         cluster = peer.remembered.cluster
         return await self._gaps.seen(peer.settings.queue, bytes.fromhex(cluster) if cluster else None)
@@ -238,19 +238,20 @@ class Healing:
         """Check the times of gaps, or everything when that explained nothing; whether this one explains what differs.
         Raises Busy."""
         if explained:
-            results = await self._manager.run(name, Kind.RANGE, BY, times)
+            results = await self._manager.run(name, CheckKind.RANGE, BY, times)
         else:
-            results = await self._manager.run(name, Kind.ALL, BY)
+            results = await self._manager.run(name, CheckKind.ALL, BY)
         return all(
-            result.proven or (result.verdict is Verdict.REPAIRED and not result.unexplained) for result in results
+            result.proven or (result.verdict is ExchangeVerdict.REPAIRED and not result.unexplained)
+            for result in results
         )
 
-    def _proven_ms(self, peer: Peer) -> dict[str, int]:
+    def _proven_ms(self, peer: PeerState) -> dict[str, int]:
         """When each bucket type was proven; not what was proven later than now, by a clock that has been set back."""
         latest_ms = self._time.wall_ms() + MARGIN_MS
         return {name: at_ms for name, at_ms in peer.remembered.proven_ms.items() if at_ms <= latest_ms}
 
-    async def _closed(self, peer: Peer, gaps: Sequence[Gap]) -> Sequence[Gap]:
+    async def _closed(self, peer: PeerState, gaps: Sequence[GapToHeal]) -> Sequence[GapToHeal]:
         """`gaps` without those that are proven and could be closed."""
         name, proven_ms = peer.settings.name, self._proven_ms(peer)
         found = proven(gaps, proven_ms)

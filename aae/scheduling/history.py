@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
-from isthmus.aae.exchange.exchange import Verdict
-from isthmus.aae.scheduling.schedule import Kind, Standing, TimeRange
+from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.scheduling.schedule import CheckKind, PeerScheduleState, TimeRange
 from isthmus.repl.model.errors import Corruption
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 
 log = structlog.get_logger(__name__)
 
@@ -58,15 +58,15 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """One check of one bucket type. Times are wall clock. `proven`: equal at `began_ms`, all of it that the filter lets
     through."""
 
     bucket_type: str
-    kind: Kind
+    kind: CheckKind
     began_ms: int
     seconds: float
-    verdict: Verdict
+    verdict: ExchangeVerdict
     reason: str
     proven: bool
     segments: int
@@ -86,7 +86,7 @@ class Result:
     """The other cluster has no such bucket type: nothing was compared, and nothing is to be repaired there yet."""
 
 
-class Named(NamedTuple):
+class DifferingKeys(NamedTuple):
     """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
     Not `every`: there were more, or may be, outside of what it looked at."""
 
@@ -96,17 +96,17 @@ class Named(NamedTuple):
 
 
 @dataclass(slots=True)
-class Remembered:
+class PeerHistory:
     """Of one peer."""
 
-    standing: Standing
+    standing: PeerScheduleState
     suspended: Suspended | None = None
-    results: deque[Result] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
+    results: deque[CheckResult] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
     proven_ms: dict[str, int] = field(default_factory=dict)
     """Bucket type -> when it was proven in sync last, with `cluster`."""
     cluster: str = ""
     """The uuid of the cluster that was compared with, in hex; "" until one has answered."""
-    named: dict[bytes, Named] = field(default_factory=dict)
+    named: dict[bytes, DifferingKeys] = field(default_factory=dict)
     """Bucket type -> what differed in its newest check, the first NAMED_KEPT."""
 
     queue: str = ""
@@ -126,7 +126,7 @@ class Remembered:
             self.standing = replace(self.standing, failed=True, quiet=0)
         self.queue, self.added_ms = queue, added_ms
 
-    def name(self, bucket_type: bytes, named: Named) -> None:
+    def name(self, bucket_type: bytes, named: DifferingKeys) -> None:
         """Remember what differed."""
         self.named[bucket_type] = _first(named, NAMED_KEPT, NAMED_BYTES)
 
@@ -139,7 +139,7 @@ class Remembered:
             self.cluster = told
 
 
-def _first(named: Named, count: int, size: int) -> Named:
+def _first(named: DifferingKeys, count: int, size: int) -> DifferingKeys:
     """The first of them, `count` at most, with names of `size` bytes in all."""
     kept: dict[tuple[bytes, bytes], str] = {}
     for (bucket, key), difference in islice(named.keys.items(), count):
@@ -147,24 +147,24 @@ def _first(named: Named, count: int, size: int) -> Named:
         if size < 0:
             break
         kept[bucket, key] = difference
-    return Named(named.began_ms, kept, named.every and len(kept) == len(named.keys))
+    return DifferingKeys(named.began_ms, kept, named.every and len(kept) == len(named.keys))
 
 
 ROW_BYTES: Final = 32
 """What a name takes besides itself, its difference included."""
 
 
-class Memory:
+class History:
     """All peers of this node, by name."""
 
     def __init__(self, directory: Path, started_ms: int) -> None:
-        self._slots = Slots(directory, "fullsync")
+        self._slots = SlotFile(directory, "fullsync")
         self._started_ms = started_ms
         self._numbers = count(1)
         self._writing = Lock()
         self._written = 0
         """The newest of the savings that is on disk."""
-        self.peers: dict[str, Remembered] = {}
+        self.peers: dict[str, PeerHistory] = {}
 
     def load(self) -> None:
         """Read what is there. Raises LocalFault when the disk refuses."""
@@ -176,11 +176,11 @@ class Memory:
             document = {}
         self.peers = {str(name): _peer(str(name), one, self._started_ms) for name, one in document.items()}
 
-    def of(self, name: str) -> Remembered:
+    def of(self, name: str) -> PeerHistory:
         """What is known of a peer; of a new one, that it has been looked at since this node's start."""
         found = self.peers.get(name)
         if found is None:
-            found = self.peers[name] = Remembered(Standing(self._started_ms))
+            found = self.peers[name] = PeerHistory(PeerScheduleState(self._started_ms))
         return found
 
     def forget(self, name: str) -> None:
@@ -215,7 +215,7 @@ def _document(raw: Any) -> dict[Any, Any]:
     return found
 
 
-def _plain(one: Remembered, named_bytes: int, results_kept: int = RESULTS_KEPT) -> dict[str, Any]:
+def _plain(one: PeerHistory, named_bytes: int, results_kept: int = RESULTS_KEPT) -> dict[str, Any]:
     named = {name: _first(found, NAMED_KEPT, named_bytes) for name, found in one.named.items()}
     return {
         "standing": asdict(one.standing),
@@ -239,7 +239,7 @@ def _short(told: dict[str, Any]) -> dict[str, Any]:
     return {**told, "reason": told["reason"][:WORDS_KEPT], "by": told["by"][:WORDS_KEPT]}
 
 
-def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
+def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
     """What is remembered of a peer, part by part; one that cannot be read is as of a new peer."""
 
     def read(part: str, reader: Callable[[Any], Part], otherwise: Part) -> Part:
@@ -252,8 +252,8 @@ def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
     if isinstance(raw, dict):
         raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, **raw}  # which earlier programs did not remember
     told = isinstance(raw, dict) and raw.get("suspended") is not None
-    return Remembered(
-        read("standing", _standing, Standing(started_ms)),
+    return PeerHistory(
+        read("standing", _standing, PeerScheduleState(started_ms)),
         read("suspended", _suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
         read(
             "results",
@@ -281,9 +281,9 @@ def _suspension(one: Suspended) -> dict[str, Any]:
     return told if one.stored else {key: value for key, value in told.items() if key != "stored"}
 
 
-def _standing(raw: Mapping[str, Any]) -> Standing:
+def _standing(raw: Mapping[str, Any]) -> PeerScheduleState:
     learned = raw["learned"]
-    return Standing(
+    return PeerScheduleState(
         int(raw["succeeded_ms"]),
         bool(raw["failed"]),
         int(raw["quiet"]),
@@ -292,10 +292,10 @@ def _standing(raw: Mapping[str, Any]) -> Standing:
     )
 
 
-def _named(began_ms: int, every: bool, keys: list[tuple[bytes, bytes, str]]) -> Named:
-    return Named(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
+def _named(began_ms: int, every: bool, keys: list[tuple[bytes, bytes, str]]) -> DifferingKeys:
+    return DifferingKeys(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
 
 
-def _result(raw: Mapping[str, Any]) -> Result:
-    found = Result(**{**raw, "kind": Kind(raw["kind"]), "verdict": Verdict(raw["verdict"])})
+def _result(raw: Mapping[str, Any]) -> CheckResult:
+    found = CheckResult(**{**raw, "kind": CheckKind(raw["kind"]), "verdict": ExchangeVerdict(raw["verdict"])})
     return replace(found, began_ms=int(found.began_ms), reason=str(found.reason), by=str(found.by))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from isthmus.aae.exchange.exchange import Verdict
-from isthmus.aae.reconcile.verdicts import Verdict as KeyVerdict
+from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.reconcile.verdicts import VerdictKind as KeyVerdict
 from isthmus.aae.scheduling.check import LOOKED
-from isthmus.aae.scheduling.history import Result
-from isthmus.aae.scheduling.manager import Manager, Peer
+from isthmus.aae.scheduling.history import CheckResult
+from isthmus.aae.scheduling.manager import Manager, PeerState
 from isthmus.repl.model.keys import Key
 
 UNKNOWN: Final = "unknown"
@@ -42,11 +42,11 @@ def differs(manager: Manager, key: Key) -> str:
     return ""
 
 
-def _newest(peer: Peer, bucket_type: str) -> Result | None:
+def _newest(peer: PeerState, bucket_type: str) -> CheckResult | None:
     return next((one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type), None)
 
 
-def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
+def _row(peer: PeerState, bucket_type: str, key: Key) -> dict[str, Any]:
     remembered = peer.remembered
     newest = _newest(peer, bucket_type)
     verdict, difference, reason = KeyVerdict.UNREACHABLE, None, "no check has looked yet"
@@ -67,11 +67,11 @@ def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
     }
 
 
-def _found(peer: Peer, verdict: Verdict, began_ms: int, key: Key) -> tuple[KeyVerdict, str | None, str]:
+def _found(peer: PeerState, verdict: ExchangeVerdict, began_ms: int, key: Key) -> tuple[KeyVerdict, str | None, str]:
     """(verdict, difference, why) of the key, by the check that began then."""
     if not peer.checker.counts(key):
         return KeyVerdict.FILTERED, None, f"the filter of queue {peer.settings.queue} leaves it out"
-    if verdict is Verdict.IN_SYNC:
+    if verdict is ExchangeVerdict.IN_SYNC:
         return KeyVerdict.MATCH, None, ""
     named = peer.checker.named.get(key.bucket_type)
     if named is None or named.began_ms > began_ms:

@@ -22,27 +22,27 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.scheduling.alarm import Alarm
-from isthmus.aae.scheduling.check import Check, Checker
-from isthmus.aae.scheduling.history import Memory, Remembered, Result, Suspended
+from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
+from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory, Suspended
 from isthmus.aae.scheduling.operator_documents import (
     SUSPENSIONS_PATH,
-    Entry,
+    FullSyncSuspension,
     OperatorDocuments,
     PeerInForce,
-    Suspension,
+    PeerOverride,
     in_force,
     suspension_for,
 )
 from isthmus.aae.scheduling.schedule import (
+    CheckHours,
+    CheckKind,
+    DayPlan,
     Due,
-    Kind,
-    Place,
-    Plan,
     Retry,
+    SchedulePlace,
     TimeRange,
-    Window,
     after,
     again,
     chosen,
@@ -68,23 +68,23 @@ class Skipped(NamedTuple):
     """A slot that was left out, and why."""
 
     at_ms: int
-    kind: Kind
+    kind: CheckKind
     reason: str
 
 
 @dataclass(slots=True)
-class Peer:
+class PeerState:
     """One other cluster, as the manager keeps it."""
 
     settings: FullSyncSettings
     place: int
-    checker: Checker
-    remembered: Remembered
-    window: Window
+    checker: PeerChecker
+    remembered: PeerHistory
+    window: CheckHours
     types: Callable[[], Sequence[str]]
     """What its `bucket_types` come to now: those that are named, or all that there are."""
-    plan: Plan | None = None
-    entries: tuple[Entry, ...] = ()
+    plan: DayPlan | None = None
+    entries: tuple[PeerOverride, ...] = ()
     """What operators want of it that its settings come from."""
     slot: int = -1
     """The newest slot of the plan that has had its turn."""
@@ -110,7 +110,7 @@ class Running(NamedTuple):
     """The check that runs now."""
 
     peer: str
-    kind: Kind
+    kind: CheckKind
     bucket_type: str
     began_ms: int
     by: str
@@ -146,8 +146,8 @@ class Manager:
         settings: Sequence[FullSyncSettings],
         *,
         node: str,
-        checker_of: Callable[[FullSyncSettings], Checker],
-        memory: Memory,
+        checker_of: Callable[[FullSyncSettings], PeerChecker],
+        memory: History,
         alarm_of: Callable[[], Alarm],
         live: Callable[[], Iterable[str]],
         time: TimeSource,
@@ -168,17 +168,17 @@ class Manager:
         self._all_types = all_types
         self._time = time
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, PeerState] = {}
         self.faults: dict[str, str] = {}
         """Peer -> why what operators want of it does not count here."""
-        self.removed: Mapping[str, Entry] = {}
+        self.removed: Mapping[str, PeerOverride] = {}
         """Peers of this node's file that operators removed."""
         self._taken = ""
-        self._checking: Peer | None = None
+        self._checking: PeerState | None = None
         self._started = False
         self._stopping = False
         self.running: Running | None = None
-        self.totals: dict[tuple[str, Verdict], int] = {}
+        self.totals: dict[tuple[str, ExchangeVerdict], int] = {}
         """(peer, verdict) -> checks of bucket types that ended so, since this node's start."""
         self.queued_total = 0
         self.on_checked: Callable[[], object] = lambda: None
@@ -199,13 +199,13 @@ class Manager:
         self.removed, self.faults = found.removed, dict(found.faults)
         suspensions, why = documents.suspensions, documents.unreadable.get(SUSPENSIONS_PATH)
         if suspensions is None and why is not None:
-            suspensions = (Suspension(None, None, "?", self._time.wall_ms(), f"it is not known what: {why}"),)
+            suspensions = (FullSyncSuspension(None, None, "?", self._time.wall_ms(), f"it is not known what: {why}"),)
         self.adopt(found.peers, suspensions)
 
-    def adopt(self, peers: Sequence[PeerInForce], suspensions: Sequence[Suspension] | None) -> None:
+    def adopt(self, peers: Sequence[PeerInForce], suspensions: Sequence[FullSyncSuspension] | None) -> None:
         """These are the peers from now on, and this is what operators have suspended; None: that is not read yet, and
         what is remembered counts. A check that runs goes on, also when its peer is changed or gone."""
-        found: dict[str, Peer] = {}
+        found: dict[str, PeerState] = {}
         for place, one in enumerate(peers):
             name, before = one.settings.name, self.peers.get(one.settings.name)
             if before is not None and (before.settings, before.entries) == one:
@@ -230,7 +230,7 @@ class Manager:
             self._suspend(peer, suspensions)
         self.arm()
 
-    def _peer(self, place: int, one: PeerInForce) -> Peer:
+    def _peer(self, place: int, one: PeerInForce) -> PeerState:
         """A peer with these settings, and what is remembered of it; its day's plan is made anew from now on."""
         settings = one.settings
         checker, remembered = self._checker_of(settings), self._memory.of(settings.name)
@@ -238,13 +238,13 @@ class Manager:
         checker.named.update(remembered.named)
         window, types = window_of(settings.all_window), partial(self.types_of, settings)
         now_ms = self._time.wall_ms()
-        return Peer(settings, place, checker, remembered, window, types, from_ms=now_ms, entries=one.entries)
+        return PeerState(settings, place, checker, remembered, window, types, from_ms=now_ms, entries=one.entries)
 
-    def _close(self, peer: Peer) -> None:
+    def _close(self, peer: PeerState) -> None:
         if peer is not self._checking:
             peer.checker.close()
 
-    def _suspend(self, peer: Peer, suspensions: Sequence[Suspension] | None) -> None:
+    def _suspend(self, peer: PeerState, suspensions: Sequence[FullSyncSuspension] | None) -> None:
         """Follow what operators have suspended. What an earlier version suspended on this node alone stays so until
         it is resumed."""
         before = peer.remembered.suspended
@@ -276,11 +276,11 @@ class Manager:
 
     # -- what is due ------------------------------------------------------------------------------------
 
-    def _place(self, peer: Peer) -> Place:
+    def _place(self, peer: PeerState) -> SchedulePlace:
         rank, nodes = rank_of(self._node, list(self._live()))
-        return Place(rank, nodes, peer.place, len(self.peers), peer.settings.cluster_slice)
+        return SchedulePlace(rank, nodes, peer.place, len(self.peers), peer.settings.cluster_slice)
 
-    def _next(self, peer: Peer, now_ms: int) -> Due | None:
+    def _next(self, peer: PeerState, now_ms: int) -> Due | None:
         """The peer's next check; plans are made, and late slots left out, on the way. None: no checks are wanted."""
         if peer.plan is not None and now_ms < peer.seen_ms - peer.plan.slot_ms:  # the clock was set back by more
             peer.plan, peer.from_ms, peer.seen_ms = None, now_ms, now_ms  # than a little: as if this node began now
@@ -300,10 +300,10 @@ class Manager:
                 return found
             peer.plan, day_ms = None, max(plan.end_ms, day_of(now_ms))
 
-    def _seed_of(self, peer: Peer) -> str:
+    def _seed_of(self, peer: PeerState) -> str:
         return f"{self._node}\n{peer.settings.name}"
 
-    def _skip(self, peer: Peer, at_ms: int, kind: Kind, reason: str) -> None:
+    def _skip(self, peer: PeerState, at_ms: int, kind: CheckKind, reason: str) -> None:
         peer.skipped.append(Skipped(at_ms, kind, reason))
         log.info("fullsync.skipped", peer=peer.settings.name, kind=kind.value, reason=reason)
 
@@ -349,7 +349,7 @@ class Manager:
             suspended = peer.remembered.suspended
             if suspended is not None:
                 self._skip(peer, at_ms, kind, f"suspended by {suspended.by}")
-            elif kind is not Kind.NONE:
+            elif kind is not CheckKind.NONE:
                 self._take(peer)
                 self._spawn(self._check_each([peer.settings.name], kind, by="", before=retry))
                 return  # what else is due waits for its end, until it is late
@@ -357,13 +357,13 @@ class Manager:
 
     # -- a check ----------------------------------------------------------------------------------------
 
-    async def run(self, name: str, kind: Kind, by: str, times: TimeRange | None = None) -> list[Result]:
+    async def run(self, name: str, kind: CheckKind, by: str, times: TimeRange | None = None) -> list[CheckResult]:
         """Run a check now, of every bucket type of the peer; its results. `times`: instead of those of its kind. Raises
         UnknownPeer, Busy, NotReady. A suspended peer is checked all the same: somebody asks for it."""
         self._take(self.peer(name))
         return await self._check_each([name], kind, by, times)
 
-    def begin(self, name: str | None, kind: Kind, by: str) -> list[str]:
+    def begin(self, name: str | None, kind: CheckKind, by: str) -> list[str]:
         """As `run`, without waiting, of one peer or (None) of all, one after the other; their names. Raises
         UnknownPeer, Busy, NotReady."""
         self._needs_peers()
@@ -372,7 +372,7 @@ class Manager:
         self._spawn(self._check_each(names, kind, by))
         return names
 
-    def _take(self, peer: Peer) -> None:
+    def _take(self, peer: PeerState) -> None:
         if self._stopping:
             raise NotReady("this node is stopping: ask another one")
         if self._taken:
@@ -380,10 +380,15 @@ class Manager:
         self._taken = peer.settings.name
 
     async def _check_each(
-        self, names: Sequence[str], kind: Kind, by: str, times: TimeRange | None = None, before: Retry | None = None
-    ) -> list[Result]:
+        self,
+        names: Sequence[str],
+        kind: CheckKind,
+        by: str,
+        times: TimeRange | None = None,
+        before: Retry | None = None,
+    ) -> list[CheckResult]:
         """The checks for which this manager was taken; `before`: it is one of a slot that was tried before."""
-        results: list[Result] = []
+        results: list[CheckResult] = []
         try:
             for peer in filter(None, map(self.peers.get, names)):
                 self._taken = peer.settings.name
@@ -394,8 +399,8 @@ class Manager:
         return results
 
     async def _check(
-        self, peer: Peer, kind: Kind, by: str, times: TimeRange | None, before: Retry | None
-    ) -> list[Result]:
+        self, peer: PeerState, kind: CheckKind, by: str, times: TimeRange | None, before: Retry | None
+    ) -> list[CheckResult]:
         self._checking = peer
         try:
             return await self._checked(peer, kind, by, times)
@@ -414,27 +419,27 @@ class Manager:
                     now.checker.named.update(peer.checker.named)
             self.on_checked()
 
-    async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:
+    async def _checked(self, peer: PeerState, kind: CheckKind, by: str, given: TimeRange | None) -> list[CheckResult]:
         began_ms = self._time.wall_ms()
         remembered = peer.remembered
         peer.unseen = ""
-        if kind is Kind.AUTO:
+        if kind is CheckKind.AUTO:
             kind, remembered.standing = chosen(
                 remembered.standing, peer.window, began_ms, both_ways=peer.settings.bidirectional
             )
-        if kind is Kind.NONE:
+        if kind is CheckKind.NONE:
             await self._save()  # how many are still to be left out
             return []
         standing = remembered.standing
         times = given or looked_at(kind, standing, began_ms)
-        results: list[Result] = []
+        results: list[CheckResult] = []
         modified: list[int] = []
         buckets: set[bytes] = set()
         for name in peer.bucket_types:
             findings = Findings()
             now_ms = self._time.wall_ms()
             self.running = Running(peer.settings.name, kind, name, now_ms, by, findings)
-            results.append(await self._one(peer, Check(name, kind, times, by, now_ms), findings))
+            results.append(await self._one(peer, PeerCheck(name, kind, times, by, now_ms), findings))
             modified += peer.checker.modified_ms
             buckets |= peer.checker.buckets
         repaired = sum(result.queued for result in results)
@@ -445,7 +450,7 @@ class Manager:
                 standing,
                 kind,
                 began_ms,
-                in_sync=all(result.verdict is Verdict.IN_SYNC or result.lacking for result in results),
+                in_sync=all(result.verdict is ExchangeVerdict.IN_SYNC or result.lacking for result in results),
                 repaired=repaired,
                 learned=learned_range(modified, buckets, LEARNS_FROM),
                 own_times=given is not None,
@@ -457,14 +462,14 @@ class Manager:
         await self._save()
         return results
 
-    async def _one(self, peer: Peer, check: Check, findings: Findings) -> Result:
+    async def _one(self, peer: PeerState, check: PeerCheck, findings: Findings) -> CheckResult:
         began = self._time.now_ms()
         outcome = await peer.checker.check(check, findings)
         if outcome.unseen:
             peer.unseen = outcome.reason
         left = findings.differences - findings.queued
-        proven = outcome.verdict is Verdict.IN_SYNC  # trees are compared whole, whatever the check's times
-        result = Result(
+        proven = outcome.verdict is ExchangeVerdict.IN_SYNC  # trees are compared whole, whatever the check's times
+        result = CheckResult(
             bucket_type=check.bucket_type,
             kind=check.kind,
             began_ms=check.began_ms,
@@ -494,7 +499,7 @@ class Manager:
             peer.remembered.proven_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
         self.queued_total += findings.queued
-        tell = log.warning if outcome.verdict in (Verdict.ERROR, Verdict.TIMED_OUT) else log.info
+        tell = log.warning if outcome.verdict in (ExchangeVerdict.ERROR, ExchangeVerdict.TIMED_OUT) else log.info
         tell(
             "fullsync.checked",
             peer=name,
@@ -510,7 +515,7 @@ class Manager:
 
     # -- acts of operators ------------------------------------------------------------------------------
 
-    def peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> PeerState:
         """The peer of that name. Raises UnknownPeer."""
         found = self.peers.get(name)
         if found is None:
@@ -549,7 +554,7 @@ class Manager:
             peer.remembered.standing = replace(peer.remembered.standing, suppressed=count)
         await self._save()
 
-    def upcoming(self, name: str) -> list[tuple[int, Kind]]:
+    def upcoming(self, name: str) -> list[tuple[int, CheckKind]]:
         """(moment, kind) of the rest of the peer's day, or of the next day when this one's checks are done. Raises
         UnknownPeer."""
         peer = self.peer(name)
@@ -563,7 +568,7 @@ class Manager:
         if not self.peers:
             raise UnknownPeer("this node compares with no cluster: it has no [[fullsync]]")
 
-    def _named(self, name: str | None) -> list[Peer]:
+    def _named(self, name: str | None) -> list[PeerState]:
         return list(self.peers.values()) if name is None else [self.peer(name)]
 
     async def _save(self) -> None:

@@ -39,7 +39,7 @@ WATCH_INTERVAL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PeerOverride:
     """What operators want of one peer, on one node or on all. `values`: keys of [[fullsync]] as in a file; `added`: it
     makes a peer that files lack; `removed`: there is no such peer, also where a file has it. `added_ms`: when it was
     added, 0 for a peer of files."""
@@ -53,12 +53,12 @@ class Entry:
     reason: str = ""
 
 
-Entries = Mapping[str, Mapping[str, Entry]]
+Entries = Mapping[str, Mapping[str, PeerOverride]]
 """Peer -> node or ALL_NODES -> entry."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspension:
+class FullSyncSuspension:
     """One act of an operator; None means every peer, every node."""
 
     peer: str | None
@@ -72,7 +72,7 @@ class PeerInForce(NamedTuple):
     """A peer as it counts at one node; `entries`: what of operators made it so."""
 
     settings: FullSyncSettings
-    entries: tuple[Entry, ...]
+    entries: tuple[PeerOverride, ...]
 
     @property
     def added_ms(self) -> int:
@@ -80,18 +80,18 @@ class PeerInForce(NamedTuple):
         return max((entry.added_ms for entry in self.entries), default=0)
 
 
-class InForce(NamedTuple):
+class EffectivePeers(NamedTuple):
     """All peers of one node. `removed`: names of its file that an operator removed; `faults`: name -> why an entry does
     not count here."""
 
     peers: tuple[PeerInForce, ...]
-    removed: Mapping[str, Entry]
+    removed: Mapping[str, PeerOverride]
     faults: Mapping[str, str]
 
 
 def in_force(
     node: str, file: Sequence[FullSyncSettings], entries: Entries, token_for: Callable[[str], Path | None]
-) -> InForce:
+) -> EffectivePeers:
     """What counts at `node`: its file's peers and then those that were added, by name. `token_for(urls)`: the token
     that an added peer is shown."""
     peers, removed, faults = [], {}, {}
@@ -122,10 +122,10 @@ def in_force(
         if base is None:
             found = replace(found, token_file=token_for(found.urls))
         peers.append(PeerInForce(found, used))
-    return InForce(tuple(peers), removed, faults)
+    return EffectivePeers(tuple(peers), removed, faults)
 
 
-def suspension_for(name: str, node: str, suspensions: Sequence[Suspension]) -> Suspension | None:
+def suspension_for(name: str, node: str, suspensions: Sequence[FullSyncSuspension]) -> FullSyncSuspension | None:
     """What suspends the checks of a peer at a node; None when nothing does."""
     return next((one for one in suspensions if one.peer in (None, name) and one.node in (None, node)), None)
 
@@ -133,7 +133,7 @@ def suspension_for(name: str, node: str, suspensions: Sequence[Suspension]) -> S
 # ---------------------------------------------------------------- the documents
 
 
-def decode_peers(value: bytes) -> dict[str, dict[str, Entry]]:
+def decode_peers(value: bytes) -> dict[str, dict[str, PeerOverride]]:
     """The entries in a metastore value. Raises CodecError. Keys of a later version are kept; they do not count here."""
     try:
         return {
@@ -144,11 +144,11 @@ def decode_peers(value: bytes) -> dict[str, dict[str, Entry]]:
         raise CodecError(f"{PEERS_PATH} in the metastore is not a list of peers: {error!r:.200}") from error
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
+def _entry(row: Mapping[str, Any]) -> PeerOverride:
     values = row["values"]
     if not isinstance(values, dict):
         raise TypeError("values are no object")
-    return Entry(
+    return PeerOverride(
         values,
         row.get("added") is True,
         row.get("removed") is True,
@@ -165,11 +165,11 @@ def encode_peers(entries: Entries) -> bytes:
     return json.dumps({"peers": rows}).encode()
 
 
-def decode_suspensions(value: bytes) -> tuple[Suspension, ...]:
+def decode_suspensions(value: bytes) -> tuple[FullSyncSuspension, ...]:
     """The suspensions in a metastore value. Raises CodecError."""
     try:
         return tuple(
-            Suspension(
+            FullSyncSuspension(
                 None if row["peer"] is None else str(row["peer"]),
                 None if row["node"] is None else str(row["node"]),
                 str(row["by"]),
@@ -182,7 +182,7 @@ def decode_suspensions(value: bytes) -> tuple[Suspension, ...]:
         raise CodecError(f"{SUSPENSIONS_PATH} in the metastore is not a list of suspensions: {error!r:.200}") from error
 
 
-def encode_suspensions(suspensions: Sequence[Suspension]) -> bytes:
+def encode_suspensions(suspensions: Sequence[FullSyncSuspension]) -> bytes:
     """A metastore value."""
     return json.dumps([asdict(one) for one in suspensions]).encode()
 
@@ -190,7 +190,7 @@ def encode_suspensions(suspensions: Sequence[Suspension]) -> bytes:
 # ---------------------------------------------------------------- acts
 
 
-class Act(NamedTuple):
+class FullSyncAuditInfo(NamedTuple):
     """Who does it, when (wall clock), and why."""
 
     by: str
@@ -198,21 +198,25 @@ class Act(NamedTuple):
     reason: str
 
 
-async def add_peer(metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: Act) -> Entries:
+async def add_peer(
+    metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: FullSyncAuditInfo
+) -> Entries:
     """There is a peer `name` on `node` (None: on all nodes), also where it was removed. Raises BadInput, NotReady."""
-    entry = Entry(dict(values), True, False, act.at_ms, *act)
+    entry = PeerOverride(dict(values), True, False, act.at_ms, *act)
 
-    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+    def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
         return {ALL_NODES: entry} if node is None else {**rows, node: entry}
 
     return await _change_peers(metastore, name, changed)
 
 
-async def set_peer(metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: Act) -> Entries:
+async def set_peer(
+    metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: FullSyncAuditInfo
+) -> Entries:
     """These keys of a peer have these values from now on. Raises BadInput, NotReady."""
 
-    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
-        before = rows.get(node or ALL_NODES, Entry())
+    def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
+        before = rows.get(node or ALL_NODES, PeerOverride())
         if before.removed:
             raise BadInput(f"{name} was removed by {before.by}: add it, or go back to the files (--default)")
         now = replace(before, values={**before.values, **values}, by=act.by, at_ms=act.at_ms, reason=act.reason)
@@ -222,11 +226,11 @@ async def set_peer(metastore: Metastore, name: str, node: str | None, values: Ma
     return await _change_peers(metastore, name, changed)
 
 
-async def remove_peer(metastore: Metastore, name: str, node: str | None, act: Act) -> Entries:
+async def remove_peer(metastore: Metastore, name: str, node: str | None, act: FullSyncAuditInfo) -> Entries:
     """There is no peer `name` on `node` (None: on any), also where a file has it. Raises BadInput, NotReady."""
-    entry = Entry({}, False, True, 0, *act)
+    entry = PeerOverride({}, False, True, 0, *act)
 
-    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+    def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
         return {ALL_NODES: entry} if node is None else {**rows, node: entry}
 
     return await _change_peers(metastore, name, changed)
@@ -235,19 +239,19 @@ async def remove_peer(metastore: Metastore, name: str, node: str | None, act: Ac
 async def forget_peer(metastore: Metastore, name: str, node: str | None) -> Entries:
     """The files count again of a peer; one that was added on all nodes is gone with that. Raises BadInput, NotReady."""
 
-    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+    def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
         return {} if node is None else {key: entry for key, entry in rows.items() if key != node}
 
     return await _change_peers(metastore, name, changed)
 
 
-def _without(entry: Entry, values: Mapping[str, Any]) -> Entry:
+def _without(entry: PeerOverride, values: Mapping[str, Any]) -> PeerOverride:
     """An entry of one node after all nodes got `values`: what it says of the same keys no longer counts."""
     return replace(entry, values={key: value for key, value in entry.values.items() if key not in values})
 
 
 async def _change_peers(
-    metastore: Metastore, name: str, change: Callable[[dict[str, Entry]], dict[str, Entry]]
+    metastore: Metastore, name: str, change: Callable[[dict[str, PeerOverride]], dict[str, PeerOverride]]
 ) -> Entries:
     def changed(current: bytes | None) -> bytes:
         entries = {} if current is None else decode_peers(current)
@@ -262,14 +266,14 @@ async def _change_peers(
     return {} if value is None else decode_peers(value)
 
 
-def _matters(entry: Entry) -> bool:
+def _matters(entry: PeerOverride) -> bool:
     return bool(entry.values) or entry.removed or entry.added
 
 
-async def suspend(metastore: Metastore, new: Suspension) -> tuple[Suspension, ...]:
+async def suspend(metastore: Metastore, new: FullSyncSuspension) -> tuple[FullSyncSuspension, ...]:
     """Let no check of what `new` names be due; it replaces one of the same peer and node. Raises BadInput, NotReady."""
 
-    def changed(before: tuple[Suspension, ...]) -> tuple[Suspension, ...]:
+    def changed(before: tuple[FullSyncSuspension, ...]) -> tuple[FullSyncSuspension, ...]:
         kept = tuple(one for one in before if (one.peer, one.node) != (new.peer, new.node))
         if len(kept) >= ENTRIES_MAX:
             raise BadInput(f"{ENTRIES_MAX} suspensions are kept at most: resume some first")
@@ -278,11 +282,11 @@ async def suspend(metastore: Metastore, new: Suspension) -> tuple[Suspension, ..
     return await _change_suspensions(metastore, changed, unreadable_ends=False)
 
 
-async def resume(metastore: Metastore, peer: str | None, node: str | None) -> tuple[Suspension, ...]:
+async def resume(metastore: Metastore, peer: str | None, node: str | None) -> tuple[FullSyncSuspension, ...]:
     """End the suspensions that (peer, node) covers; with nothing named all, also what cannot be read. Raises BadInput
     where another one would keep all of it suspended, NotReady."""
 
-    def changed(before: tuple[Suspension, ...]) -> tuple[Suspension, ...]:
+    def changed(before: tuple[FullSyncSuspension, ...]) -> tuple[FullSyncSuspension, ...]:
         kept = tuple(one for one in before if not (peer in (None, one.peer) and node in (None, one.node)))
         holds = [one for one in kept if one.peer in (None, peer) and one.node in (None, node)]
         if len(kept) == len(before):  # nothing ends: what keeps a part of it suspended is named, too
@@ -302,10 +306,10 @@ def _meets(one: str | None, other: str | None) -> bool:
 
 async def _change_suspensions(
     metastore: Metastore,
-    change: Callable[[tuple[Suspension, ...]], tuple[Suspension, ...]],
+    change: Callable[[tuple[FullSyncSuspension, ...]], tuple[FullSyncSuspension, ...]],
     *,
     unreadable_ends: bool,
-) -> tuple[Suspension, ...]:
+) -> tuple[FullSyncSuspension, ...]:
     def changed(current: bytes | None) -> bytes | None:
         try:
             before = () if current is None else decode_suspensions(current)
@@ -332,7 +336,7 @@ class OperatorDocuments:
         self._metastore = metastore
         self._on_read = on_read
         self.entries: Entries = {}
-        self.suspensions: tuple[Suspension, ...] | None = None
+        self.suspensions: tuple[FullSyncSuspension, ...] | None = None
         """None: they were never read."""
         self.unreadable: dict[str, str] = {}
         """Path -> why its document cannot be read, as of the last look; what was read before counts."""

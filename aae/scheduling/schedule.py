@@ -34,7 +34,7 @@ RANGE_AHEAD_MS: Final = 5_000
 """How far a range reaches beyond now: clocks of the cluster's machines differ."""
 
 
-class Kind(StrEnum):
+class CheckKind(StrEnum):
     """What a check looks at. `none` is a slot in which nothing is done, `auto` chooses when its time has come."""
 
     NONE = "none"
@@ -49,12 +49,12 @@ CLUSTER_SLICES: Final = 4
 """Shares of a slot, one for each cluster that compares: Riak's number (`ttaaefs_cluster_slice`)."""
 
 
-class Plan(NamedTuple):
+class DayPlan(NamedTuple):
     """One day (UTC) of one peer: slot `i` of `slot_ms` has the check `kinds[i]`."""
 
     start_ms: int
     slot_ms: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CheckKind, ...]
 
     @property
     def end_ms(self) -> int:
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
         return self.start_ms + DAY_MS
 
 
-class Place(NamedTuple):
+class SchedulePlace(NamedTuple):
     """Whose plan it is: this node's rank among `nodes` live ones, and the peer's among the `peers` of this node.
     `cluster_slice`: the quarter of each slot that this cluster's checks begin in, 1 to 4; 0: the whole slot."""
 
@@ -84,7 +84,7 @@ class Due(NamedTuple):
     """The check of slot `slot`, and its moment."""
 
     slot: int
-    kind: Kind
+    kind: CheckKind
     at_ms: int
 
 
@@ -93,16 +93,16 @@ def day_of(wall_ms: int) -> int:
     return wall_ms - wall_ms % DAY_MS
 
 
-def planned(wants: Mapping[Kind, int], day_ms: int, seed: str) -> Plan | None:
+def planned(wants: Mapping[CheckKind, int], day_ms: int, seed: str) -> DayPlan | None:
     """The plan of the day that began at `day_ms`; None when nothing is wanted at all, not even `none`. The same `seed`
     gives the same order on each day; it names the node and the peer."""
     assert day_ms % DAY_MS == 0
-    kinds = [kind for kind in Kind for _ in range(wants.get(kind, 0))]
-    if not kinds or all(kind is Kind.NONE for kind in kinds):
+    kinds = [kind for kind in CheckKind for _ in range(wants.get(kind, 0))]
+    if not kinds or all(kind is CheckKind.NONE for kind in kinds):
         return None
     assert len(kinds) <= CHECKS_MAX
     Random(f"{seed}\n{day_ms // DAY_MS}").shuffle(kinds)  # noqa: S311 - the order of checks is no secret
-    return Plan(day_ms, DAY_MS // len(kinds), tuple(kinds))
+    return DayPlan(day_ms, DAY_MS // len(kinds), tuple(kinds))
 
 
 def rank_of(node: str, live: Sequence[str]) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def rank_of(node: str, live: Sequence[str]) -> tuple[int, int]:
     return names.index(node), len(names)
 
 
-def moment(plan: Plan, slot: int, place: Place) -> int:
+def moment(plan: DayPlan, slot: int, place: SchedulePlace) -> int:
     """When the check of `slot` is due here."""
     parts = place.nodes * place.peers
     part = place.rank * place.peers + place.peer
@@ -119,7 +119,7 @@ def moment(plan: Plan, slot: int, place: Place) -> int:
     return plan.start_ms + plan.slot_ms * slot + first + (end - first) * part // parts
 
 
-def latest(plan: Plan, slot: int, place: Place) -> int:
+def latest(plan: DayPlan, slot: int, place: SchedulePlace) -> int:
     """Until when the check of `slot` may begin here: half a slot after its moment; with a cluster slice no later than
     that slice's end, since then it is another cluster's turn."""
     half_ms = moment(plan, slot, place) + plan.slot_ms // 2
@@ -128,7 +128,9 @@ def latest(plan: Plan, slot: int, place: Place) -> int:
     return min(half_ms, plan.start_ms + plan.slot_ms * slot + place.share(plan.slot_ms)[1])
 
 
-def due(plan: Plan, place: Place, after_slot: int, from_ms: int, now_ms: int) -> tuple[Due | None, list[int]]:
+def due(
+    plan: DayPlan, place: SchedulePlace, after_slot: int, from_ms: int, now_ms: int
+) -> tuple[Due | None, list[int]]:
     """The next check behind `after_slot` that is not late, be its moment to come or just gone; and the slots that are
     late and so are skipped. Moments before `from_ms`, the node's start, have gone by: they are neither. None when the
     plan has no more: the next day's is to be made."""
@@ -153,7 +155,7 @@ class TimeRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CheckHours:
     """Hours of the day (UTC) in which `auto` may check everything: from `first` until `end`, which may be past
     midnight; equal ones mean that hour alone. `always` and `never` go before."""
 
@@ -175,7 +177,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PeerScheduleState:
     """What is known of a peer when a check is chosen. `succeeded_ms`: when the last check that ended in sync began
     (the node's start, before the first); `failed`: the last one did not; `quiet`: checks of kind auto to leave out,
     since the last one found differences where none could be repaired from here. `learned`: where repairs were, or what
@@ -189,35 +191,37 @@ class Standing:
     """Checks of kind auto that an operator wants left out, whatever was found."""
 
 
-def chosen(standing: Standing, window: Window, wall_ms: int, *, both_ways: bool) -> tuple[Kind, Standing]:
+def chosen(
+    standing: PeerScheduleState, window: CheckHours, wall_ms: int, *, both_ways: bool
+) -> tuple[CheckKind, PeerScheduleState]:
     """What an `auto` check becomes, and the standing after that choice: what has been in sync is checked since then, a
     learned range comes first, and a failure is followed by everything within the window, by a day outside. `both_ways`:
     this peer is told to repair, too, so no failure is beyond us."""
     if standing.suppressed:
-        return Kind.NONE, replace(standing, suppressed=standing.suppressed - 1)
+        return CheckKind.NONE, replace(standing, suppressed=standing.suppressed - 1)
     if standing.learned is not None or not standing.failed:
-        return Kind.RANGE, standing
+        return CheckKind.RANGE, standing
     if standing.quiet and not both_ways:
-        return Kind.NONE, replace(standing, quiet=standing.quiet - 1)
-    return (Kind.ALL if window.holds(wall_ms) else Kind.DAY), standing
+        return CheckKind.NONE, replace(standing, quiet=standing.quiet - 1)
+    return (CheckKind.ALL if window.holds(wall_ms) else CheckKind.DAY), standing
 
 
-def looked_at(kind: Kind, standing: Standing, wall_ms: int) -> TimeRange | None:
+def looked_at(kind: CheckKind, standing: PeerScheduleState, wall_ms: int) -> TimeRange | None:
     """The time range of a check that begins now; None: all times. A range without a learned one goes from the last
     check that ended in sync until now."""
     until_ms = wall_ms + RANGE_AHEAD_MS
-    if kind is Kind.DAY:
+    if kind is CheckKind.DAY:
         return TimeRange(wall_ms - DAY_MS, until_ms)
-    if kind is Kind.HOUR:
+    if kind is CheckKind.HOUR:
         return TimeRange(wall_ms - HOUR_MS, until_ms)
-    if kind is Kind.RANGE:
+    if kind is CheckKind.RANGE:
         return standing.learned or TimeRange(standing.succeeded_ms, until_ms)
     return None
 
 
 def after(
-    standing: Standing,
-    kind: Kind,
+    standing: PeerScheduleState,
+    kind: CheckKind,
     began_ms: int,
     *,
     in_sync: bool,
@@ -225,15 +229,15 @@ def after(
     learned: TimeRange | None,
     own_times: bool = False,
     quiet_checks: int = 2,
-) -> Standing:
+) -> PeerScheduleState:
     """The standing after a check that ended. A learned range is used once; `learned` is the next. `own_times`: it
     had times of its own, and used no range. `quiet_checks`: of kind auto, that are left out when nothing that differs
     could be repaired from here."""
-    keeps = standing.learned if kind is not Kind.RANGE or own_times else None
+    keeps = standing.learned if kind is not CheckKind.RANGE or own_times else None
     if in_sync:
-        return Standing(began_ms, learned=keeps, suppressed=standing.suppressed)
+        return PeerScheduleState(began_ms, learned=keeps, suppressed=standing.suppressed)
     quiet = 0 if repaired else quiet_checks
-    return Standing(standing.succeeded_ms, True, quiet, learned or keeps, standing.suppressed)
+    return PeerScheduleState(standing.succeeded_ms, True, quiet, learned or keeps, standing.suppressed)
 
 
 def learned_range(modified_ms: Sequence[int], buckets: set[bytes], most: int) -> TimeRange | None:
@@ -246,26 +250,26 @@ def learned_range(modified_ms: Sequence[int], buckets: set[bytes], most: int) ->
     )
 
 
-def wants_of(settings: FullSyncSettings) -> dict[Kind, int]:
+def wants_of(settings: FullSyncSettings) -> dict[CheckKind, int]:
     """Checks a day by kind."""
     return {
-        Kind.NONE: settings.none_count,
-        Kind.ALL: settings.all_count,
-        Kind.DAY: settings.day_count,
-        Kind.HOUR: settings.hour_count,
-        Kind.RANGE: settings.range_count,
-        Kind.AUTO: settings.auto_count,
+        CheckKind.NONE: settings.none_count,
+        CheckKind.ALL: settings.all_count,
+        CheckKind.DAY: settings.day_count,
+        CheckKind.HOUR: settings.hour_count,
+        CheckKind.RANGE: settings.range_count,
+        CheckKind.AUTO: settings.auto_count,
     }
 
 
-def window_of(text: str) -> Window:
+def window_of(text: str) -> CheckHours:
     """The hours of `all_window`, as `config` has checked them."""
     if text in ("always", "never"):
-        return Window(always=text == "always", never=text == "never")
+        return CheckHours(always=text == "always", never=text == "never")
     first, _, end = text.partition("-")
     if (int(first), int(end)) == (0, 24):
-        return Window(always=True)
-    return Window(int(first), int(end) % 24)
+        return CheckHours(always=True)
+    return CheckHours(int(first), int(end) % 24)
 
 
 RETRY_MS: Final = 30_000
@@ -280,12 +284,12 @@ class Retry(NamedTuple):
     """The check of a slot that is to be tried again at `at_ms`, for the `tries`-th time, and why."""
 
     at_ms: int
-    kind: Kind
+    kind: CheckKind
     tries: int
     reason: str
 
 
-def again(before: Retry | None, kind: Kind, reason: str, now_ms: int, next_ms: int | None) -> Retry | None:
+def again(before: Retry | None, kind: CheckKind, reason: str, now_ms: int, next_ms: int | None) -> Retry | None:
     """When a check that ended now is tried again; `before`: that was a try already, `next_ms`: the next slot's moment.
     None: it is left to that."""
     tries = 1 if before is None else before.tries + 1

@@ -17,7 +17,7 @@ from typing import Final
 import msgpack
 import structlog
 
-from isthmus.aae.scrub.row_repair import Mending
+from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees.tree import (
     BRANCH_COUNT,
     LEAF_BITS,
@@ -27,7 +27,7 @@ from isthmus.aae.trees.tree import (
     hashes_from_wire,
     hashes_to_wire,
 )
-from isthmus.aae.trees.tree_cache import Trees
+from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.store.port import Store
 
@@ -52,15 +52,15 @@ VERSION: Final = 1
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
-class Agreement:
+class ReplicaTreeCheck:
     """Asks and answers. `led()` names the partitions that this node leads, each with the nodes that follow."""
 
     def __init__(
         self,
-        trees: Trees,
+        trees: TreeCache,
         store: Store,
         *,
-        mending: Mending,
+        mending: RowRepair,
         led: Callable[[], Iterable[tuple[int, tuple[str, ...]]]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
     ) -> None:

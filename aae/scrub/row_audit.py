@@ -22,10 +22,10 @@ from typing import Final
 import structlog
 from xxhash import xxh64_intdigest
 
-from isthmus.aae.scrub.row_repair import Mending
-from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, Tree
+from isthmus.aae.scrub.row_repair import RowRepair
+from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, HashTree
 from isthmus.aae.trees.tree_builder import SLICE_BYTES, SLICE_ROWS, changes_of_page, leaf_of_row
-from isthmus.aae.trees.tree_cache import Copy, Kept, Trees
+from isthmus.aae.trees.tree_cache import CachedTree, ReplicaSnapshot, TreeCache
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -57,16 +57,16 @@ KEYS_NAMED: Final = 5
 """Keys of a segment that are named in the log."""
 
 
-class RowAudit:
+class Scrubber:
     """Reads and compares, one copy at a time. Methods belong to the event loop; rows are read in `pool`."""
 
     def __init__(
         self,
-        trees: Trees,
+        trees: TreeCache,
         store: Store,
         *,
-        mending: Mending,
-        copies: Callable[[], Iterable[Copy]],
+        mending: RowRepair,
+        copies: Callable[[], Iterable[ReplicaSnapshot]],
         pool: Executor,
     ) -> None:
         """`copies()` tells what is on this node, as `aae.trees.tree_cache` wants it."""
@@ -164,16 +164,16 @@ class RowAudit:
             log.info("trees.audit_put_off", partition=partition, error=str(error))
             return []
         self._next[partition] = 0 if end >= SEGMENT_COUNT else end
-        serving: Tree | None = kept.tree
+        serving: HashTree | None = kept.tree
         if serving is None:
             return []
         suspects = [segment for segment, _, _ in serving.differing_leaves(tree) if first <= segment < end]
         return await self._confirmed(partition, suspects[:SUSPECTS_MAX]) if suspects else []
 
-    def _stretch(self, partition: int, first: int, segments: tuple[int, int]) -> tuple[Tree, int]:
+    def _stretch(self, partition: int, first: int, segments: tuple[int, int]) -> tuple[HashTree, int]:
         """In a thread: the fold of the rows of the segments from `first` on, and the first segment behind them;
         `segments` are the partition's."""
-        tree, count = Tree(*segments), 0
+        tree, count = HashTree(*segments), 0
         with (
             closing(self._store.far.snapshot(partition)) as snapshot,
             closing(snapshot.key_pages(segment_name(first), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages,
@@ -243,7 +243,7 @@ class RowAudit:
                         found[segment] ^= leaf_of_row(bucket, key, row)
             return found, snapshot.end.offset
 
-    async def _alarm(self, partition: int, kept: Kept, wrong: Mapping[int, int]) -> None:
+    async def _alarm(self, partition: int, kept: CachedTree, wrong: Mapping[int, int]) -> None:
         """`wrong`: segments, each with what its rows should add up to."""
         loop = asyncio.get_running_loop()
         for segment in islice(wrong, KEYS_NAMED):
@@ -284,7 +284,7 @@ class RowAudit:
         for segment, leaf in leaves.items():
             await self._mending.segment(partition, segment, leaf)
 
-    async def _mend_unreadable(self, partition: int, tree: Tree | None) -> None:
+    async def _mend_unreadable(self, partition: int, tree: HashTree | None) -> None:
         """Mend all that can be read from elsewhere; `tree` as it was before a row was doubted."""
         try:
             segments = await self._mending.unreadable(partition, SUSPECTS_MAX)
@@ -296,5 +296,5 @@ class RowAudit:
             await self._mending.segment(partition, segment, leaves.get(segment))
 
 
-def _leaves(tree: Tree, segments: Sequence[int]) -> Mapping[int, int]:
+def _leaves(tree: HashTree, segments: Sequence[int]) -> Mapping[int, int]:
     return {segment: int(tree.leaves(segment >> LEAF_BITS)[segment & (LEAF_COUNT - 1)]) for segment in segments}

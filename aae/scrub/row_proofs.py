@@ -56,7 +56,7 @@ def made_of(data: bytes, offset: int) -> bytes:
     return encode_key_row(summarize_encoded(data), offset)
 
 
-def whole(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
+def is_complete(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
     """Whether a key row is what its object says, and the change at its offset is the key's."""
     offset = row_codec.offset_seen(row)
     if offset is None or snapshot.named_object(tail) is None:
@@ -68,7 +68,7 @@ def whole(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
     return tail_of(found) == tail and says_so(found)
 
 
-def says_so(row: row_codec.Row) -> bool:
+def says_so(row: row_codec.TransferRow) -> bool:
     """Whether a key row is what its object says."""
     try:
         return made_of(row.object, row.offset) == row.key_row
@@ -76,7 +76,7 @@ def says_so(row: row_codec.Row) -> bool:
         return False
 
 
-def tail_of(row: row_codec.Row) -> bytes:
+def tail_of(row: row_codec.TransferRow) -> bytes:
     """Of which key a row is."""
     return change_place(row.offset, row.change)[1]
 

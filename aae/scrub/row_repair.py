@@ -31,9 +31,9 @@ import msgpack
 import structlog
 
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.wire import Frames, Rows, RowsAsked, Tail, View
-from isthmus.aae.scrub.row_proofs import fold, made_of, newest_changes, rows_of, says_so, tail_of, whole
-from isthmus.repl.http.client import Access, HttpPeer, as_protected
+from isthmus.aae.row_stream.wire import Frames, Rows, RowsAsked, RowView, Tail
+from isthmus.aae.scrub.row_proofs import fold, is_complete, made_of, newest_changes, rows_of, says_so, tail_of
+from isthmus.repl.http.client import HttpPeer, PeerCredentials, as_protected
 from isthmus.repl.model.entry import EntryKind, decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, IsthmusError, NotReady, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
@@ -47,7 +47,7 @@ PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 def foreign_objects(
-    urls: Sequence[str], access: Access, timeout_ms: int, bucket_type: bytes, segment: int
+    urls: Sequence[str], access: PeerCredentials, timeout_ms: int, bucket_type: bytes, segment: int
 ) -> dict[bytes, bytes]:
     """Name (bucket and key as in a row's name) -> canonical object bytes. Raises PeerFault, CodecError."""
     trouble: PeerFault | CodecError = PeerFault("no node of the other cluster has a copy of it")
@@ -60,7 +60,7 @@ def foreign_objects(
             trouble = error
             continue
         finally:
-            peer.cut()
+            peer.abort()
         for partition, node in places:
             try:
                 return _asked(node, access, timeout_ms, RowsAsked(bucket_type, partition, segment, segment + 1))
@@ -84,8 +84,8 @@ def _places(plan: bytes, segment: int, asked_url: str) -> list[tuple[int, str]]:
         raise CodecError(f"not a plan of rows: {error!r:.200}") from error
 
 
-def _asked(url: str, access: Access, timeout_ms: int, asked: RowsAsked) -> dict[bytes, bytes]:
-    question = wire.encode_rows_asked(asked._replace(view=View.OBJECTS))
+def _asked(url: str, access: PeerCredentials, timeout_ms: int, asked: RowsAsked) -> dict[bytes, bytes]:
+    question = wire.encode_rows_asked(asked._replace(view=RowView.OBJECTS))
     peer = HttpPeer(url, 1, access)
     try:
         data = peer.post(
@@ -96,7 +96,7 @@ def _asked(url: str, access: Access, timeout_ms: int, asked: RowsAsked) -> dict[
             limit_bytes=wire.FRAME_BYTES_MAX,
         )
     finally:
-        peer.cut()
+        peer.abort()
     found: dict[bytes, bytes] = {}
     last: object = None
     for last in Frames().feed(data):
@@ -142,7 +142,7 @@ VERSION: Final = 1
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
-class Mended(NamedTuple):
+class RepairResult(NamedTuple):
     """What became of a segment: the keys whose rows were written again, where these are from, and why others are not;
     "" when there is nothing to mend."""
 
@@ -160,7 +160,7 @@ class _Seen(NamedTuple):
     damaged: frozenset[bytes]
 
 
-class Mending:
+class RowRepair:
     """Asks, takes, and answers. Methods belong to the event loop; rows are read in `pool`."""
 
     def __init__(
@@ -198,7 +198,7 @@ class Mending:
         """What other nodes may ask of this one, by method."""
         return {ROWS_ASKED: self._answer_rows, LOOK_ASKED: self._answer_look}
 
-    async def segment(self, partition: int, segment: int, leaf: int | None = None) -> Mended:
+    async def segment(self, partition: int, segment: int, leaf: int | None = None) -> RepairResult:
         """Mend what is damaged in a segment; `leaf`: what its fold should be, without it what the tree says, if there
         is one. Raises nothing but cancellation."""
         keys: tuple[tuple[bytes, bytes], ...] = ()
@@ -218,7 +218,7 @@ class Mending:
             self.on_mended(partition)
         if found.reason:
             log.warning("trees.rows_not_mended", partition=partition, segment=segment, reason=found.reason)
-        return Mended(keys, whose, found.reason)
+        return RepairResult(keys, whose, found.reason)
 
     async def look(self, partition: int, segments: Sequence[int]) -> None:
         """Mend what contradicts itself in these segments. Raises nothing but cancellation."""
@@ -251,14 +251,14 @@ class Mending:
 
     # -- taking -----------------------------------------------------------------------------------------
 
-    async def _mended(self, partition: int, segment: int, leaf: int | None, *, before: bool) -> Mended:
+    async def _mended(self, partition: int, segment: int, leaf: int | None, *, before: bool) -> RepairResult:
         """From the first source that has something; `before`: something was mended, and only damage counts now."""
         try:
             ours = await self._read(partition, segment)
         except IsthmusError as error:
-            return Mended(reason=f"its rows cannot be read: {error}")
+            return RepairResult(reason=f"its rows cannot be read: {error}")
         if not ours.damaged and (before or leaf in (None, fold(ours.rows))):
-            return Mended()
+            return RepairResult()
         reasons = []
         for node in self._others(partition):
             try:
@@ -267,21 +267,21 @@ class Mending:
                 reasons.append(f"node {node}: {error}")
                 continue
             if keys:
-                return Mended(keys, f"node {node}")
+                return RepairResult(keys, f"node {node}")
         try:
             keys = await self._made(partition, ours, leaf)
             if keys:
-                return Mended(keys, "their own objects")
+                return RepairResult(keys, "their own objects")
             keys = await self._with_changes(partition, ours)
             if keys:
-                return Mended(keys, "their own key rows")
+                return RepairResult(keys, "their own key rows")
             for cluster, objects in (await self._elsewhere(partition, segment)).items():
                 keys = await self._made(partition, ours, leaf, objects)
                 if keys:
-                    return Mended(keys, f"cluster {cluster}")
+                    return RepairResult(keys, f"cluster {cluster}")
         except IsthmusError as error:
             reasons.append(str(error))
-        return Mended(reason="; ".join(reasons) or NO_PROOF)
+        return RepairResult(reason="; ".join(reasons) or NO_PROOF)
 
     async def _taken(
         self, node: str, partition: int, segment: int, ours: _Seen, leaf: int | None
@@ -344,10 +344,10 @@ class Mending:
                 done.append(split_tail(tail))
         return tuple(done)
 
-    def _rows_without_change(self, partition: int, ours: _Seen) -> dict[bytes, row_codec.Row]:
+    def _rows_without_change(self, partition: int, ours: _Seen) -> dict[bytes, row_codec.TransferRow]:
         """In a thread: what a change row says beyond its key row is not known any more. So it becomes a change of our
         own: every queue offers it, and a reference too many changes nothing; a tombstone that leaves leaves again."""
-        found: dict[bytes, row_codec.Row] = {}
+        found: dict[bytes, row_codec.TransferRow] = {}
         with closing(self._store.far.snapshot(partition)) as snapshot:
             for tail in ours.damaged:
                 offset, data = row_codec.offset_seen(ours.rows[tail]), snapshot.named_object(tail)
@@ -355,17 +355,17 @@ class Mending:
                     continue
                 time_ms = max(0, decode_key_row(ours.rows[tail]).last_modified_ms)
                 head = CHANGE_HEAD.pack(EntryKind.DATA, key_hash(*split_tail(tail)), time_ms) + self._own
-                row = row_codec.Row(offset, head + tail, ours.rows[tail], data)
+                row = row_codec.TransferRow(offset, head + tail, ours.rows[tail], data)
                 if says_so(row):
                     found[tail] = row
         return found
 
     def _rows_of_objects(
         self, partition: int, tails: Iterable[bytes], objects: Mapping[bytes, bytes] | None
-    ) -> tuple[dict[bytes, row_codec.Row], set[bytes]]:
+    ) -> tuple[dict[bytes, row_codec.TransferRow], set[bytes]]:
         """In a thread: the rows of keys as their objects say that they should be; a key whose object says nothing, or
         that has no change, is left out. And those of which `objects` has what is here."""
-        found: dict[bytes, row_codec.Row] = {}
+        found: dict[bytes, row_codec.TransferRow] = {}
         same: set[bytes] = set()
         with closing(self._store.far.snapshot(partition)) as snapshot:
             for tail, change in newest_changes(self._store, partition, tails).items():
@@ -378,7 +378,7 @@ class Mending:
                 except CodecError:
                     continue
                 head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
-                found[tail] = row_codec.Row(change.offset, head + tail, row, data)
+                found[tail] = row_codec.TransferRow(change.offset, head + tail, row, data)
                 if objects is not None and data == ours:
                     same.add(tail)
         return found, same
@@ -441,7 +441,7 @@ class Mending:
     def _seen(self, partition: int, segment: int) -> _Seen:
         with closing(self._store.far.snapshot(partition)) as snapshot:
             rows = rows_of(snapshot, segment)
-            damaged = frozenset(tail for tail, row in rows.items() if not whole(snapshot, tail, row))
+            damaged = frozenset(tail for tail, row in rows.items() if not is_complete(snapshot, tail, row))
             return _Seen(snapshot.end.offset, rows, damaged)
 
     def _contradicting(self, partition: int, segments: Sequence[int]) -> list[int]:
@@ -454,7 +454,7 @@ class Mending:
                 looked += len(rows)
                 if looked > LOOKED_MAX:
                     break
-                if not all(whole(snapshot, tail, row) for tail, row in rows.items()):
+                if not all(is_complete(snapshot, tail, row) for tail, row in rows.items()):
                     found.append(segment)
         return found
 

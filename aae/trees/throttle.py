@@ -24,7 +24,7 @@ BUSY_OVER_S: Final = 0.05
 """Time over which that is looked at: some requests long."""
 
 
-class Pace:
+class TreeThrottle:
     """How long to rest. Belongs to the one thread that reads."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ Hashes = NDArray[np.uint64]
 WIRE: Final = np.dtype("<u8")
 
 
-class Tree:
+class HashTree:
     """The leaves of a range of segments, [first, end) of 2^20: 8 bytes each, in pages that take memory from the first
     change in them on; those of all ranges of a key space take 8 MiB at most. Not thread-safe."""
 
@@ -77,7 +77,7 @@ class Tree:
         starts = np.concatenate(([0], np.flatnonzero(steps) + 1))
         self._hashes[segments[starts] - self.first] ^= np.bitwise_xor.reduceat(deltas, starts)
 
-    def merge(self, other: Tree) -> None:
+    def merge(self, other: HashTree) -> None:
         """XOR `other`, whose range lies within this one's, into this one."""
         assert self.first <= other.first
         assert other.end <= self.end
@@ -134,9 +134,9 @@ class Tree:
         return found
 
     @staticmethod
-    def load(branches: Mapping[int, bytes], first: int = 0, end: int = SEGMENT_COUNT) -> Tree:
+    def load(branches: Mapping[int, bytes], first: int = 0, end: int = SEGMENT_COUNT) -> HashTree:
         """The tree of [first, end) of which `dump` made `branches`. Raises CodecError."""
-        tree = Tree(first, end)
+        tree = HashTree(first, end)
         for branch, data in branches.items():
             if type(branch) is not int or not 0 <= branch < BRANCH_COUNT or len(data) != 8 * LEAF_COUNT:
                 raise CodecError(f"not a tree: branch {branch!r} of {len(data)} bytes")
@@ -148,7 +148,7 @@ class Tree:
             tree._hashes[low - first : high - first] = leaves[low - start : high - start]
         return tree
 
-    def differing_leaves(self, other: Tree) -> list[tuple[int, int, int]]:
+    def differing_leaves(self, other: HashTree) -> list[tuple[int, int, int]]:
         """(segment, leaf here, leaf there) of every segment that differs, in order, of a tree of the same range."""
         assert (self.first, self.end) == (other.first, other.end)
         places = differing(self._hashes, other._hashes)

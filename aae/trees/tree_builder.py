@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh64_digest
 
-from isthmus.aae.trees.throttle import Pace
-from isthmus.aae.trees.tree import Hashes, Tree
+from isthmus.aae.trees.throttle import TreeThrottle
+from isthmus.aae.trees.tree import Hashes, HashTree
 from isthmus.repl.model.entry import KEY_ROW_VERSION, Entry, decode_key_row, leaf
 from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT, hashed_bytes
@@ -183,14 +183,14 @@ SLICE_BYTES: Final = 1024 * 1024
 """Or fewer, when names and clocks are long."""
 
 
-class Build:
+class TreeBuild:
     """A tree being built. `gather` and `begins_at` belong to the event loop, `fold` to the thread."""
 
     def __init__(self, first: int = 0, end: int = SEGMENT_COUNT) -> None:
         """Of the segments [first, end)."""
         self._changes: list[tuple[int, int, int]] = []
         self._since: int | None = None
-        self._delta = Tree(first, end)
+        self._delta = HashTree(first, end)
         self.keys = 0
         """Key rows read so far."""
         self.heard = asyncio.Event()
@@ -214,20 +214,25 @@ class Build:
         self._delta.change_all((segment, delta) for at, segment, delta in self._changes if at >= offset)
         self._changes.clear()
 
-    def finished(self, tree: Tree) -> Tree:
+    def finished(self, tree: HashTree) -> HashTree:
         """`tree`, as `fold` made it, with all that was applied since."""
         tree.merge(self._delta)
         return tree
 
     def fold(
-        self, store: Store, partition: int, pace: Pace, loop: asyncio.AbstractEventLoop, stopping: Callable[[], bool]
-    ) -> tuple[Tree, int]:
+        self,
+        store: Store,
+        partition: int,
+        pace: TreeThrottle,
+        loop: asyncio.AbstractEventLoop,
+        stopping: Callable[[], bool],
+    ) -> tuple[HashTree, int]:
         """The tree of a snapshot, and the offset that this is of; cut short once `stopping` or not valid. Raises
         Corruption, LocalFault."""
         with closing(store.far.snapshot(partition)) as snapshot:
             offset = snapshot.end.offset
             loop.call_soon_threadsafe(self.begins_at, offset)
-            tree = Tree(self._delta.first, self._delta.end)
+            tree = HashTree(self._delta.first, self._delta.end)
             with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages:
                 while self.valid and not stopping():
                     began_s = clock.monotonic()

@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from isthmus.aae.trees.throttle import Pace
-from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, Hashes, Tree
-from isthmus.aae.trees.tree_builder import Build, first_rebuild_ms
+from isthmus.aae.trees.throttle import TreeThrottle
+from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, Hashes, HashTree
+from isthmus.aae.trees.tree_builder import TreeBuild, first_rebuild_ms
 from isthmus.aae.trees.tree_files import forget_trees, save_tree, take_tree
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError, LocalFault, Overloaded
@@ -38,7 +38,7 @@ from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
 
 
-class State(StrEnum):
+class TreeState(StrEnum):
     """Of one copy's tree. Only `ready` answers."""
 
     READY = "ready"
@@ -46,7 +46,7 @@ class State(StrEnum):
     WAITING = "waiting"
 
 
-class Copy(NamedTuple):
+class ReplicaSnapshot(NamedTuple):
     """A copy on this node as the runtime has it. Not `whole`: rows are still to come from the leader, or are written
     again after a power loss; then it has no tree."""
 
@@ -70,7 +70,7 @@ class Mismatch(NamedTuple):
     wall_ms: int
 
 
-class Capture(NamedTuple):
+class OffsetCapture(NamedTuple):
     """Somebody wants to know the tree at an offset that is still to come."""
 
     offset: int
@@ -80,15 +80,15 @@ class Capture(NamedTuple):
 
 
 @dataclass(slots=True)
-class Kept:
+class CachedTree:
     """One copy's tree. `tree` is of the rows below `offset`; None when there is none that could be believed."""
 
     bucket_type: bytes
     gen: int
-    tree: Tree | None
+    tree: HashTree | None
     offset: int
-    build: Build | None = None
-    captures: list[Capture] = field(default_factory=list)
+    build: TreeBuild | None = None
+    captures: list[OffsetCapture] = field(default_factory=list)
     reason: str = ""
     retry_at_ms: int = 0
     failures: int = 0
@@ -102,11 +102,11 @@ class Kept:
     segments: tuple[int, int] = (0, SEGMENT_COUNT)
 
     @property
-    def state(self) -> State:
+    def state(self) -> TreeState:
         """Ready also while a successor is built."""
         if self.tree is not None:
-            return State.READY
-        return State.REBUILDING if self.build is not None else State.WAITING
+            return TreeState.READY
+        return TreeState.REBUILDING if self.build is not None else TreeState.WAITING
 
 
 log = structlog.get_logger(__name__)
@@ -145,7 +145,7 @@ HELP: Final[Mapping[str, Family]] = {
 }
 
 
-class Trees:
+class TreeCache:
     """The keeper; an AfterApply hook. Methods belong to the event loop; builds run in one thread, one at a time."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Trees:
         store: Store,
         *,
         directory: Path,
-        copies: Callable[[], Sequence[Copy]],
+        copies: Callable[[], Sequence[ReplicaSnapshot]],
         time: TimeSource,
         rebuild_ms: int = 0,
     ) -> None:
@@ -165,7 +165,7 @@ class Trees:
         self._copies = copies
         self._time = time
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trees")
-        self._pace = Pace()
+        self._pace = TreeThrottle()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._wanted: set[int] = set()
@@ -174,7 +174,7 @@ class Trees:
         self.on_wrong: Callable[[int, Mapping[int, int]], None] = lambda _partition, _leaves: None
         """A tree that was built is not the one that it replaces: segments, and what their rows should add up to. Or,
         with none, a tree cannot be built from the rows that are there, told at each try."""
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, CachedTree] = {}
         self.mismatches: list[Mismatch] = []
         self.mismatches_total = 0
         self.builds_total = 0
@@ -189,7 +189,9 @@ class Trees:
             saved = None
             if copy.whole:
                 saved = take_tree(self._directory, copy.partition, copy.gen, copy.applied, copy.segments)
-            self.kept[copy.partition] = Kept(copy.bucket_type, copy.gen, saved, copy.applied, segments=copy.segments)
+            self.kept[copy.partition] = CachedTree(
+                copy.bucket_type, copy.gen, saved, copy.applied, segments=copy.segments
+            )
         forget_trees(self._directory)
         self._pool.submit(int)  # its thread is there from now on, not from the first build
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -229,7 +231,7 @@ class Trees:
         self._take(kept, entries)
 
     @staticmethod
-    def _take(kept: Kept, entries: Sequence[Entry]) -> None:
+    def _take(kept: CachedTree, entries: Sequence[Entry]) -> None:
         changes = [(entry.key_hash >> 44, entry.leaf_change) for entry in entries if entry.leaf_change]
         kept.offset = entries[-1].offset + 1
         if kept.tree is not None:
@@ -238,7 +240,7 @@ class Trees:
         if build is not None:
             build.gather(entries)
 
-    def _captured(self, kept: Kept, entries: Sequence[Entry]) -> Sequence[Entry]:
+    def _captured(self, kept: CachedTree, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Answer the captures whose offset lies within `entries`; returns what is left of these."""
         end = entries[-1].offset + 1
         for capture in sorted(c for c in kept.captures if c.offset <= end):
@@ -250,7 +252,7 @@ class Trees:
             self._answer(kept, capture)
         return entries
 
-    def _answer(self, kept: Kept, capture: Capture) -> None:
+    def _answer(self, kept: CachedTree, capture: OffsetCapture) -> None:
         if not capture.future.done():
             tree = kept.tree
             hashes = None
@@ -266,7 +268,7 @@ class Trees:
         if kept is None or kept.offset > offset:
             future.set_result(None)
             return future
-        capture = Capture(offset, next(self._numbers), branch, future)
+        capture = OffsetCapture(offset, next(self._numbers), branch, future)
         if kept.offset == offset:
             self._answer(kept, capture)
             return future
@@ -279,7 +281,7 @@ class Trees:
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """See AfterApply: trees are kept on every replica alike."""
 
-    def _gap(self, partition: int, kept: Kept) -> None:
+    def _gap(self, partition: int, kept: CachedTree) -> None:
         """Rows came by another way than entries: nothing kept so far is of any use."""
         log.info("trees.gap", partition=partition, kept_to=kept.offset)
         kept.tree = None
@@ -343,8 +345,8 @@ class Trees:
             kept = self.kept.get(partition)
             if kept is None or kept.gen != copy.gen:
                 empty = copy.applied == 0 and copy.whole
-                tree = Tree(*copy.segments) if empty else None
-                kept = Kept(copy.bucket_type, copy.gen, tree, copy.applied, segments=copy.segments)
+                tree = HashTree(*copy.segments) if empty else None
+                kept = CachedTree(copy.bucket_type, copy.gen, tree, copy.applied, segments=copy.segments)
                 self.kept[partition] = kept
             if kept.offset != copy.applied:  # and no entry since that would have told so: `applied`
                 self._gap(partition, kept)
@@ -358,7 +360,7 @@ class Trees:
                 due.append((True, partition))
         return min(due)[1] if due else None
 
-    def _again(self, partition: int, kept: Kept, now_ms: int) -> bool:
+    def _again(self, partition: int, kept: CachedTree, now_ms: int) -> bool:
         """Whether a tree that serves has its turn."""
         if not self._rebuild_ms:
             return False
@@ -368,7 +370,7 @@ class Trees:
 
     async def _build(self, partition: int) -> None:
         kept = self.kept[partition]
-        build = kept.build = Build(*kept.segments)
+        build = kept.build = TreeBuild(*kept.segments)
         self._wanted.discard(partition)
         kept.reason = "rebuilding"
         kept.again_at_ms = self._time.now_ms() + self._rebuild_ms
@@ -406,7 +408,7 @@ class Trees:
         kept.failures, kept.failed_by = 0, ""
         log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
 
-    def _failed(self, partition: int, kept: Kept, error: Exception) -> None:
+    def _failed(self, partition: int, kept: CachedTree, error: Exception) -> None:
         """It is told of once, until the reason is another one or a build has succeeded; status and metrics show it."""
         why = f"cannot be built: {error}"
         pause_ms = min(RETRY_MS << min(kept.failures, 16), RETRY_MS_MAX)
@@ -417,7 +419,7 @@ class Trees:
         kept.retry_at_ms = self._time.now_ms() + pause_ms
         self.on_wrong(partition, {})
 
-    def _still(self, partition: int, kept: Kept, build: Build) -> bool:
+    def _still(self, partition: int, kept: CachedTree, build: TreeBuild) -> bool:
         """Whether a build is of the copy that is here: the same one, of which nothing came by another way."""
         if self._stopping or not build.valid or self.kept.get(partition) is not kept:
             return False
@@ -451,7 +453,7 @@ class Trees:
         states = [kept.state for kept in self.kept.values()]
         held = sum(kept.tree.allocated_bytes for kept in self.kept.values() if kept.tree is not None)
         return [
-            *(("isthmus_trees", {"state": state.value}, states.count(state)) for state in State),
+            *(("isthmus_trees", {"state": state.value}, states.count(state)) for state in TreeState),
             ("isthmus_tree_bytes", {}, held),
             ("isthmus_tree_builds_total", {}, self.builds_total),
             ("isthmus_tree_build_keys_total", {}, self.build_keys_total),

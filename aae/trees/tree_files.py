@@ -15,7 +15,7 @@ import msgpack
 import structlog
 from xxhash import xxh64_digest
 
-from isthmus.aae.trees.tree import BRANCH_COUNT, LEAF_COUNT, Tree
+from isthmus.aae.trees.tree import BRANCH_COUNT, LEAF_COUNT, HashTree
 from isthmus.repl.model.errors import CodecError, LocalFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
@@ -28,7 +28,7 @@ FILE_BYTES_MAX: Final = 8 * LEAF_COUNT * BRANCH_COUNT + 64 * 1024
 """A tree of all segments; a longer file is none of ours."""
 
 
-def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: Tree) -> None:
+def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: HashTree) -> None:
     """Write the tree of `partition` as applied up to `offset`, durably. Raises LocalFault."""
     body: bytes = msgpack.packb([partition, gen, offset, tree.dump()])
     path = _path(directory, partition)
@@ -46,7 +46,7 @@ def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: Tree
 
 def take_tree(
     directory: Path, partition: int, gen: int, offset: int, segments: tuple[int, int] = (0, SEGMENT_COUNT)
-) -> Tree | None:
+) -> HashTree | None:
     """The saved tree of `partition`, if there is one of this copy, offset and range of segments; the file is gone
     afterwards, whatever was in it. Raises LocalFault when it cannot be removed."""
     path = _path(directory, partition)
@@ -78,7 +78,7 @@ def forget_trees(directory: Path) -> None:
         raise LocalFault(f"cannot remove saved trees in {directory}: {error.strerror}") from error
 
 
-def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, Tree]:
+def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, HashTree]:
     body, checksum = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
     if len(data) > FILE_BYTES_MAX or not body.startswith(_MAGIC) or xxh64_digest(body) != checksum:
         raise CodecError("not a tree file, or damaged")
@@ -90,7 +90,7 @@ def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, Tre
         raise CodecError(f"not a tree file: {error}") from error
     match raw:
         case [int(partition), int(gen), int(offset), dict(branches)]:
-            return partition, gen, offset, Tree.load(branches, *segments)
+            return partition, gen, offset, HashTree.load(branches, *segments)
     raise CodecError("not a tree file: its parts are others")
 
 

@@ -11,24 +11,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import flag, text, wish_of
+from isthmus.node.admin_api.body import flag, read_body, text
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
-from isthmus.node.admin_api.leaders import GLANCE_MS, LeadershipsAdmin, glance
+from isthmus.node.admin_api.leaders import GLANCE_MS, LeadershipsAdmin, balance_summary
 from isthmus.node.admin_api.options import OptionsAdmin
 from isthmus.node.admin_api.properties import PropertiesAdmin
 from isthmus.node.admin_api.queues import QueueAdmin
-from isthmus.node.admin_api.reassignments import MovesAdmin
-from isthmus.node.admin_api.replication import KnowingAdmin
+from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
+from isthmus.node.admin_api.replication import ReplicationAdmin
 from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
 from isthmus.node.admin_api.tombstones import ReapsAdmin
-from isthmus.node.admin_api.unsafe_recovery import ActsAdmin
-from isthmus.node.http.application import Face, Request, json_reply
+from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
+from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import add_health
 from isthmus.node.http.openapi import add_openapi
-from isthmus.node.http.responses import Refused, Reply, refusal
+from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_rpc import Gathering
@@ -44,7 +44,7 @@ ASSIGN_KEYS: Final = frozenset({"bucket_type", "partitions", "validate_only"})
 """What the body of an assignment may have: a replica map, and what to do with it."""
 
 
-class Admin(Face):
+class AdminApi(HttpApplication):
     """Routes over the parts of a running node."""
 
     def __init__(
@@ -70,11 +70,11 @@ class Admin(Face):
         OptionsAdmin(node, router)
         PropertiesAdmin(node, router)
         ReapsAdmin(node, router)
-        ActsAdmin(node, gathering, router)
+        UnsafeRecoveryAdmin(node, gathering, router)
         LeadershipsAdmin(node, router)
-        MovesAdmin(node, gathering, router)
+        ReassignmentsAdmin(node, gathering, router)
         QueueAdmin(node, router)
-        KnowingAdmin(node, router, stopping)
+        ReplicationAdmin(node, router, stopping)
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
         FullSyncAdmin(node, self)
@@ -106,7 +106,7 @@ class Admin(Face):
         if controller.read_at_ms is not None and not node.registrar.inc:
             doubts.append(f"this node, {node.settings.node.name}, is not registered: {node.registrar.why}")
         live = [name for name, found in registrations.items() if found.active]
-        balancing, facts = await asyncio.gather(glance(node), self._gathering.gather(live, GLANCE_MS))
+        balancing, facts = await asyncio.gather(balance_summary(node), self._gathering.gather(live, GLANCE_MS))
         drained, seen = controller.placement.drained, (records, registrations)
         problems = [*doubts, *cluster_status.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
         moving = reassignment_status.glance_of(controller.placement, records, registrations)
@@ -151,7 +151,9 @@ class Admin(Face):
         records = {p: r for p, r in controller.records.items() if wanted is None or r.bucket_type == wanted}
         if wanted is not None and not records:
             kinds = ", ".join(sorted({r.bucket_type for r in controller.records.values()})) or "none"
-            raise Refused(404, "unknown-bucket-type", f"there is no bucket type {wanted[:64]!r}; there are {kinds}")
+            raise RequestRefused(
+                404, "unknown-bucket-type", f"there is no bucket type {wanted[:64]!r}; there are {kinds}"
+            )
         registrations = controller.registrations
         held = {node for record in records.values() for node in record.replicas}
         facts = await self._gathering.gather(held & registrations.keys())
@@ -160,17 +162,17 @@ class Admin(Face):
 
     async def partitions_assign(self, request: Request) -> Reply:
         """Create a bucket type with an operator's placement, or only say whether it would be taken."""
-        wish = await wish_of(request, ASSIGN_KEYS)
+        wish = await read_body(request, ASSIGN_KEYS)
         validate_only = flag(wish, "validate_only")
         try:
             bucket_type = check_name(text(wish, "bucket_type") or DEFAULT_TYPE)
         except ValueError as error:
-            raise Refused(400, "bad-json", f"bucket_type: {error}") from None
+            raise RequestRefused(400, "bad-json", f"bucket_type: {error}") from None
         try:
             replica_map = checked_replica_map({"partitions": wish.get("partitions")})
             outcome = await self._node.controller.assign(bucket_type, replica_map, validate_only=validate_only)
         except BadReplicaMap as error:
-            raise Refused(400, "bad-replica-map", str(error)) from error
+            raise RequestRefused(400, "bad-replica-map", str(error)) from error
         except PlacementDiffers as error:
-            raise Refused(409, "placement-differs", str(error)) from error
+            raise RequestRefused(409, "placement-differs", str(error)) from error
         return json_reply({"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)})

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.option_status import option_rows
-from isthmus.repl.controller.bucket_properties import Place
-from isthmus.repl.controller.bucket_types import PLACEMENTS, BucketTypeExists, Wanted, create_bucket_type
+from isthmus.repl.controller.bucket_properties import PropertyScope
+from isthmus.repl.controller.bucket_types import PLACEMENTS, BucketTypeExists, BucketTypeSpec, create_bucket_type
 from isthmus.repl.controller.dynamic_options import WHO_MAX, Setting
 from isthmus.repl.controller.placement import (
     PARTITIONS_MAX,
@@ -65,7 +65,7 @@ class BucketTypesAdmin:
         records = self._records(name)
         if not records:
             known = sorted({record.bucket_type for record in self._node.controller.records.values()})
-            raise Refused(404, "unknown-bucket-type", no_such("bucket type", name, known))
+            raise RequestRefused(404, "unknown-bucket-type", no_such("bucket type", name, known))
         ids = {found.node: found.id for found in self._node.controller.registrations.values()}
         partitions = [
             {
@@ -80,29 +80,29 @@ class BucketTypesAdmin:
             }
             for record in records
         ]
-        properties = self._node.properties.rows(Place(name))
+        properties = self._node.properties.rows(PropertyScope(name))
         return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
 
     async def create(self, request: Request) -> Reply:
         """Make one, or say what would be made."""
-        wish = await wish_of(request, CREATE_KEYS)
+        wish = await read_body(request, CREATE_KEYS)
         try:
             name = check_name(request.text("name"))
         except ValueError as error:
-            raise Refused(400, "bad-input", f"the bucket type: {error}") from None
+            raise RequestRefused(400, "bad-input", f"the bucket type: {error}") from None
         try:
             wanted = self._wanted(name, wish)
             props = self._props(wish, wanted.replication_factor)
             dry_run = flag(wish, "dry_run")
             outcome, replica_map = await create_bucket_type(self._node.controller.metastore, wanted, dry_run=dry_run)
         except BadReplicaMap as error:
-            raise Refused(400, "bad-replica-map", str(error)) from error
+            raise RequestRefused(400, "bad-replica-map", str(error)) from error
         except BucketTypeExists as error:
-            raise Refused(409, "bucket-type-exists", str(error)) from error
+            raise RequestRefused(409, "bucket-type-exists", str(error)) from error
         if props and not dry_run:
             # After the bucket type is there, so that properties are never those of a type that never came to be; done
             # again, the command finds the bucket type and sets them.
-            await self._node.properties.set(Place(name), props, initiator(wish))
+            await self._node.properties.set(PropertyScope(name), props, acting_user(wish))
         if outcome == "created":
             await self._online(name, len(replica_map))
         online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))
@@ -110,34 +110,36 @@ class BucketTypesAdmin:
             {"outcome": outcome, "bucket_type": name, "online": online, **replica_map_document(replica_map)}
         )
 
-    def _wanted(self, name: str, wish: dict[str, Any]) -> Wanted:
+    def _wanted(self, name: str, wish: dict[str, Any]) -> BucketTypeSpec:
         partition_count = count(wish, "partition_count", 1, PARTITIONS_MAX)
         factor = count(wish, "replication_factor", 1, REPLICAS_MAX)
         placement = text(wish, "placement") or PLACEMENTS[0]
         replica_map = None
         if "partitions" in wish:
             if partition_count is not None or factor is not None:
-                raise Refused(400, "bad-json", "partitions says where all replicas are: no count or factor besides")
+                raise RequestRefused(
+                    400, "bad-json", "partitions says where all replicas are: no count or factor besides"
+                )
             replica_map = checked_replica_map({"partitions": wish["partitions"]})
             partition_count, factor = len(replica_map), len(replica_map[0])
         elif partition_count is None or factor is None:
-            raise Refused(400, "bad-json", "partition_count and replication_factor are needed, or partitions")
+            raise RequestRefused(400, "bad-json", "partition_count and replication_factor are needed, or partitions")
         if placement not in PLACEMENTS:
-            raise Refused(400, "bad-json", f"placement is one of {', '.join(PLACEMENTS)}")
+            raise RequestRefused(400, "bad-json", f"placement is one of {', '.join(PLACEMENTS)}")
         min_isr = None
         if wish.get("min_isr") is not None:
             try:
                 value = OPTIONS[MIN_ISR].parse(wish["min_isr"])
             except ValueError as error:
-                raise Refused(400, "bad-option", str(error)) from None
-            min_isr = Setting(value, initiator(wish)[:WHO_MAX], self._node.time.wall_ms())
-        return Wanted(name, partition_count, factor, placement, replica_map, min_isr)
+                raise RequestRefused(400, "bad-option", str(error)) from None
+            min_isr = Setting(value, acting_user(wish)[:WHO_MAX], self._node.time.wall_ms())
+        return BucketTypeSpec(name, partition_count, factor, placement, replica_map, min_isr)
 
     def _props(self, wish: dict[str, Any], factor: int) -> dict[str, Any]:
         """The properties wanted, judged before anything is made."""
         props = wish.get("props") or {}
         if not isinstance(props, dict):
-            raise Refused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
+            raise RequestRefused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
         self._node.properties.judged(props, factor)
         return props
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from isthmus.aae.folds.fold_rpc import asked_of, shown
-from isthmus.node.admin_api.body import wish_of
-from isthmus.node.http.application import Face, Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.admin_api.body import read_body
+from isthmus.node.http.application import HttpApplication, Request, json_reply
+from isthmus.node.http.responses import Reply, RequestRefused
 
 if TYPE_CHECKING:
     from isthmus.node.services.container import Parts
@@ -24,17 +24,19 @@ KEYS: Final = frozenset(
 )  # fmt: skip
 
 
-def add_folds(face: Face, parts: Parts) -> None:
+def add_folds(face: HttpApplication, parts: Parts) -> None:
     """Let `face` answer for folds."""
 
     async def page(request: Request) -> Reply:
-        wish = await wish_of(request, KEYS)
+        wish = await read_body(request, KEYS)
         partition = wish.get("partition")
         if type(partition) is not int or partition < 0:
-            raise Refused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
+            raise RequestRefused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
         records = parts.controller.records
         if records and partition not in records:
-            raise Refused(404, "unknown-partition", f"there is no partition {partition}: {len(records)} are there")
+            raise RequestRefused(
+                404, "unknown-partition", f"there is no partition {partition}: {len(records)} are there"
+            )
         return json_reply(shown(await parts.folding.page(partition, asked_of(wish))))
 
     face.router.add("POST", "/admin/folds", page)

@@ -14,15 +14,15 @@ import structlog
 from isthmus.aae import status
 from isthmus.aae.scheduling import operator_documents
 from isthmus.aae.scheduling.manager import Manager, UnknownPeer
-from isthmus.aae.scheduling.operator_documents import Act, Suspension
-from isthmus.aae.scheduling.schedule import Kind, TimeRange
+from isthmus.aae.scheduling.operator_documents import FullSyncAuditInfo, FullSyncSuspension
+from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name, is_own
-from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
-from isthmus.node.http.application import Face, Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+from isthmus.node.http.application import HttpApplication, Request, json_reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.services.cluster_rpc import sharing, warning
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.repl.model.errors import BadInput
@@ -54,7 +54,7 @@ RESULTS_SHOWN: Final = 50
 class FullSyncAdmin:
     """Routes below /admin/fullsync and /admin/trees."""
 
-    def __init__(self, parts: Parts, face: Face) -> None:
+    def __init__(self, parts: Parts, face: HttpApplication) -> None:
         self._parts = parts
         router = face.router
         router.add("GET", "/admin/fullsync", self._status)
@@ -80,7 +80,7 @@ class FullSyncAdmin:
     async def _status(self, request: Request) -> Reply:
         wanted = request.query.get("results", str(RESULTS_SHOWN))
         if not (wanted.isascii() and wanted.isdigit() and len(wanted) <= RESULTS_DIGITS_MAX):
-            raise Refused(400, "bad-query", f"results={wanted[:40]}: write a number")
+            raise RequestRefused(400, "bad-query", f"results={wanted[:40]}: write a number")
         return json_reply(await self._shown(int(wanted)))
 
     async def _shown(self, results: int) -> dict[str, Any]:
@@ -95,8 +95,8 @@ class FullSyncAdmin:
         return json_reply({"node": self._parts.settings.node.name, "peers": status.scheduled(self._manager)})
 
     async def _run(self, request: Request) -> Reply:
-        wish = await wish_of(request, RUN_KEYS)
-        name, kind, by = _peer_of(wish), _kind(_needed(wish, "kind")), initiator(wish)
+        wish = await read_body(request, RUN_KEYS)
+        name, kind, by = _peer_of(wish), _kind(_needed(wish, "kind")), acting_user(wish)
         at_ms = self._parts.time.wall_ms()
         names = self._manager.begin(name, kind, by)
         return json_reply({"peer": name, "peers": names, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
@@ -110,14 +110,14 @@ class FullSyncAdmin:
     async def _acted(self, request: Request, *, suspended: bool) -> Reply:
         """Written to the metastore, for the node that is named, or for all; what each live node made of it stands
         beside this node's status."""
-        wish = await wish_of(request, ACT_KEYS)
+        wish = await read_body(request, ACT_KEYS)
         peer, node, parts = _peer_of(wish), self._node_of(wish), self._parts
-        by, reason = initiator(wish), text(wish, "reason") or ""
+        by, reason = acting_user(wish), text(wish, "reason") or ""
         standing = parts.fullsync.documents.suspensions or ()
         if peer is not None and peer not in {one.peer for one in standing}:
             await self._known(peer)
         if suspended:
-            new = Suspension(peer, node, by, parts.time.wall_ms(), reason)
+            new = FullSyncSuspension(peer, node, by, parts.time.wall_ms(), reason)
             await operator_documents.suspend(parts.controller.metastore, new)
         else:
             await operator_documents.resume(parts.controller.metastore, peer, node)
@@ -126,7 +126,7 @@ class FullSyncAdmin:
         return await self._followed(peer, node, resumed=not suspended)
 
     async def _add(self, request: Request) -> Reply:
-        wish = await wish_of(request, SET_KEYS - {"default"})
+        wish = await read_body(request, SET_KEYS - {"default"})
         name, node, act, values = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish), _values(wish)
         if name in self._manager.peers:
             raise BadInput(f"there is a full-sync {name!r} already: change it (set), or remove it first")
@@ -147,10 +147,10 @@ class FullSyncAdmin:
         return await self._followed(name, node, resumed=False)
 
     async def _set(self, request: Request) -> Reply:
-        wish = await wish_of(request, SET_KEYS)
+        wish = await read_body(request, SET_KEYS)
         name, node, act, values = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish), _values(wish)
         if flag(wish, "default") == bool(values):
-            raise Refused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
+            raise RequestRefused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
         if flag(wish, "default"):
             await self._parts.fullsync.documents.refresh()
             entries = self._parts.fullsync.documents.entries.get(name, {})
@@ -178,7 +178,7 @@ class FullSyncAdmin:
         return await self._followed(name, node, resumed=False)
 
     async def _remove(self, request: Request) -> Reply:
-        wish = await wish_of(request, ACT_KEYS)
+        wish = await read_body(request, ACT_KEYS)
         name, node, act = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish)
         await self._known(name)
         await operator_documents.remove_peer(self._parts.controller.metastore, name, node, act)
@@ -196,11 +196,13 @@ class FullSyncAdmin:
         """The node that is named, which may be down; None for all."""
         node, known = text(wish, "node"), self._parts.known_nodes()
         if node is not None and node not in known:
-            raise Refused(404, "unknown-node", f"there is no node {node!r}; there are {', '.join(sorted(known))}")
+            raise RequestRefused(
+                404, "unknown-node", f"there is no node {node!r}; there are {', '.join(sorted(known))}"
+            )
         return node
 
-    def _act_of(self, wish: dict[str, Any]) -> Act:
-        return Act(initiator(wish), self._parts.time.wall_ms(), text(wish, "reason") or "")
+    def _act_of(self, wish: dict[str, Any]) -> FullSyncAuditInfo:
+        return FullSyncAuditInfo(acting_user(wish), self._parts.time.wall_ms(), text(wish, "reason") or "")
 
     async def _known(self, peer: str) -> None:
         """Some node that lives has the peer, or its file has it, or operators have set it."""
@@ -215,31 +217,33 @@ class FullSyncAdmin:
     def _known_queue(self, values: Mapping[str, Any]) -> None:
         queue, known = values.get("queue"), self._parts.queues.machines()
         if queue is not None and queue not in known:
-            raise Refused(404, "unknown-queue", no_such("queue", str(queue), sorted(known)))
+            raise RequestRefused(404, "unknown-queue", no_such("queue", str(queue), sorted(known)))
 
     async def _set_range(self, request: Request) -> Reply:
-        wish = await wish_of(request, RANGE_KEYS)
+        wish = await read_body(request, RANGE_KEYS)
         since_ms, before_ms = (count(wish, name, 0, TIME_MAX_MS) for name in ("since_ms", "before_ms"))
         if since_ms is None or before_ms is None or not since_ms < before_ms:
-            raise Refused(400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller")
+            raise RequestRefused(
+                400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller"
+            )
         bucket = wish.get("bucket")
         if bucket is not None and (not isinstance(bucket, str) or not bucket):
-            raise Refused(400, "bad-json", "bucket is a text, or left out")
+            raise RequestRefused(400, "bad-json", "bucket is a text, or left out")
         times = TimeRange(since_ms, before_ms, None if bucket is None else bucket.encode())
         await self._manager.set_range(_peer_of(wish), times)
         return await self._status(request)
 
     async def _suppress_auto(self, request: Request) -> Reply:
-        wish = await wish_of(request, {"peer", "count", "by"})
+        wish = await read_body(request, {"peer", "count", "by"})
         number = count(wish, "count", 0, SUPPRESSED_MAX)
         if number is None:
-            raise Refused(400, "bad-json", f"count is needed: a whole number from 0 to {SUPPRESSED_MAX}")
+            raise RequestRefused(400, "bad-json", f"count is needed: a whole number from 0 to {SUPPRESSED_MAX}")
         await self._manager.suppress_auto(_peer_of(wish), number)
-        log.info("fullsync.auto_suppressed", peer=_peer_of(wish), count=number, by=initiator(wish))
+        log.info("fullsync.auto_suppressed", peer=_peer_of(wish), count=number, by=acting_user(wish))
         return await self._status(request)
 
     async def _clear_range(self, request: Request) -> Reply:
-        wish = await wish_of(request, RANGE_KEYS)
+        wish = await read_body(request, RANGE_KEYS)
         await self._manager.set_range(_peer_of(wish), None)
         return await self._status(request)
 
@@ -259,20 +263,20 @@ class FullSyncAdmin:
         return await self._parts.fullsync_gathering.gather(self._parts.nodes(), what)
 
     async def _rebuild(self, request: Request) -> Reply:
-        wish = await wish_of(request, REBUILD_KEYS)
+        wish = await read_body(request, REBUILD_KEYS)
         partition = wish.get("partition")
         if partition is not None and type(partition) is not int:
-            raise Refused(400, "bad-json", "partition is a number, or left out for all")
+            raise RequestRefused(400, "bad-json", "partition is a number, or left out for all")
         meant = self._parts.fullsync.trees.rebuild(partition)
         if partition is not None and not meant:
-            raise Refused(404, "unknown-partition", f"this node has no copy of partition {partition}")
+            raise RequestRefused(404, "unknown-partition", f"this node has no copy of partition {partition}")
         return json_reply({"rebuilding": meant}, 202)
 
 
-def _kind(name: str) -> Kind:
-    kinds = {kind.value: kind for kind in Kind if kind is not Kind.NONE}
+def _kind(name: str) -> CheckKind:
+    kinds = {kind.value: kind for kind in CheckKind if kind is not CheckKind.NONE}
     if name not in kinds:
-        raise Refused(400, "bad-json", f"kind {name!r} is not known; write one of {', '.join(kinds)}")
+        raise RequestRefused(400, "bad-json", f"kind {name!r} is not known; write one of {', '.join(kinds)}")
     return kinds[name]
 
 
@@ -280,14 +284,14 @@ def _peer_of(wish: dict[str, Any]) -> str | None:
     """The peer that is named; None for all."""
     found = text(wish, "peer")
     if found == "":
-        raise Refused(400, "bad-json", "peer is empty: name one, or leave it out for all")
+        raise RequestRefused(400, "bad-json", "peer is empty: name one, or leave it out for all")
     return found
 
 
 def _needed(wish: dict[str, Any], name: str) -> str:
     found = text(wish, name)
     if not found:
-        raise Refused(400, "bad-json", f"{name} is needed, a text")
+        raise RequestRefused(400, "bad-json", f"{name} is needed, a text")
     return found
 
 
@@ -295,5 +299,5 @@ def _values(wish: dict[str, Any]) -> dict[str, Any]:
     """Keys of [[fullsync]] with their values, as in a file."""
     values = wish.get("values") or {}
     if not isinstance(values, dict):
-        raise Refused(400, "bad-json", 'values must be an object, such as {"all": 24, "auto": 0}')
+        raise RequestRefused(400, "bad-json", 'values must be an object, such as {"all": 24, "auto": 0}')
     return values

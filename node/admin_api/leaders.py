@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.node.admin_api.body import flag, initiator, wish_of
+from isthmus.node.admin_api.body import acting_user, flag, read_body
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router
@@ -38,13 +38,13 @@ class LeadershipsAdmin:
 
     async def balance(self, request: Request) -> Reply:
         """Begin to move what the plan says, or only show it; the answer does not wait for the moves."""
-        wish = await wish_of(request, BALANCE_KEYS)
+        wish = await read_body(request, BALANCE_KEYS)
         if flag(wish, "dry_run"):
             return await self.leaders(request)
-        return json_reply(await self._node.leaderships.balance(initiator(wish)))
+        return json_reply(await self._node.leaderships.balance(acting_user(wish)))
 
 
-async def glance(node: Parts) -> dict[str, Any] | None:
+async def balance_summary(node: Parts) -> dict[str, Any] | None:
     """State, reason and imbalance for who looks at the cluster as a whole; None when the controller does not say."""
     try:
         status = await node.leaderships.status(GLANCE_MS)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.config.dynamic_options import OPTIONS, Option
 from isthmus.config.text import no_such
-from isthmus.node.admin_api.body import flag, initiator, text, wish_of
+from isthmus.node.admin_api.body import acting_user, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.option_status import option_rows, waiting, warnings
 from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
@@ -61,16 +61,18 @@ class OptionsAdmin:
 
     async def _change(self, request: Request, *, setting: bool) -> Reply:
         option = self._option(request)
-        wish = await wish_of(request, CHANGE_KEYS)
-        kind, by = self._kind(text(wish, "bucket_type")), initiator(wish)
+        wish = await read_body(request, CHANGE_KEYS)
+        kind, by = self._kind(text(wish, "bucket_type")), acting_user(wish)
         if kind is not None and not option.per_type:
-            raise Refused(400, "bad-option", f"{option.name} is the cluster's: it cannot be set for a bucket type")
+            raise RequestRefused(
+                400, "bad-option", f"{option.name} is the cluster's: it cannot be set for a bucket type"
+            )
         wanted: Setting | None = None
         if setting:
             try:
                 wanted = Setting(option.parse(wish.get("value")), by[:WHO_MAX], self._node.time.wall_ms())
             except ValueError as error:
-                raise Refused(400, "bad-option", str(error)) from None
+                raise RequestRefused(400, "bad-option", str(error)) from None
         controller = self._node.controller
         before = controller.options.of(kind).get(option.name)
         if flag(wish, "dry_run"):
@@ -120,7 +122,7 @@ class OptionsAdmin:
         name = request.text("option")
         found = OPTIONS.get(name)
         if found is None:
-            raise Refused(404, "unknown-option", no_such("option", name, list(OPTIONS)))
+            raise RequestRefused(404, "unknown-option", no_such("option", name, list(OPTIONS)))
         return found
 
     def _kind(self, name: str | None) -> str | None:
@@ -128,5 +130,5 @@ class OptionsAdmin:
         controller = self._node.controller
         known = {record.bucket_type for record in controller.records.values()} | controller.options.types.keys()
         if name is not None and name not in known:
-            raise Refused(404, "unknown-bucket-type", no_such("bucket type", name, sorted(known)))
+            raise RequestRefused(404, "unknown-bucket-type", no_such("bucket type", name, sorted(known)))
         return name

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.node.admin_api.body import flag, initiator, wish_of
+from isthmus.node.admin_api.body import acting_user, flag, read_body
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router, encode_segment
 from isthmus.node.services.properties import check_names
-from isthmus.repl.controller.bucket_properties import Place
+from isthmus.repl.controller.bucket_properties import PropertyScope
 
 if TYPE_CHECKING:
     from isthmus.node.services.container import Parts
@@ -49,38 +49,38 @@ class PropertiesAdmin:
     async def set(self, request: Request) -> Reply:
         """Set some, or say what would be set."""
         place = self._place(request)
-        wish = await wish_of(request, SET_KEYS)
+        wish = await read_body(request, SET_KEYS)
         props = wish.get("props")
         if not isinstance(props, dict) or not props:
-            raise Refused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
+            raise RequestRefused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
         if flag(wish, "dry_run"):
             self._node.properties.judged(props, self._node.properties.factor(place))
             return self._answer(place, "would be set")
-        await self._node.properties.set(place, props, initiator(wish))
+        await self._node.properties.set(place, props, acting_user(wish))
         return self._answer(place, "set")
 
     async def unset(self, request: Request) -> Reply:
         """Take some back, or all with no names."""
         place = self._place(request)
-        wish = await wish_of(request, UNSET_KEYS)
+        wish = await read_body(request, UNSET_KEYS)
         names = wish.get("names")
         if names is None:
             names = []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise Refused(400, "bad-json", 'names must be a list of texts, for instance ["allow_mult"]')
+            raise RequestRefused(400, "bad-json", 'names must be a list of texts, for instance ["allow_mult"]')
         if flag(wish, "dry_run"):
             check_names(names)
             return self._answer(place, "would be unset")
         gone = await self._node.properties.unset(place, names)
         return self._answer(place, "unset" if gone else "was not set")
 
-    def _answer(self, place: Place, outcome: str) -> Reply:
+    def _answer(self, place: PropertyScope, outcome: str) -> Reply:
         return json_reply({"outcome": outcome, **_named(place), "properties": self._node.properties.rows(place)})
 
-    def _place(self, request: Request) -> Place:
+    def _place(self, request: Request) -> PropertyScope:
         return self._node.properties.place(request.params["type"], request.params.get("bucket"))
 
 
-def _named(place: Place) -> dict[str, Any]:
+def _named(place: PropertyScope) -> dict[str, Any]:
     bucket = None if place.bucket is None else encode_segment(place.bucket).decode("ascii")
     return {"bucket_type": place.bucket_type, "bucket": bucket}

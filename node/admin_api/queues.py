@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 from isthmus.config.text import no_such
-from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.replication_lag import lag_rows
 from isthmus.queues.filters import TYPE, parse_filter
-from isthmus.queues.queue_documents import SERVING, Act, Applied, Positions, checked_settings
+from isthmus.queues.queue_documents import SERVING, AppliedOffsets, AuditInfo, Positions, checked_settings
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD, FULL_SYNC
 from isthmus.repl.model.keys import Key
@@ -143,7 +143,7 @@ class QueueAdmin:
         """The next references of this node's share."""
         asked = request.query.get("count", str(PEEK))
         if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= PEEK_MAX):
-            raise Refused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {PEEK_MAX} is right")
+            raise RequestRefused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {PEEK_MAX} is right")
         items = await self._node.queue_acts.peek(request.text("queue"), int(asked))
         return json_reply({"references": [reference_shown(item) for item in items]})
 
@@ -151,7 +151,7 @@ class QueueAdmin:
         """Which rule decides over a bucket: ?type=T&bucket=B. With a note when there is no such type."""
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
-            raise Refused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
+            raise RequestRefused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
         decision = self._node.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
         known = sorted({record.bucket_type for record in self._node.controller.records.values()})
         note = "" if bucket_type in known else no_such("bucket type", bucket_type, known)
@@ -168,15 +168,15 @@ class QueueAdmin:
 
     async def register(self, request: Request) -> Reply:
         """A new queue, from now on on all nodes."""
-        wish = await wish_of(request, REGISTER_KEYS)
+        wish = await read_body(request, REGISTER_KEYS)
         name = text(wish, "name")
         if not name:
-            raise Refused(400, "bad-json", 'the body must name the queue: {"name": "to-west"}')
+            raise RequestRefused(400, "bad-json", 'the body must name the queue: {"name": "to-west"}')
         known = _settings_of({**wish, "cascade": flag(wish, "cascade")})
         act = self._act(wish)
         positions = self._positions(wish)
         if positions and "from" in wish:
-            raise Refused(400, "bad-json", "a queue begins at from, or at positions: not both")
+            raise RequestRefused(400, "bad-json", "a queue begins at from, or at positions: not both")
         start_ms = _start(wish, act, "now")
         now = await self._applied() if start_ms is None and not positions else None
         await self._node.queue_acts.register(name, known, start_ms or 0, act, positions, now=now)
@@ -185,12 +185,12 @@ class QueueAdmin:
     async def set(self, request: Request) -> Reply:
         """Another filter, cascading or limits of a queue that is there, whose cursors stay; with "dry_run" what would
         come of it."""
-        wish, name = await wish_of(request, SET_KEYS), request.text("queue")
+        wish, name = await read_body(request, SET_KEYS), request.text("queue")
         values, default, again = _settings_of(wish), flag(wish, "default"), wish.get("from") is not None
         if wish.get("from") not in (None, "0", 0) or wish.get("from") is False:
-            raise Refused(400, "bad-json", 'from must be "0" (everything once more), or null: the queue goes on')
+            raise RequestRefused(400, "bad-json", 'from must be "0" (everything once more), or null: the queue goes on')
         if default == bool(values) and not (again and not default):
-            raise Refused(
+            raise RequestRefused(
                 400, "bad-json", f"say what: of {', '.join(sorted(SET_KEYS - PLANNED_KEYS))}; or default alone"
             )
         queue = self._node.queues.named(name)
@@ -202,16 +202,16 @@ class QueueAdmin:
 
     async def place(self, request: Request) -> Reply:
         """Cursors go to the offsets that a seed has recorded."""
-        wish = await wish_of(request, PLACE_KEYS)
+        wish = await read_body(request, PLACE_KEYS)
         positions = self._positions(wish)
         if not positions:
-            raise Refused(400, "bad-json", _POSITIONS_RIGHT)
+            raise RequestRefused(400, "bad-json", _POSITIONS_RIGHT)
         await self._node.queue_acts.place(request.text("queue"), positions, self._act(wish))
         return await self.queues(request)
 
     async def delist(self, request: Request) -> Reply:
         """No such queue any more, on all nodes; with "dry_run" only what would be lost."""
-        wish = await wish_of(request, PLANNED_KEYS)
+        wish = await read_body(request, PLANNED_KEYS)
         if flag(wish, "dry_run"):
             return await self._planned("delist", request.text("queue"))
         await self._node.queue_acts.delist(request.text("queue"), self._act(wish))
@@ -219,7 +219,7 @@ class QueueAdmin:
 
     async def suspend(self, request: Request) -> Reply:
         """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
-        wish = await wish_of(request, SUSPEND_KEYS)
+        wish = await read_body(request, SUSPEND_KEYS)
         what, name = _what(wish), request.text("queue")
         node = self._wanted_node(name, wish)
         if flag(wish, "dry_run"):
@@ -229,14 +229,14 @@ class QueueAdmin:
 
     async def resume(self, request: Request) -> Reply:
         """End that."""
-        wish = await wish_of(request, RESUME_KEYS)
+        wish = await read_body(request, RESUME_KEYS)
         what, name = _what(wish), request.text("queue")
         await self._node.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
     async def clear(self, request: Request) -> Reply:
         """Give up what waits, as far as the leaders that answer have applied it; with "dry_run" only how much."""
-        wish, name = await wish_of(request, PLANNED_KEYS), request.text("queue")
+        wish, name = await read_body(request, PLANNED_KEYS), request.text("queue")
         if flag(wish, "dry_run"):
             return await self._planned("clear", name)
         self._node.queues.named(name)
@@ -245,7 +245,7 @@ class QueueAdmin:
 
     async def release(self, request: Request) -> Reply:
         """The queue belongs to nobody; the next owner begins where "from" says."""
-        wish, name = await wish_of(request, RELEASE_KEYS), request.text("queue")
+        wish, name = await read_body(request, RELEASE_KEYS), request.text("queue")
         act = self._act(wish)
         start_ms = _start(wish, act, "0")
         if flag(wish, "dry_run"):
@@ -257,12 +257,12 @@ class QueueAdmin:
 
     async def throttle(self, request: Request) -> Reply:
         """What a second each node gives out at most; "default": what its config says."""
-        wish = await wish_of(request, RATE_KEYS)
+        wish = await read_body(request, RATE_KEYS)
         size, objects = (count(wish, f"{what}_per_second", 0, RATE_MAX) for what in ("bytes", "objects"))
         default, name = flag(wish, "default"), request.text("queue")
         if default != (size is None and objects is None):
             right = "bytes_per_second, objects_per_second, or both (0: no limit)"
-            raise Refused(400, "bad-json", f"say how much: {right}; or default alone, true")
+            raise RequestRefused(400, "bad-json", f"say how much: {right}; or default alone, true")
         now = self._node.queue_acts.rates(name)  # what is not said stays as it is
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
         await self._node.queue_acts.throttle(name, None if default else wanted, self._act(wish))
@@ -270,22 +270,26 @@ class QueueAdmin:
 
     async def push(self, request: Request) -> Reply:
         """References at the full-sync priority, or the fold one."""
-        wish = await wish_of(request, PUSH_KEYS)
+        wish = await read_body(request, PUSH_KEYS)
         bucket_type, bucket, names = text(wish, "bucket_type") or "default", text(wish, "bucket"), wish.get("keys")
         if not bucket or not isinstance(names, list) or len(names) > PUSH_MAX:
             right = '{"bucket": "b", "keys": ["k"]}'
-            raise Refused(400, "bad-json", f"bucket must be a text, keys a list of at most {PUSH_MAX} texts: {right}")
+            raise RequestRefused(
+                400, "bad-json", f"bucket must be a text, keys a list of at most {PUSH_MAX} texts: {right}"
+            )
         if not all(isinstance(key, str) and key for key in names):
-            raise Refused(400, "bad-json", "every key must be a text")
+            raise RequestRefused(400, "bad-json", "every key must be a text")
         wait_ms = count(wish, "wait_ms", 0, PUSH_WAIT_MAX_MS)
         if text(wish, "encoding") not in (None, "percent"):
-            raise Refused(400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null')
+            raise RequestRefused(
+                400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null'
+            )
         read = str.encode if wish.get("encoding") is None else _percent_decoded
         self._node.coordinator.routes.check(bucket_type.encode())  # a bucket type that there is not is a slip
         keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
         limit = self._node.settings.limits.key_bytes
         if any(max(len(key.bucket), len(key.key)) > limit for key in keys):
-            raise Refused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
+            raise RequestRefused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
         priority = FOLD if flag(wish, "fold") else FULL_SYNC
         taken = await self._node.queue_acts.push(
             request.text("queue"), keys, priority, PUSH_WAIT_MS if wait_ms is None else wait_ms
@@ -295,13 +299,13 @@ class QueueAdmin:
 
     async def close_gaps(self, request: Request) -> Reply:
         """Gaps that a full-sync has closed, of all nodes: by ids, or by bucket type and times."""
-        wish = await wish_of(request, CLOSE_KEYS)
+        wish = await read_body(request, CLOSE_KEYS)
         ids = wish.get("ids")
         if ids is not None and not (isinstance(ids, list) and all(isinstance(one, str) for one in ids)):
-            raise Refused(400, "bad-json", "ids must be a list of texts, or null")
+            raise RequestRefused(400, "bad-json", "ids must be a list of texts, or null")
         times = {name: count(wish, name, 0, TIME_MAX_MS) for name in ("from_ms", "upto_ms")}
         if ids is None and None in times.values():
-            raise Refused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
+            raise RequestRefused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
         name = request.text("queue")
         self._node.queues.named(name)
         act = self._act(wish)
@@ -311,7 +315,7 @@ class QueueAdmin:
         silent = sorted(node for node, one in found.items() if one is None)
         return json_reply({"closed": sum(one or 0 for one in found.values()), "unknown": silent})
 
-    async def _applied(self) -> Applied:
+    async def _applied(self) -> AppliedOffsets:
         return await self._node.queue_gathering.applied(self._nodes())
 
     async def _planned(self, act: str, name: str, **wish: Any) -> Reply:
@@ -328,15 +332,15 @@ class QueueAdmin:
         notes = [no_such("bucket type", one, known) for one in types if known and one not in known]
         return json_reply({"queues": await self._node.queues.listing(), "notes": notes})
 
-    def _act(self, wish: dict[str, Any]) -> Act:
-        return Act(initiator(wish), self._node.time.wall_ms(), text(wish, "reason") or "")
+    def _act(self, wish: dict[str, Any]) -> AuditInfo:
+        return AuditInfo(acting_user(wish), self._node.time.wall_ms(), text(wish, "reason") or "")
 
     def _positions(self, wish: dict[str, Any]) -> Positions:
         """What "positions" names, each partition one that there is."""
         positions, records = _positions(wish), self._node.controller.records
         strange = [partition for partition, _ in positions if partition not in records]
         if strange and records:
-            raise Refused(
+            raise RequestRefused(
                 404,
                 "unknown-partition",
                 f"there is no partition {strange[0]} in this cluster: {len(records)} are there",
@@ -351,7 +355,7 @@ class QueueAdmin:
         named = {one.node for one in self._node.queues.named(queue).word.suspensions}
         if node is not None and node not in known | named:
             listed = ", ".join(sorted(known))
-            raise Refused(400, "bad-input", f"there is no node {node!r} in this cluster; there are: {listed}")
+            raise RequestRefused(400, "bad-input", f"there is no node {node!r} in this cluster; there are: {listed}")
         return node
 
 
@@ -359,7 +363,7 @@ def _settings_of(wish: dict[str, Any]) -> dict[str, Any]:
     """Fields of QueueSettings that a body names, as values."""
     values: dict[str, Any] = {"filter": text(wish, "filter"), "overflow": text(wish, "overflow")}
     if values["overflow"] not in (None, "replay", "discard"):
-        raise Refused(400, "bad-json", 'overflow must be "replay" or "discard"')
+        raise RequestRefused(400, "bad-json", 'overflow must be "replay" or "discard"')
     for name in ("cascade", "riak_fetch"):
         values[name] = None if wish.get(name) is None else flag(wish, name)
     values["queue_limit_count"] = count(wish, "queue_limit", 1, 10_000_000)
@@ -379,17 +383,17 @@ def _what(wish: dict[str, Any]) -> list[str]:
     what = wish.get("what")
     found = [SERVING] if what is None else [what] if isinstance(what, str) else what
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
-        raise Refused(400, "bad-json", 'what must be "serving", "publishing", a list of both, or null')
+        raise RequestRefused(400, "bad-json", 'what must be "serving", "publishing", a list of both, or null')
     return found
 
 
 def _percent_decoded(name: str) -> bytes:
     if (wrong := _NO_PERCENT.search(name)) is not None:
-        raise Refused(400, "bad-percent-encoding", f"{wrong[0]!r} in {name[:64]!r} is not % and two hex digits")
+        raise RequestRefused(400, "bad-percent-encoding", f"{wrong[0]!r} in {name[:64]!r} is not % and two hex digits")
     return unquote_to_bytes(name)
 
 
-def _start(wish: dict[str, Any], act: Act, default: str) -> int | None:
+def _start(wish: dict[str, Any], act: AuditInfo, default: str) -> int | None:
     """The wall-clock time that "from" names: "now" (None, since clocks differ), "0", or milliseconds since 1970."""
     wanted = wish.get("from", default)
     if wanted == "now":
@@ -400,9 +404,9 @@ def _start(wish: dict[str, Any], act: Act, default: str) -> int | None:
         if wanted > act.at_ms + CLOCKS_APART_MS:
             ahead_s = (wanted - act.at_ms) // 1_000
             told = f"from must not lie ahead, as it does by {ahead_s} s of this node's clock"
-            raise Refused(400, "bad-json", f"{told}: a queue begins at 0, now, or a time that is past")
+            raise RequestRefused(400, "bad-json", f"{told}: a queue begins at 0, now, or a time that is past")
         return wanted
-    raise Refused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
+    raise RequestRefused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
 
 
 _POSITIONS_RIGHT: Final = 'positions must be an object of partition and offset: {"positions": {"3": 1200}}'
@@ -414,10 +418,10 @@ def _positions(wish: dict[str, Any]) -> Positions:
     if raw is None:
         return ()
     if not isinstance(raw, dict) or not all(_is_partition(key) and _is_offset(at) for key, at in raw.items()):
-        raise Refused(400, "bad-json", _POSITIONS_RIGHT)
+        raise RequestRefused(400, "bad-json", _POSITIONS_RIGHT)
     positions = {int(key): at for key, at in raw.items()}
     if len(positions) < len(raw):
-        raise Refused(400, "bad-json", "positions names a partition twice")
+        raise RequestRefused(400, "bad-json", "positions names a partition twice")
     return tuple(sorted(positions.items()))
 
 

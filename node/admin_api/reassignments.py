@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.repl.controller.placement import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
-from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind
 from isthmus.repl.controller.reassignments import (
     STANDING_PATH,
     NoSuch,
-    Wish,
+    ReassignmentRequest,
     cancel,
     ids_of_nodes,
-    ordered,
     planned,
     remove_node,
+    submit,
     undrain,
 )
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Unavailable, VersionConflict
 from isthmus.repl.model.errors import NotReady
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ NODES_MAX: Final = 1_000
 """Nodes that one request may name, as of a cluster."""
 
 
-class MovesAdmin:
+class ReassignmentsAdmin:
     """Routes over the placement of a running node's cluster."""
 
     def __init__(self, node: Parts, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
@@ -90,57 +90,71 @@ class MovesAdmin:
 
     async def order(self, request: Request) -> Reply:
         """Order a file's placement, an even one, or one node instead of another; or only show what would be moved."""
-        wish = await wish_of(request, ORDER_KEYS)
+        wish = await read_body(request, ORDER_KEYS)
         kind, bucket_type, names = wish.get("kind"), text(wish, "bucket_type"), _names(wish)
         ignore_racks = flag(wish, "ignore_racks")
         match kind:
-            case Kind.SPREAD:
-                wanted = Wish(Kind.SPREAD, bucket_type, ignore_racks=ignore_racks)
-            case Kind.REPLACE if len(names) == 2:
-                wanted = Wish(Kind.REPLACE, bucket_type, nodes=names, ignore_racks=ignore_racks)
-            case Kind.REPLACE:
-                raise Refused(400, "bad-json", "nodes must be two: the one that goes and the one instead")
-            case Kind.FILE:
-                wanted = Wish(Kind.FILE, bucket_type or "default", places=self._places(wish.get("partitions")))
+            case ReassignmentKind.SPREAD:
+                wanted = ReassignmentRequest(ReassignmentKind.SPREAD, bucket_type, ignore_racks=ignore_racks)
+            case ReassignmentKind.REPLACE if len(names) == 2:
+                wanted = ReassignmentRequest(
+                    ReassignmentKind.REPLACE, bucket_type, nodes=names, ignore_racks=ignore_racks
+                )
+            case ReassignmentKind.REPLACE:
+                raise RequestRefused(400, "bad-json", "nodes must be two: the one that goes and the one instead")
+            case ReassignmentKind.FILE:
+                wanted = ReassignmentRequest(
+                    ReassignmentKind.FILE, bucket_type or "default", places=self._places(wish.get("partitions"))
+                )
             case _:
-                raise Refused(400, "bad-json", f"kind is one of {Kind.FILE}, {Kind.SPREAD}, {Kind.REPLACE}")
+                raise RequestRefused(
+                    400,
+                    "bad-json",
+                    f"kind is one of {ReassignmentKind.FILE}, {ReassignmentKind.SPREAD}, {ReassignmentKind.REPLACE}",
+                )
         return await self._act(wish, wanted)
 
     async def factor(self, request: Request) -> Reply:
         """Another replication factor for a bucket type."""
-        wish = await wish_of(request, FACTOR_KEYS)
+        wish = await read_body(request, FACTOR_KEYS)
         factor = count(wish, "replication_factor", 1, REPLICAS_MAX)
         if factor is None:
-            raise Refused(400, "bad-json", f"replication_factor is needed, a whole number from 1 to {REPLICAS_MAX}")
+            raise RequestRefused(
+                400, "bad-json", f"replication_factor is needed, a whole number from 1 to {REPLICAS_MAX}"
+            )
         name = request.text("name")
-        return await self._act(wish, Wish(Kind.FACTOR, name, factor, ignore_racks=flag(wish, "ignore_racks")))
+        return await self._act(
+            wish, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=flag(wish, "ignore_racks"))
+        )
 
     async def drain(self, request: Request) -> Reply:
         """Move everything off nodes and give them nothing new; or let them be given replicas again."""
-        wish = await wish_of(request, DRAIN_KEYS)
+        wish = await read_body(request, DRAIN_KEYS)
         names = _names(wish)
         if not names:
-            raise Refused(400, "bad-json", "nodes must name one node at least")
+            raise RequestRefused(400, "bad-json", "nodes must name one node at least")
         if not flag(wish, "undo"):
-            return await self._act(wish, Wish(Kind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks")))
+            return await self._act(
+                wish, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks"))
+            )
         if flag(wish, "dry_run"):
             drained = self._node.controller.placement.drained
             for name in names:
                 if name not in drained:
                     raise NoSuch(f"{name} is not drained: {', '.join(sorted(drained)) or 'no node'} is")
             return json_reply({"outcome": "would be undone", "nodes": list(names)})
-        cancelled = await undrain(self._node.controller.metastore, names, initiator(wish))
+        cancelled = await undrain(self._node.controller.metastore, names, acting_user(wish))
         await self._seen(lambda: not set(names) & self._node.controller.placement.drained.keys())
         return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
 
-    async def _act(self, wish: dict[str, Any], wanted: Wish) -> Reply:
+    async def _act(self, wish: dict[str, Any], wanted: ReassignmentRequest) -> Reply:
         """Show or order what a wish comes to."""
         controller = self._node.controller
         if flag(wish, "dry_run"):
             plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
         else:
-            by, at_ms = initiator(wish), self._node.time.wall_ms()
-            plan, number = await ordered(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
+            by, at_ms = acting_user(wish), self._node.time.wall_ms()
+            plan, number = await submit(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
             outcome = "nothing to move" if number is None else "ordered"
         if number is not None:
             await self._seen(lambda: number < controller.placement.next_number)
@@ -148,10 +162,10 @@ class MovesAdmin:
 
     async def cancel(self, request: Request) -> Reply:
         """Let an order go no further: what is under way goes back, what is done stays."""
-        wish = await wish_of(request, CANCEL_KEYS)
+        wish = await read_body(request, CANCEL_KEYS)
         number = count(wish, "order", 0, NODE_ID_MAX)
         controller = self._node.controller
-        order = await cancel(controller.metastore, number, initiator(wish))
+        order = await cancel(controller.metastore, number, acting_user(wish))
 
         def seen() -> bool:
             found = controller.placement.order(order.number)
@@ -166,7 +180,7 @@ class MovesAdmin:
         try:
             known = await controller.metastore.children(STANDING_PATH)
             ids = {node: number for node, (number, _) in (await ids_of_nodes(controller.metastore)).items()}
-        except (Unavailable, Ambiguous, Conflict) as error:
+        except (Unavailable, Ambiguous, VersionConflict) as error:
             raise NotReady(f"the metastore cannot be reached: {error}") from error
         drained = controller.placement.drained
         rows = cluster_status.node_rows(controller.records, controller.registrations, drained, known, ids)
@@ -174,14 +188,14 @@ class MovesAdmin:
 
     async def remove(self, request: Request) -> Reply:
         """Forget a node that is gone and holds nothing."""
-        wish = await wish_of(request, REMOVE_KEYS)
+        wish = await read_body(request, REMOVE_KEYS)
         name, dry_run = request.text("name"), flag(wish, "dry_run")
         try:
             check_name(name)  # it becomes a piece of a path of the metastore
         except ValueError as error:
-            raise Refused(400, "bad-input", f"node: {error}") from None
+            raise RequestRefused(400, "bad-input", f"node: {error}") from None
         controller = self._node.controller
-        await remove_node(controller.metastore, name, initiator(wish), dry_run=dry_run)
+        await remove_node(controller.metastore, name, acting_user(wish), dry_run=dry_run)
         if not dry_run:
             await self._seen(lambda: name not in controller.registrations and name not in controller.placement.drained)
         return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
@@ -212,7 +226,7 @@ class MovesAdmin:
             if faults:
                 raise BadReplicaMap(faults)
         except BadReplicaMap as error:
-            raise Refused(400, "bad-replica-map", str(error)) from error
+            raise RequestRefused(400, "bad-replica-map", str(error)) from error
         return tuple(tuple(names[number] for number in replicas) for replicas in replica_map)
 
 
@@ -236,8 +250,8 @@ def _names(wish: dict[str, Any]) -> tuple[str, ...]:
     """The names under `nodes`."""
     names: Collection[object] = wish.get("nodes") or []
     if not isinstance(names, list) or len(names) > NODES_MAX or not all(isinstance(n, str) and n for n in names):
-        raise Refused(400, "bad-json", f"nodes must be a list of at most {NODES_MAX} names")
+        raise RequestRefused(400, "bad-json", f"nodes must be a list of at most {NODES_MAX} names")
     found = tuple(str(name) for name in names)
     if len(set(found)) != len(found):
-        raise Refused(400, "bad-json", "nodes names one twice")
+        raise RequestRefused(400, "bad-json", "nodes names one twice")
     return found

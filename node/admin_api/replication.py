@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.config.settings import FullSyncSettings, PeerSettings
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router, decode_segment
 from isthmus.node.services.explain_key import joined
 from isthmus.node.services.remote_lookup import TRIES_MAX, first_to_tell, other_side, with_other_sides
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from isthmus.node.services.container import Parts
 
 
-class KnowingAdmin:
+class ReplicationAdmin:
     """Routes over all nodes of the cluster."""
 
     def __init__(self, node: Parts, router: Router[Callable[..., Any]], stopping: Callable[[], bool]) -> None:
@@ -64,7 +64,7 @@ class KnowingAdmin:
         """One key: ?type=T&bucket=B&key=K, percent-encoded twice where they are no plain text."""
         bucket, name = request.query.get("bucket", ""), request.query.get("key", "")
         if not bucket or not name:
-            raise Refused(400, "bad-query", "say of which key: ?type=T&bucket=B&key=K")
+            raise RequestRefused(400, "bad-query", "say of which key: ?type=T&bucket=B&key=K")
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
         self._node.coordinator.routes.check(key.bucket_type)

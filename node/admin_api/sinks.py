@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url, is_own
-from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.explain_key import dot_shown
 from isthmus.node.services.link_check import Here, judged, look
 from isthmus.repl.model.vclock import decode_clock
 from isthmus.sink.conflicts import shown
-from isthmus.sink.limits import Limits
+from isthmus.sink.limits import SinkLimits
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.service import WORKERS_MAX
 
@@ -81,57 +81,63 @@ class SinkAdmin:
 
     async def suspend(self, request: Request) -> Reply:
         """Start no new fetch of a queue, a peer, or all, on one node or on all."""
-        wish = await wish_of(request, SUSPEND_KEYS)
+        wish = await read_body(request, SUSPEND_KEYS)
         await self._node.sink.suspend(
-            text(wish, "queue"), text(wish, "peer"), initiator(wish), text(wish, "reason") or "", text(wish, "node")
+            text(wish, "queue"), text(wish, "peer"), acting_user(wish), text(wish, "reason") or "", text(wish, "node")
         )
         return await self.sink(request)
 
     async def resume(self, request: Request) -> Reply:
         """Fetch again."""
-        wish = await wish_of(request, SUSPEND_KEYS)
+        wish = await read_body(request, SUSPEND_KEYS)
         await self._node.sink.resume(text(wish, "queue"), text(wish, "peer"), text(wish, "node"))
         return await self.sink(request)
 
     async def limits(self, request: Request) -> Reply:
         """Workers, workers per peer and rates, on one node or on all; with "forget" those that are named (with any
         number) are the config's again."""
-        wish = await wish_of(request, LIMIT_KEYS)
+        wish = await read_body(request, LIMIT_KEYS)
         if (queue := text(wish, "queue")) is not None:
             if any(wish.get(key) is not None for key in ("per_peer", "bytes_per_second", "objects_per_second")):
-                raise Refused(400, "bad-json", "of one queue the workers alone can be set: the others are the node's")
+                raise RequestRefused(
+                    400, "bad-json", "of one queue the workers alone can be set: the others are the node's"
+                )
             workers, forget = count(wish, "workers", 1, WORKERS_MAX), flag(wish, "forget")
             if workers is None and not forget:
-                raise Refused(400, "bad-json", f"say how many: workers, from 1 to {WORKERS_MAX}, or forget, true")
-            by, reason, node = initiator(wish), text(wish, "reason") or "", text(wish, "node")
+                raise RequestRefused(
+                    400, "bad-json", f"say how many: workers, from 1 to {WORKERS_MAX}, or forget, true"
+                )
+            by, reason, node = acting_user(wish), text(wish, "reason") or "", text(wish, "node")
             await self._node.sink.set_queue_workers(queue, node, None if forget else workers, by, reason)
             return await self.sink(request)
-        limits = Limits(
+        limits = SinkLimits(
             workers=count(wish, "workers", 1, WORKERS_MAX),
             peer_limit=count(wish, "per_peer", 0, WORKERS_MAX),
             bytes_per_second=count(wish, "bytes_per_second", 0, RATE_MAX),
             objects_per_second=count(wish, "objects_per_second", 0, RATE_MAX),
-            by=initiator(wish),
+            by=acting_user(wish),
             at_ms=self._node.time.wall_ms(),
             reason=text(wish, "reason") or "",
         )
         if not flag(wish, "forget") and (limits.peer_limit or 0) > (limits.workers or WORKERS_MAX):
-            raise Refused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
+            raise RequestRefused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
         await self._node.sink.set_limits(limits, text(wish, "node"), flag(wish, "forget"))
         return await self.sink(request)
 
     async def add_peer(self, request: Request) -> Reply:
         """Fetch from a queue of another cluster that no file need list."""
-        wish = await wish_of(request, PEER_KEYS)
+        wish = await read_body(request, PEER_KEYS)
         name, peer = _peer_of(wish)
         if is_own(name.peer, self._node.settings.listen.http):
-            raise Refused(400, "bad-input", f"{name.peer} is this node itself; a peer is a node of another cluster")
-        await self._node.sink.add_peer(peer, initiator(wish), text(wish, "reason") or "")
+            raise RequestRefused(
+                400, "bad-input", f"{name.peer} is this node itself; a peer is a node of another cluster"
+            )
+        await self._node.sink.add_peer(peer, acting_user(wish), text(wish, "reason") or "")
         return await self.sink(request)
 
     async def check(self, request: Request) -> Reply:
         """Whether a link would work, as this node sees it; nothing is fetched or changed."""
-        name, peer = _peer_of(await wish_of(request, PEER_KEYS))
+        name, peer = _peer_of(await read_body(request, PEER_KEYS))
         node = self._node
         access = node.locks.access_to(peer)
         found = await asyncio.to_thread(look, name.peer, name.queue, access, node.time.wall_ms)
@@ -148,15 +154,17 @@ class SinkAdmin:
 
     async def remove_peer(self, request: Request) -> Reply:
         """Fetch from it no more, though a file may list it."""
-        wish = await wish_of(request, PEER_KEYS - {"cluster", "token_file"})
-        await self._node.sink.remove_peer(_link_of(wish), initiator(wish), text(wish, "reason") or "")
+        wish = await read_body(request, PEER_KEYS - {"cluster", "token_file"})
+        await self._node.sink.remove_peer(_link_of(wish), acting_user(wish), text(wish, "reason") or "")
         return await self.sink(request)
 
     async def conflicts(self, request: Request) -> Reply:
         """The newest concurrent changes that this node's sink fetched, newest first: ?count=N."""
         asked = request.query.get("count", str(CONFLICTS))
         if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= CONFLICTS_MAX):
-            raise Refused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {CONFLICTS_MAX} is right")
+            raise RequestRefused(
+                400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {CONFLICTS_MAX} is right"
+            )
         found = await self._node.sink.conflicts(int(asked))
         rows = [{**shown(one), "ours": _clock(one.ours), "theirs": _clock(one.theirs)} for one in found["conflicts"]]
         return json_reply({"node": self._node.settings.node.name, **found, "conflicts": rows})
@@ -167,12 +175,12 @@ class SinkAdmin:
 
     async def retry(self, request: Request) -> Reply:
         """Push dead letters again: those named, or all."""
-        wish = await wish_of(request, LETTER_KEYS)
+        wish = await read_body(request, LETTER_KEYS)
         return json_reply({"retried": await self._node.sink.retry_dead_letters(_numbers(wish))})
 
     async def drop(self, request: Request) -> Reply:
         """Forget dead letters: those named, or all."""
-        wish = await wish_of(request, LETTER_KEYS)
+        wish = await read_body(request, LETTER_KEYS)
         return json_reply({"dropped": await self._node.sink.drop_dead_letters(_numbers(wish))})
 
 
@@ -181,7 +189,7 @@ def _link_of(wish: dict[str, Any]) -> LinkName:
     try:
         return LinkName(check_name(text(wish, "queue") or ""), check_peer_url(text(wish, "url") or ""))
     except ValueError as error:
-        raise Refused(400, "bad-json", f"say which: queue and url ({error})") from None
+        raise RequestRefused(400, "bad-json", f"say which: queue and url ({error})") from None
 
 
 def _peer_of(wish: dict[str, Any]) -> tuple[LinkName, PeerSettings]:
@@ -191,9 +199,11 @@ def _peer_of(wish: dict[str, Any]) -> tuple[LinkName, PeerSettings]:
         cluster = check_name(text(wish, "cluster") or "") if wish.get("cluster") else ""
         token_file = None if wish.get("token_file") is None else Path(text(wish, "token_file") or "")
     except ValueError as error:
-        raise Refused(400, "bad-json", str(error)) from None
+        raise RequestRefused(400, "bad-json", str(error)) from None
     if token_file is not None and not token_file.is_absolute():
-        raise Refused(400, "bad-json", f"token_file {token_file}: an absolute path is right, the same on every node")
+        raise RequestRefused(
+            400, "bad-json", f"token_file {token_file}: an absolute path is right, the same on every node"
+        )
     return name, PeerSettings(name.peer, name.queue, cluster, token_file)
 
 
@@ -208,5 +218,7 @@ def _numbers(wish: dict[str, Any]) -> list[int] | None:
     if ids is None:
         return None
     if not isinstance(ids, list) or len(ids) > IDS_MAX or not all(type(n) is int and 0 < n < 1 << 63 for n in ids):
-        raise Refused(400, "bad-json", f"ids must be a list of at most {IDS_MAX} numbers of dead letters, or null")
+        raise RequestRefused(
+            400, "bad-json", f"ids must be a list of at most {IDS_MAX} numbers of dead letters, or null"
+        )
     return ids

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.node.admin_api.body import text, wish_of
+from isthmus.node.admin_api.body import read_body, text
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router, decode_segment
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 
@@ -32,10 +32,12 @@ class ReapsAdmin:
 
     async def reap(self, request: Request) -> Reply:
         """Reap one key; names are percent-encoded."""
-        wish = await wish_of(request, REAP_KEYS)
+        wish = await read_body(request, REAP_KEYS)
         bucket, key = text(wish, "bucket"), text(wish, "key")
         if not bucket or not key:
-            raise Refused(400, "bad-json", "bucket and key are needed, percent-encoded where they are no plain text")
+            raise RequestRefused(
+                400, "bad-json", "bucket and key are needed, percent-encoded where they are no plain text"
+            )
         kind = text(wish, "bucket_type")
         name = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(key))
         reaped = await self._node.reaper.ask(name)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_rpc import Facts, Gathering
 from isthmus.repl.controller import unclean_election
-from isthmus.repl.controller.unclean_election import Copy
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.controller.unclean_election import ReplicaReport
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.metastore.port import Ambiguous, Unavailable
 from isthmus.repl.model.errors import Fenced, IsthmusError
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
@@ -34,7 +34,7 @@ RESEED_ATTEMPTS: Final = 5
 NUMBER_MAX: Final = (1 << 63) - 1
 
 
-class ActsAdmin:
+class UnsafeRecoveryAdmin:
     """Routes of operators' acts on a running cluster."""
 
     def __init__(self, node: Parts, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
@@ -45,40 +45,48 @@ class ActsAdmin:
 
     async def force_leader(self, request: Request) -> Reply:
         """Elect one copy, whatever it lacks; refused while the partition has a leader."""
-        wish = await wish_of(request, FORCE_KEYS)
+        wish = await read_body(request, FORCE_KEYS)
         record = self._record(request.text("partition"))
         name = text(wish, "node")
         if name not in record.replicas:
-            raise Refused(
+            raise RequestRefused(
                 400, "bad-input", f"node must be one that holds the partition: {', '.join(record.replicas)} do"
             )
         version = count(wish, "version", 0, NUMBER_MAX)
         if version is not None and version != record.version:
-            raise Refused(409, "changed", f"partition {record.partition} has changed since it was shown: look again")
+            raise RequestRefused(
+                409, "changed", f"partition {record.partition} has changed since it was shown: look again"
+            )
         if record.status is PartitionStatus.ONLINE:
             led = "nobody" if record.leader is None else record.leader.node
-            raise Refused(409, "has-leader", f"partition {record.partition} is online, led by {led}: nothing to force")
+            raise RequestRefused(
+                409, "has-leader", f"partition {record.partition} is online, led by {led}: nothing to force"
+            )
         copies, silent = self._copies(record, await self._facts([record]))
         chosen = next((copy for copy in copies if copy.node == name), None)
         if chosen is None:
-            raise Refused(409, "not-eligible", f"{name} does not answer for its copy: what it holds is not known")
-        obstacle = unclean_election.standing(self._node.controller.registrations.get(name), record.partition, chosen)
+            raise RequestRefused(
+                409, "not-eligible", f"{name} does not answer for its copy: what it holds is not known"
+            )
+        obstacle = unclean_election.disqualification(
+            self._node.controller.registrations.get(name), record.partition, chosen
+        )
         if obstacle:
-            raise Refused(409, "not-eligible", obstacle)
+            raise RequestRefused(409, "not-eligible", obstacle)
         plan = self._plan(record, chosen, copies, silent)
         if not flag(wish, "dry_run"):
-            by = initiator(wish)
+            by = acting_user(wish)
             written = await self._order(record, chosen, copies, by, "forced")
             plan |= {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
         return json_reply(plan)
 
     async def reseed(self, request: Request) -> Reply:
         """Put every record above what the replicas have seen, where the metastore went back behind them."""
-        wish = await wish_of(request, RESEED_KEYS)
+        wish = await read_body(request, RESEED_KEYS)
         controller = self._node.controller
         records = controller.records
         facts = await self._facts(list(records.values()))
-        dry_run, incomplete, by = flag(wish, "dry_run"), flag(wish, "incomplete"), initiator(wish)
+        dry_run, incomplete, by = flag(wish, "dry_run"), flag(wish, "incomplete"), acting_user(wish)
         if not dry_run:
             seen = [row for said in facts.values() if said is not None for row in said.items()]
             await unclean_election.raise_counters(
@@ -99,17 +107,17 @@ class ActsAdmin:
     async def _reseeded(
         self,
         record: PartitionRecord,
-        copies: list[Copy],
+        copies: list[ReplicaReport],
         silent: list[str],
         by: str,
         *,
         dry_run: bool,
         incomplete: bool,
     ) -> dict[str, Any]:
-        chosen = unclean_election.closest_to_all(copies)
+        chosen = unclean_election.most_complete(copies)
         plan = self._plan(record, chosen, copies, silent)
         found = self._node.controller.registrations.get(chosen.node)
-        obstacle = unclean_election.standing(found, record.partition, chosen)
+        obstacle = unclean_election.disqualification(found, record.partition, chosen)
         if not obstacle and silent and not incomplete:
             obstacle = f"{', '.join(silent)} did not answer and may hold more: start them, or go on without them"
         if obstacle:
@@ -130,7 +138,7 @@ class ActsAdmin:
         return plan | {"outcome": "left", "reason": reason}
 
     async def _order(
-        self, record: PartitionRecord, chosen: Copy, copies: list[Copy], by: str, act: str
+        self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], by: str, act: str
     ) -> PartitionRecord:
         controller = self._node.controller
         who = Incarnation(chosen.node, controller.registrations[chosen.node].inc)
@@ -144,7 +152,9 @@ class ActsAdmin:
         records = self._node.controller.records
         number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
         if number not in records:
-            raise Refused(404, "unknown-partition", f"there is no partition {name[:40]!r}: {len(records)} are there")
+            raise RequestRefused(
+                404, "unknown-partition", f"there is no partition {name[:40]!r}: {len(records)} are there"
+            )
         return records[number]
 
     async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, Facts | None]:
@@ -152,7 +162,7 @@ class ActsAdmin:
         return await self._gathering.gather(held & self._node.controller.registrations.keys())
 
     @staticmethod
-    def _copies(record: PartitionRecord, facts: Mapping[str, Facts | None]) -> tuple[list[Copy], list[str]]:
+    def _copies(record: PartitionRecord, facts: Mapping[str, Facts | None]) -> tuple[list[ReplicaReport], list[str]]:
         """The copies that are known, and the nodes that said nothing of theirs."""
         copies, silent = [], []
         for node in record.replicas:
@@ -161,12 +171,14 @@ class ActsAdmin:
             if row is None:
                 silent.append(node)
             else:
-                failed = row.role == Role.FAILED
+                failed = row.role == ReplicaRole.FAILED
                 reach = row.log_epoch, row.leo
-                copies.append(Copy(node, row.epoch, *reach, row.hw, row.applied, row.gen, row.far, failed))
+                copies.append(ReplicaReport(node, row.epoch, *reach, row.hw, row.applied, row.gen, row.far, failed))
         return copies, silent
 
-    def _plan(self, record: PartitionRecord, chosen: Copy, copies: list[Copy], silent: list[str]) -> dict[str, Any]:
+    def _plan(
+        self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], silent: list[str]
+    ) -> dict[str, Any]:
         guard = {(member.node, member.gen) for member in record.isr | record.elr}
         rows: list[dict[str, Any]] = [
             {
@@ -183,7 +195,7 @@ class ActsAdmin:
         ]
         unknown = dict.fromkeys(("eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen"))
         rows += [{"node": node, **unknown} for node in silent]
-        notes = unclean_election.lacking(chosen, copies, silent)
+        notes = unclean_election.data_loss(chosen, copies, silent)
         clean = [row["node"] for row in rows if row["eligible"] and row["node"] != chosen.node]
         if clean and record.status is not PartitionStatus.OFFLINE:
             notes.append(f"an election without loss may be under way: {', '.join(clean)} may be elected")

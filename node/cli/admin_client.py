@@ -21,7 +21,7 @@ import click
 from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.credentials import access_from, credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.repl.http.client import OPEN, Access, WrongPeer, session
+from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import trouble_of
 
 DEFAULT_ADMIN: Final = "http://127.0.0.1:8099"
@@ -57,7 +57,7 @@ def check_path(path: str) -> None:
 class AdminClient:
     """One node's admin listener. `url` is http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
 
-    def __init__(self, url: str, access: Access = OPEN) -> None:
+    def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
         try:
             self.url = check_peer_url(url)
         except ValueError as error:

@@ -24,13 +24,13 @@ from isthmus.config.units import format_duration, parse_duration
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.cluster import listed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
-from isthmus.node.cli.output import Invocation, cell, echo_json, milliseconds, output_option, printable
+from isthmus.node.cli.output import CliContext, cell, echo_json, milliseconds, output_option, printable
 
 NAMED_MAX: Final = 8
 """Partitions that a sentence names; `isthmus partition list` has all."""
 
 
-class State(IntEnum):
+class ProbeState(IntEnum):
     """What a probe found; the value is its exit code, as plugins of monitoring systems have them."""
 
     OK = 0
@@ -39,31 +39,37 @@ class State(IntEnum):
     UNKNOWN = 3
 
 
-RANK: Final = (State.OK, State.UNKNOWN, State.WARNING, State.CRITICAL)
+RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState.CRITICAL)
 """From the least to the worst: what is known to be wrong counts more than what is not known."""
 
 
 class Fact(NamedTuple):
     """One thing that a probe found, as a sentence."""
 
-    state: State
+    state: ProbeState
     sentence: str
 
 
-class Limits(NamedTuple):
+class ProbeThresholds(NamedTuple):
     """A value above `warning` is a warning, above `critical` critical. Milliseconds or counts."""
 
     warning: int
     critical: int
 
-    def state(self, value: float) -> State:
+    def state(self, value: float) -> ProbeState:
         """What a value is."""
-        return State.CRITICAL if value > self.critical else State.WARNING if value > self.warning else State.OK
+        return (
+            ProbeState.CRITICAL
+            if value > self.critical
+            else ProbeState.WARNING
+            if value > self.warning
+            else ProbeState.OK
+        )
 
 
-def worst(facts: Iterable[Fact]) -> State:
+def worst(facts: Iterable[Fact]) -> ProbeState:
     """The state of all together; of nothing at all it is unknown."""
-    return max((fact.state for fact in facts), key=RANK.index, default=State.UNKNOWN)
+    return max((fact.state for fact in facts), key=RANK.index, default=ProbeState.UNKNOWN)
 
 
 def doubts(cluster: Mapping[str, Any]) -> list[Fact]:
@@ -77,10 +83,10 @@ def doubts(cluster: Mapping[str, Any]) -> list[Fact]:
         why = f"node {node} is not registered and takes no part: {cell(cluster.get('reason'))}"
     else:
         return []
-    return [Fact(State.UNKNOWN, why)]
+    return [Fact(ProbeState.UNKNOWN, why)]
 
 
-def lag_facts(rows: Sequence[Mapping[str, Any]], limits: Limits) -> list[Fact]:
+def lag_facts(rows: Sequence[Mapping[str, Any]], limits: ProbeThresholds) -> list[Fact]:
     """A fact for each queue and bucket type: rows of `/admin/lag`."""
     facts = []
     for row in rows:
@@ -88,7 +94,7 @@ def lag_facts(rows: Sequence[Mapping[str, Any]], limits: Limits) -> list[Fact]:
         because = f" ({row['reason']})" if row.get("reason") else ""
         seconds = _number(row.get("seconds"))
         if seconds is None:
-            facts.append(Fact(State.UNKNOWN, f"{where}: how far it is behind is not known{because}"))
+            facts.append(Fact(ProbeState.UNKNOWN, f"{where}: how far it is behind is not known{because}"))
         else:
             waiting = f", keys that wait: {cell(row.get('objects'))}"
             sentence = f"{where}: {milliseconds(1000 * seconds)} behind{waiting}{because}"
@@ -96,7 +102,7 @@ def lag_facts(rows: Sequence[Mapping[str, Any]], limits: Limits) -> list[Fact]:
     return facts
 
 
-def isr_facts(cluster: Mapping[str, Any], limits: Limits) -> list[Fact]:
+def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     """Replicas in sync and partitions that take writes: the answer of `/admin/cluster`. `limits`: partitions that lack
     replicas in sync are a warning above the one, partitions without leader or below min-ISR critical above the other.
     """
@@ -105,29 +111,31 @@ def isr_facts(cluster: Mapping[str, Any], limits: Limits) -> list[Fact]:
     total, online = _number(found.get("total")), _number(found.get("online"))
     under, below = cluster.get("under_replicated"), cluster.get("below_min_isr")
     if total is None or online is None or not isinstance(under, list) or not isinstance(below, list):
-        return [Fact(State.UNKNOWN, f"node {cell(cluster.get('node'))} does not tell which partitions are in sync")]
+        return [
+            Fact(ProbeState.UNKNOWN, f"node {cell(cluster.get('node'))} does not tell which partitions are in sync")
+        ]
     facts = []
     waiting = cluster.get("waiting")
     if waiting:
-        facts.append(Fact(State.CRITICAL, f"bucket type default: {waiting}"))
+        facts.append(Fact(ProbeState.CRITICAL, f"bucket type default: {waiting}"))
     elif not total:
-        facts.append(Fact(State.UNKNOWN, "no partition is known"))
+        facts.append(Fact(ProbeState.UNKNOWN, "no partition is known"))
     if online < total:
         words = {key.replace("_", "-"): n for key, n in found.items() if key not in ("total", "online") and n}
         told = ", ".join(f"{n} {word}" for word, n in words.items())
-        stopped = State.CRITICAL if total - online > limits.critical else State.WARNING
+        stopped = ProbeState.CRITICAL if total - online > limits.critical else ProbeState.WARNING
         facts.append(Fact(stopped, f"{total - online} of {total} partitions are not online: {told}"))
     if below:
-        stopped = State.CRITICAL if len(below) > limits.critical else State.WARNING
+        stopped = ProbeState.CRITICAL if len(below) > limits.critical else ProbeState.WARNING
         facts.append(Fact(stopped, f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}"))
-    lacking = State.WARNING if not under or len(under) > limits.warning else State.OK
+    lacking = ProbeState.WARNING if not under or len(under) > limits.warning else ProbeState.OK
     if under:
         more = ", ..." if len(under) > NAMED_MAX else ""
         named = ", ".join(map(str, under[:NAMED_MAX]))
         facts.append(Fact(lacking, f"{len(under)} of {total} partitions lack replicas in sync: {named}{more}"))
     facts += _absent(cluster, lacking)
-    if worst([Fact(State.OK, ""), *facts]) is State.OK and not under:
-        facts += [Fact(State.WARNING, str(problem)) for problem in cluster.get("problems") or ()]
+    if worst([Fact(ProbeState.OK, ""), *facts]) is ProbeState.OK and not under:
+        facts += [Fact(ProbeState.WARNING, str(problem)) for problem in cluster.get("problems") or ()]
     return facts
 
 
@@ -142,7 +150,7 @@ def isr_fine(cluster: Mapping[str, Any]) -> str:
     )
 
 
-def _absent(cluster: Mapping[str, Any], gone: State) -> list[Fact]:
+def _absent(cluster: Mapping[str, Any], gone: ProbeState) -> list[Fact]:
     """Nodes that are down, and such as live and did not answer."""
     facts = []
     for row in cluster.get("nodes") or ():
@@ -151,13 +159,13 @@ def _absent(cluster: Mapping[str, Any], gone: State) -> list[Fact]:
             facts.append(Fact(gone, f"node {cell(row.get('name'))} is {cell(row.get('state'))}"))
     silent = cluster.get("silent")
     if silent is None:
-        return [*facts, Fact(State.UNKNOWN, "which nodes did not answer is not told")]
-    return [*facts, *(Fact(State.UNKNOWN, f"node {cell(node)} lives and did not answer") for node in silent)]
+        return [*facts, Fact(ProbeState.UNKNOWN, "which nodes did not answer is not told")]
+    return [*facts, *(Fact(ProbeState.UNKNOWN, f"node {cell(node)} lives and did not answer") for node in silent)]
 
 
 def sync_facts(
     nodes: Mapping[str, Any],
-    limits: Limits,
+    limits: ProbeThresholds,
     *,
     at_ms: int,
     queue: str | None = None,
@@ -187,7 +195,7 @@ def sync_facts(
         for bucket_type in row.get("bucket_types") or () if queue in (None, name) else ():
             if not any(name in _for_queues(peer, bucket_type) for peer in peers):
                 words = f"queue {name} sends bucket type {bucket_type} to {cell(row.get('cluster'))}, and no full-sync"
-                state = State.UNKNOWN if silent else State.WARNING
+                state = ProbeState.UNKNOWN if silent else ProbeState.WARNING
                 facts.append(Fact(state, f"{words} {'of a node that answers ' if silent else ''}compares it"))
     return facts, sorted(names | sent.keys()) if names else []
 
@@ -218,14 +226,14 @@ def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> li
         down_ms = _number(gone.get(node))
         if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS:
             old = milliseconds(max(0, at_ms - down_ms))
-            facts.append(Fact(State.OK, f"node {node} is down for {old}, and other nodes have proven all since"))
+            facts.append(Fact(ProbeState.OK, f"node {node} is down for {old}, and other nodes have proven all since"))
         else:
-            facts.append(Fact(State.UNKNOWN, f"node {node} does not answer: what its checks found is not known"))
+            facts.append(Fact(ProbeState.UNKNOWN, f"node {node} does not answer: what its checks found is not known"))
     return facts
 
 
 def _synced(
-    queue: str, bucket_type: str, peers: Sequence[tuple[str, Mapping[str, Any]]], limits: Limits, at_ms: int
+    queue: str, bucket_type: str, peers: Sequence[tuple[str, Mapping[str, Any]]], limits: ProbeThresholds, at_ms: int
 ) -> Fact:
     """What the nodes that compare a bucket type have found, the newest of each."""
     where = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})"
@@ -233,7 +241,7 @@ def _synced(
     if newest is not None and newest[1].get("lacking"):
         there = cell(peers[0][1].get("cluster") or peers[0][1].get("name"))
         what = f"{there} has no such bucket type: its changes are held back until it is made there"
-        return Fact(State.WARNING, f"{where}: {what} (isthmus bucket-type create {bucket_type})")
+        return Fact(ProbeState.WARNING, f"{where}: {what} (isthmus bucket-type create {bucket_type})")
     proven = [_number((peer.get("proven_ms") or {}).get(bucket_type)) for _, peer in peers]
     proven_ms = max((at for at in proven if at is not None), default=None)
     notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
@@ -246,14 +254,14 @@ def _synced(
         if proven_ms is None or result["began_ms"] >= proven_ms:
             count, left = result.get("queued"), cell(result.get("left"))
             queued = quantity(count, "key") if isinstance(count, int) else f"{cell(count)} keys"
-            state = State.WARNING if result.get("verdict") == "repaired" else State.CRITICAL
+            state = ProbeState.WARNING if result.get("verdict") == "repaired" else ProbeState.CRITICAL
             why = f" ({result['reason']})" if result.get("reason") else ""
             ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}{why}"
             since = f"{ended}: {queued} queued, {left} not; {age or 'never proven in sync'}"
             state = max(state, limits.state(max(0, at_ms - (proven_ms or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}")
     if proven_ms is None:
-        return Fact(State.UNKNOWN, f"{where}: never proven in sync{because}")
+        return Fact(ProbeState.UNKNOWN, f"{where}: never proven in sync{because}")
     return Fact(limits.state(max(0, at_ms - proven_ms)), f"{where}: {age}{because}")
 
 
@@ -270,19 +278,19 @@ def _rests(peer: Mapping[str, Any]) -> bool:
     return peer.get("state") != "scheduled" or bool(peer.get("queue_delisted") or peer.get("queue_of_other"))
 
 
-def gap_facts(answer: Mapping[str, Any], limits: Limits) -> list[Fact]:
+def gap_facts(answer: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     """A fact for each queue with open gaps: the answer of `/admin/gaps`. `limits`: milliseconds since the oldest change
     that was given up."""
     facts = [
-        Fact(State.UNKNOWN, f"node {cell(node)} does not answer: its gaps are not known")
+        Fact(ProbeState.UNKNOWN, f"node {cell(node)} does not answer: its gaps are not known")
         for node in answer.get("unknown") or ()
     ]
     untold = answer.get("unknown_partitions")
     if not isinstance(untold, dict):
-        facts.append(Fact(State.UNKNOWN, "of which partitions no gaps are known is not told"))
+        facts.append(Fact(ProbeState.UNKNOWN, "of which partitions no gaps are known is not told"))
     else:
         facts += [
-            Fact(State.UNKNOWN, f"queue {cell(name)}: gaps of {_some(partitions)} are not known")
+            Fact(ProbeState.UNKNOWN, f"queue {cell(name)}: gaps of {_some(partitions)} are not known")
             for name, partitions in sorted(untold.items())
         ]
     rows: dict[str, list[Mapping[str, Any]]] = {}
@@ -297,19 +305,19 @@ def gap_facts(answer: Mapping[str, Any], limits: Limits) -> list[Fact]:
         dated = "" if oldest is None or len(since) == len(found) else f", {len(found) - len(since)} of unknown age"
         grows = sum(1 for row in found if row.get("upto_ms") is None)
         growing = f", {grows} still growing" if grows else ""
-        state = State.WARNING if oldest is None else limits.state(oldest)
+        state = ProbeState.WARNING if oldest is None else limits.state(oldest)
         if dated:  # as old as can be: it is no less than a warning
-            state = max(state, State.WARNING, key=RANK.index)
+            state = max(state, ProbeState.WARNING, key=RANK.index)
         count = quantity(len(found), "gap")
         facts.append(Fact(state, f"queue {name}: {count} not proven yet, {old}{dated}{growing}"))
     return facts
 
 
-def sink_facts(nodes: Mapping[str, Any], limits: Limits) -> list[Fact]:
+def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     """What this cluster's nodes cannot take in. `nodes`: what `/admin/sink/nodes` tells of each, None: nothing.
     `limits`: dead letters of all nodes together. Bucket types that are lacking, and links that fail, are a warning."""
     facts = [
-        Fact(State.UNKNOWN, f"node {node} does not answer: what its sink does is not known")
+        Fact(ProbeState.UNKNOWN, f"node {node} does not answer: what its sink does is not known")
         for node, said in nodes.items()
         if said is None
     ]
@@ -320,14 +328,14 @@ def sink_facts(nodes: Mapping[str, Any], limits: Limits) -> list[Fact]:
             continue
         letters = _number((said.get("dead_letters") or {}).get("kept"))
         if letters is None:
-            facts.append(Fact(State.UNKNOWN, f"node {node}: its dead letters cannot be counted"))
+            facts.append(Fact(ProbeState.UNKNOWN, f"node {node}: its dead letters cannot be counted"))
         elif letters:
             kept[node] = int(letters)
         rows = said.get("sinks") or ()
         failing = [row for row in rows if row.get("state") == "failing"]
         if failing:
             words = f"node {node}: {len(failing)} of {len(rows)} links fail: {failing[0].get('reason')}"
-            facts.append(Fact(State.WARNING, words))
+            facts.append(Fact(ProbeState.WARNING, words))
         for row in rows:
             for name in row.get("held_types") or ():
                 held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
@@ -337,7 +345,7 @@ def sink_facts(nodes: Mapping[str, Any], limits: Limits) -> list[Fact]:
         facts.append(Fact(limits.state(sum(kept.values())), words))
     facts += [
         Fact(
-            State.WARNING,
+            ProbeState.WARNING,
             f"bucket type {name} of {', '.join(sorted(sources))} is lacking here: its changes wait there "
             f"(isthmus bucket-type create {name})",
         )
@@ -421,8 +429,8 @@ def _or_unknown(ctx: click.Context | None, work: Callable[[], T]) -> T:
             raise
         sentence = "; ".join(failure.sentences)
     probe = ctx.invoked_subcommand if ctx is not None and ctx.invoked_subcommand in PROBES else None
-    output = "table" if ctx is None else ctx.ensure_object(Invocation).output
-    _end(probe or "check", [Fact(State.UNKNOWN, sentence)], "", output, None, quiet=False)
+    output = "table" if ctx is None else ctx.ensure_object(CliContext).output
+    _end(probe or "check", [Fact(ProbeState.UNKNOWN, sentence)], "", output, None, quiet=False)
     raise AssertionError("unreachable: an end raises")
 
 
@@ -467,7 +475,7 @@ def lag(warning: int, critical: int, queue: str | None, quiet: bool, admin: Admi
     _known_queue(queue, known)
     facts = [*doubts(cluster), *lag_facts(wanted, limits)]
     if not wanted:
-        facts.append(Fact(State.UNKNOWN, "no queue is registered: no change is sent in real time"))
+        facts.append(Fact(ProbeState.UNKNOWN, "no queue is registered: no change is sent in real time"))
     _end("lag", facts, "", output, limits, quiet=quiet)
 
 
@@ -478,7 +486,7 @@ def lag(warning: int, critical: int, queue: str | None, quiet: bool, admin: Admi
 def isr(warning: int, critical: int, quiet: bool, admin: AdminClient, output: str) -> None:
     """Replicas out of sync and nodes that are down (warning); partitions without leader or below min-ISR (critical)."""
     cluster = admin.get("/admin/cluster")
-    limits = Limits(warning, critical)
+    limits = ProbeThresholds(warning, critical)
     _end("isr", [*doubts(cluster), *isr_facts(cluster, limits)], isr_fine(cluster), output, limits, quiet=quiet)
 
 
@@ -497,7 +505,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not tell what the checks of all nodes found")
     facts, known = sync_facts(nodes, limits, at_ms=at_ms, queue=queue, gone=answer.get("gone"))
     if not known:
-        facts.append(Fact(State.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))
+        facts.append(Fact(ProbeState.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))
     else:
         _known_queue(queue, known)
     _end("sync", [*doubts(cluster), *facts], "", output, limits, quiet=quiet)
@@ -526,7 +534,7 @@ def sink(warning: int, critical: int, quiet: bool, admin: AdminClient, output: s
     it lacks and others send, links that fail."""
     if critical < warning:
         raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
-    limits = Limits(warning, critical)
+    limits = ProbeThresholds(warning, critical)
     cluster, rows = admin.get("/admin/cluster"), listed(admin.get("/admin/sink/nodes"), "nodes")
     nodes = {str(row.get("node")): row.get("sink") for row in rows}
     facts = [*doubts(cluster), *sink_facts(nodes, limits)]
@@ -536,11 +544,11 @@ def sink(warning: int, critical: int, quiet: bool, admin: AdminClient, output: s
 PROBES: Final = tuple(check_group.commands)
 
 
-def _checked(warning: int, critical: int) -> Limits:
+def _checked(warning: int, critical: int) -> ProbeThresholds:
     if critical < warning:
         low, high = format_duration(critical), format_duration(warning)
         raise click.UsageError(f"--critical {low} is below --warning {high}: nothing would be a warning")
-    return Limits(warning, critical)
+    return ProbeThresholds(warning, critical)
 
 
 def _known_queue(queue: str | None, known: Sequence[str]) -> None:
@@ -548,9 +556,11 @@ def _known_queue(queue: str | None, known: Sequence[str]) -> None:
         raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", queue, known))
 
 
-def _end(probe: str, facts: Sequence[Fact], fine: str, output: str, limits: Limits | None, *, quiet: bool) -> None:
+def _end(
+    probe: str, facts: Sequence[Fact], fine: str, output: str, limits: ProbeThresholds | None, *, quiet: bool
+) -> None:
     """Print the line and end with its code. `fine` is said where there are no facts, which then is right."""
-    told = list(facts) if facts or not fine else [Fact(State.OK, fine)]
+    told = list(facts) if facts or not fine else [Fact(ProbeState.OK, fine)]
     state = worst(told)
     ordered = sorted(told, key=lambda fact: -RANK.index(fact.state))
     if output == "json":
@@ -558,7 +568,7 @@ def _end(probe: str, facts: Sequence[Fact], fine: str, output: str, limits: Limi
         unit = "count" if probe in ("isr", "sink") else "ms"
         bounds = None if limits is None else {f"{name}_{unit}": value for name, value in limits._asdict().items()}
         echo_json({"check": probe, "state": state.name.lower(), "code": int(state), "limits": bounds, "facts": found})
-    elif state is not State.OK or not quiet:
+    elif state is not ProbeState.OK or not quiet:
         words = [fact.sentence for fact in ordered[:TOLD_MAX]]
         more = [f"and {len(ordered) - TOLD_MAX} more"] if len(ordered) > TOLD_MAX else []
         line = printable("; ".join([*words, *more])).replace("|", "/")  # what follows a bar is taken for numbers

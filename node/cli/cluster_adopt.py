@@ -50,14 +50,14 @@ def adopt_command(file: Path, yes: bool, dry_run: bool, by: str, output: str) ->
     from isthmus.node.observability import logs
     from isthmus.repl.runtime.metastore_copy import check_known, load_copy
     from isthmus.repl.storage.identity import NAME as IDENTITY
-    from isthmus.repl.storage.slot_file import Slots
+    from isthmus.repl.storage.slot_file import SlotFile
 
     settings = load_file(file)
     logs.configure(settings.log, settings.node.name)  # to standard error, as a node's
     directory, node = settings.node.data_dir, settings.node.name
     if not directory.is_dir():
         raise LocalFault(f"{directory}, the data directory of node {node}, is not there")
-    identity = check_known(directory, Slots(directory, IDENTITY).read())
+    identity = check_known(directory, SlotFile(directory, IDENTITY).read())
     if identity["node"] != node:
         raise LocalFault(f"{directory} belongs to node {identity['node']!r}, not {node!r}: name its own config file")
     copy = load_copy(directory)
@@ -93,12 +93,14 @@ def adopt_command(file: Path, yes: bool, dry_run: bool, by: str, output: str) ->
 def _hosts_of(settings: Settings) -> Iterator[str]:
     """Where the metastore is. An embedded one is started for the command, while its node does not run."""
     from isthmus.node.local import supervisor_client
-    from isthmus.repl.storage.identity import Identity
+    from isthmus.repl.storage.identity import NodeIdentity
 
     if settings.metastore.hosts:
         yield settings.metastore.hosts
         return
-    identity = Identity.open(settings.node.data_dir)  # held: the node and this command cannot both own its ZooKeeper
+    identity = NodeIdentity.open(
+        settings.node.data_dir
+    )  # held: the node and this command cannot both own its ZooKeeper
     try:
         data_dir, port = settings.node.data_dir, settings.metastore.embedded_port
         yield supervisor_client.ensure_embedded(data_dir, port, settings.metastore.linger_ms, os.getpid())
@@ -109,10 +111,10 @@ def _hosts_of(settings: Settings) -> Iterator[str]:
 
 @asynccontextmanager
 async def _metastore(settings: Settings, hosts: str) -> AsyncIterator[ZooKeeperMetastore]:
-    from isthmus.node.security.credentials import Locks
+    from isthmus.node.security.credentials import NodeCredentials
     from isthmus.node.services.wiring import metastore_of
 
-    metastore = metastore_of(settings, hosts, Locks(settings).metastore)
+    metastore = metastore_of(settings, hosts, NodeCredentials(settings).metastore)
     await metastore.start(lambda _: None)
     try:
         yield metastore

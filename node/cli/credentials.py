@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import Invocation
-from isthmus.repl.http.client import Access
+from isthmus.node.cli.output import CliContext
+from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import TlsFiles, client_contexts
 from isthmus.repl.security.tokens import check_token, watched_token
@@ -56,16 +56,16 @@ def credential_options(command: Command) -> Command:
 
 def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     assert parameter.name is not None
-    credentials = context.ensure_object(Invocation).credentials
+    credentials = context.ensure_object(CliContext).credentials
     if value:
         credentials[parameter.name] = value
     else:
         credentials.pop(parameter.name, None)
 
 
-def access_from(context: click.Context) -> Access:
+def access_from(context: click.Context) -> PeerCredentials:
     """What the command was given. Raises CommandFailed (usage) in one line."""
-    given = context.ensure_object(Invocation).credentials
+    given = context.ensure_object(CliContext).credentials
     paths = {name: Path(value) for name, value in given.items()}
     certificate, key = paths.get("certificate"), paths.get("key")
     if (certificate is None) != (key is None):
@@ -76,7 +76,7 @@ def access_from(context: click.Context) -> Access:
         if authority is not None or certificate is not None:
             files = TlsFiles(certificate, key, () if authority is None else (authority,))
             contexts = client_contexts(files, check_host=True).current
-        return Access(contexts, "", _token(paths.get("token_file")))
+        return PeerCredentials(contexts, "", _token(paths.get("token_file")))
     except BadConfig as error:
         raise CommandFailed(Exit.USAGE, error.reason, str(error)) from error
 

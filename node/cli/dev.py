@@ -14,7 +14,7 @@ import click
 from isthmus.config.validation import check_name
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_json, echo_table, moment, output_option
-from isthmus.node.cli.parameters import Real
+from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.topology import load_topology
 from isthmus.node.security import certificates
@@ -47,7 +47,7 @@ def dev_group() -> None:
     show_default=True,
     help="A name or address at which the nodes answer; may be repeated.",
 )
-@click.option("--days", type=Real(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
+@click.option("--days", type=FiniteFloat(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
 @output_option
 def certs(
     directory: Path,

@@ -38,7 +38,7 @@ from isthmus.node.cli.admin_client import (
 from isthmus.node.cli.credentials import access_from, credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
-from isthmus.repl.http.client import OPEN, Access, session
+from isthmus.repl.http.client import OPEN, PeerCredentials, session
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 
@@ -82,7 +82,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Client:
     """The client listener of one node. `url` is http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
 
-    def __init__(self, url: str, access: Access = OPEN) -> None:
+    def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
         try:
             self.url = check_peer_url(url)
         except ValueError as error:

@@ -15,7 +15,7 @@ import click
 from isthmus.config.text import no_such
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option
-from isthmus.node.cli.parameters import Real
+from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.local import directory as places
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.supervisor_client import stop
@@ -37,7 +37,7 @@ topology_argument = click.argument("topology", type=click.Path(path_type=Path))
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=Real(min=0.1, max=3600),
+    type=FiniteFloat(min=0.1, max=3600),
     default=places.READY_TIMEOUT_S,
     show_default=True,
     help="Seconds to wait until all that is asked for serves.",
@@ -65,7 +65,7 @@ def local_group() -> None:
 def up(topology: Path, directory: Path, auto_ports: bool, timeout_s: float, output: str) -> None:
     """Start the clusters of TOPOLOGY; returns when every partition is online. Where all runs already, only says so."""
     clusters = LocalClusters(load_topology(topology), directory, auto_ports=auto_ports)
-    with Progress() as progress:
+    with StartProgress() as progress:
         result = clusters.up(timeout_s, progress.show)
     if output == "json":
         echo_json(result)
@@ -154,7 +154,7 @@ def start_one(topology: Path, node: str, directory: Path, no_wait: bool, timeout
     _show_nodes(directory, output)
 
 
-class Progress:
+class StartProgress:
     """Newest states on standard error: on a terminal one line that replaces itself, elsewhere a line now and then."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -163,7 +163,7 @@ class Progress:
         self._clock = clock
         self._shown_s = clock()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StartProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -28,7 +28,7 @@ from isthmus.node.cli.exit_codes import (
     failure_of,
     missing_package,
 )
-from isthmus.node.cli.output import Invocation, printable
+from isthmus.node.cli.output import CliContext, printable
 
 
 class Noun(NamedTuple):
@@ -147,7 +147,7 @@ def root() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (see `node.cli.exit_codes`). Never raises for an expected failure."""
-    invocation = Invocation()
+    invocation = CliContext()
     open_streams()
     try:
         check_house()

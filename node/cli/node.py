@@ -17,7 +17,7 @@ from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.output import echo_json, output_option, printable
 from isthmus.node.cli.reassignment import drain, list_nodes, remove
 from isthmus.repl.model.errors import LocalFault
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
@@ -59,7 +59,7 @@ def new_identity(file: Path, dry_run: bool, by: str, output: str) -> None:
     node, directory = settings.node.name, settings.node.data_dir
     if not directory.is_dir():
         raise LocalFault(f"{directory}, the data directory of node {node}, is not there: nothing is to be renewed")
-    identity = Identity.open(directory)
+    identity = NodeIdentity.open(directory)
     try:
         identity.check_node(node)
         if identity.is_new:

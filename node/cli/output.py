@@ -43,7 +43,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
-class Invocation:
+class CliContext:
     """What one run of the command line was asked for; `node.cli.main` reads it when a command fails."""
 
     output: str = "table"
@@ -52,7 +52,7 @@ class Invocation:
 
 
 def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    context.ensure_object(Invocation).output = value
+    context.ensure_object(CliContext).output = value
     return value
 
 

@@ -24,7 +24,7 @@ from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.repl.model.timestamps import written_ms
 
 
-class Real(click.FloatRange):
+class FiniteFloat(click.FloatRange):
     """A number in a range. `nan` lies in every range for click, since it is neither below nor above: a wait for so
     long never ends, and a lag above it is never found. So does `inf` where there is no bound."""
 

@@ -15,11 +15,11 @@ from isthmus.aae.reconcile.client import Credentials
 from isthmus.config.units import parse_duration
 from isthmus.node.cli.credentials import TOKEN_VARIABLE
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import FORMATS, Invocation
+from isthmus.node.cli.output import FORMATS, CliContext
 
 
 def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    context.ensure_object(Invocation).output = value
+    context.ensure_object(CliContext).output = value
     return value
 
 
@@ -37,7 +37,7 @@ FORMAT = click.option(
 
 def files_of(context: click.Context) -> Credentials:
     """The files of this call, as absolute paths. Raises CommandFailed (usage)."""
-    given = context.ensure_object(Invocation).credentials
+    given = context.ensure_object(CliContext).credentials
     refuse_token_variable(given.get("token_file", ""))
     if ("certificate" in given) != ("key" in given):
         raise CommandFailed(Exit.USAGE, "usage", "--cert and --key belong together")

@@ -47,7 +47,7 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
     """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
     on from what was read, and compare. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. --admin is
     a node of the source, needed with --queue."""
-    from isthmus.aae.reconcile.queue_handover import HandOver
+    from isthmus.aae.reconcile.queue_handover import QueueHandOver
     from isthmus.aae.reconcile.seed_plan import SeedOptions, planned
 
     files = files_of(context)
@@ -70,7 +70,7 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
         files.certificate_file,
         files.key_file,
     )
-    queue = HandOver(_Admin(admin), options.queue, given["by"], options.filter) if options.queue else None
+    queue = QueueHandOver(_Admin(admin), options.queue, given["by"], options.filter) if options.queue else None
     if given["dry_run"]:
         _echo_plan(planned(given["source"], given["target"], options, queue), format_)
         return

@@ -19,7 +19,7 @@ from isthmus.node.cli.cluster import listed
 from isthmus.node.cli.credentials import access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
-from isthmus.node.cli.parameters import Real
+from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.services.remote_lookup import other_side, with_other_sides
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import decode_clock
@@ -32,7 +32,7 @@ RECEIVED: Final = ("fetched", "applied", "merged", "superseded", "rejected", "fa
 
 
 @click.command("lag")
-@click.option("--over", type=Real(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
+@click.option("--over", type=FiniteFloat(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
 @admin_option
 @output_option
 def lag_command(over: float | None, admin: AdminClient, output: str) -> None:

@@ -13,18 +13,26 @@ import structlog
 
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.batch import BatchRoutes
-from isthmus.node.client_api.legacy_paths import OldForms
+from isthmus.node.client_api.legacy_paths import LegacyPaths
 from isthmus.node.client_api.listings import ListingRoutes
 from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes
 from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, ByReference, Fetching, QueueRoutes
 from isthmus.node.client_api.queue_push import Pushing, QueuePushes
-from isthmus.node.client_api.riak_info import RiakViews, Sights
-from isthmus.node.client_api.unsupported import lacking
-from isthmus.node.http.application import SMALL_BODY_BYTES, Face, Receive, Scope, Send, a_bug, shown_path
-from isthmus.node.http.fast_connection import Whole
+from isthmus.node.client_api.riak_info import RiakInfo, RiakViews
+from isthmus.node.client_api.unsupported import unsupported
+from isthmus.node.http.application import (
+    SMALL_BODY_BYTES,
+    HttpApplication,
+    Receive,
+    Scope,
+    Send,
+    internal_error,
+    shown_path,
+)
+from isthmus.node.http.fast_connection import RawRequest
 from isthmus.node.http.health import add_health
 from isthmus.node.http.openapi import add_openapi
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import unknown_path
 from isthmus.node.observability.version import program_version
 from isthmus.repl.model.errors import IsthmusError
@@ -54,7 +62,7 @@ class Acts(Pushing, ByReference, Protocol):
     """What this face needs of the source queues beside fetching (`queues.admin.QueueActs`)."""
 
 
-class HttpFace(Face):
+class ClientApi(HttpApplication):
     """The application behind the `http` listener. `ready` and `metrics` as in `health.add_health`,
     `certified_sinks` as in `queues.QueueRoutes`."""
 
@@ -66,7 +74,7 @@ class HttpFace(Face):
         *,
         limits: LimitSettings,
         time: TimeSource,
-        sights: Sights,
+        sights: RiakInfo,
         ready: Callable[[], tuple[bool, str]],
         metrics: Callable[[], bytes],
         certified_sinks: bool = False,
@@ -74,7 +82,7 @@ class HttpFace(Face):
         super().__init__()
         self._objects = ObjectRoutes(kv, limits, time, self)
         self._listings = ListingRoutes(kv, limits.listings, self)
-        OldForms(self._listings, self)
+        LegacyPaths(self._listings, self)
         RiakViews(sights, self, key_limit_bytes=limits.key_bytes)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
@@ -94,15 +102,15 @@ class HttpFace(Face):
                 scope = {**scope, "raw_path": b"/".join(parts[:-1])}
             try:
                 await super().answer(scope, receive, send)
-            except Refused as refused:
+            except RequestRefused as refused:
                 unknown = refused.reason == "unknown-path"
                 if unknown and not parts[-1]:
                     refused = unknown_path(b"/".join(parts))  # as the client wrote it
                 unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
-                raise (lacking(parts) if unknown or unread else None) or refused from None
+                raise (unsupported(parts) if unknown or unread else None) or refused from None
 
-    def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
-        """See `quick.Prompt`: requests for objects, with a body that may be stored, and sinks' fetches."""
+    def prompt(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
+        """See `quick.FastPathApp`: requests for objects, with a body that may be stored, and sinks' fetches."""
         parts = request.raw_path.split(b"/")
         named = _object_named(parts)
         if named is not None:
@@ -113,11 +121,11 @@ class HttpFace(Face):
             return self._prompt(request, None)
         return None
 
-    def left(self, request: Whole) -> None:
-        """See `quick.Prompt`: a long poll ends."""
+    def left(self, request: RawRequest) -> None:
+        """See `quick.FastPathApp`: a long poll ends."""
         self._queues.left(request)
 
-    async def _prompt(self, request: Whole, named: Named | None) -> Reply:
+    async def _prompt(self, request: RawRequest, named: Named | None) -> Reply:
         """Of the object that is named, else of a fetch."""
         method, raw_path, query_string, headers, body = request
         try:
@@ -131,14 +139,14 @@ class HttpFace(Face):
             return self.refused(error, method)
         except Exception:
             log.exception("http.bug", method=method, path=shown_path(raw_path))
-            return self.refused(a_bug(), method)
+            return self.refused(internal_error(), method)
         if len(reply.body) <= SMALL_BODY_BYTES:
             self.counts.add(FETCH_ROUTE if named is None else ROUTE, method, reply.status)
         return reply
 
-    async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `quick.Prompt`."""
-        await self.told(self._say(reply, scope, send), scope, receive, send)
+    async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `quick.FastPathApp`."""
+        await self.guarded(self._say(reply, scope, send), scope, receive, send)
 
     async def _say(self, reply: Reply, scope: Scope, send: Send) -> None:
         await self.send_reply(scope, send, reply)

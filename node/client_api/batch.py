@@ -16,10 +16,10 @@ import msgpack
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.object_decoding import read_stored
 from isthmus.node.client_api.object_headers import is_header_name, is_header_value, parse_request_id
-from isthmus.node.http.application import MSGPACK, Face, Request
+from isthmus.node.http.application import MSGPACK, HttpApplication, Request
 from isthmus.node.http.object_query import parse_isolation
-from isthmus.node.http.responses import Headers, Refused, Reply, explanation, status_of
-from isthmus.repl.model.errors import BadInput, IsthmusError, TooLarge, let_go
+from isthmus.node.http.responses import Headers, Reply, RequestRefused, explanation, status_of
+from isthmus.repl.model.errors import BadInput, IsthmusError, TooLarge, clear_traceback
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue
@@ -47,7 +47,7 @@ _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 class BatchRoutes:
     """The batch routes of the client face."""
 
-    def __init__(self, kv: KeyValue, limits: LimitSettings, face: Face) -> None:
+    def __init__(self, kv: KeyValue, limits: LimitSettings, face: HttpApplication) -> None:
         self._kv = kv
         self._limits = limits
         face.router.add("POST", "/batch/put", self._put)
@@ -133,7 +133,7 @@ class BatchRoutes:
                 max_ext_len=0,
             )
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-            raise Refused(
+            raise RequestRefused(
                 400, "bad-msgpack", f"the body is not a msgpack list of items: {str(error) or type(error).__name__}"
             ) from error
         return items
@@ -148,11 +148,11 @@ def _array_length(body: bytes) -> int:
         return int.from_bytes(body[1:3], "big")
     if mark == 0xDD:
         return int.from_bytes(body[1:5], "big")
-    raise Refused(400, "bad-msgpack", "the body is not a msgpack list of items")
+    raise RequestRefused(400, "bad-msgpack", "the body is not a msgpack list of items")
 
 
 def _failed(error: IsthmusError) -> tuple[int, None, str]:
-    let_go(error)
+    clear_traceback(error)
     return status_of(error), None, f"{error.reason}: {explanation(error)}"
 
 

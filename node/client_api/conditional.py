@@ -11,8 +11,8 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from isthmus.node.http.responses import PLAIN, Headers, Refused, Reply
-from isthmus.repl.model.conditions import ANY, TAGS_MAX, Condition, Standing, Verdict, judge_read
+from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused
+from isthmus.repl.model.conditions import ANY, TAGS_MAX, Condition, ConditionState, ConditionVerdict, judge_read
 
 IF_MATCH: Final = b"if-match"
 IF_NONE_MATCH: Final = b"if-none-match"
@@ -35,7 +35,9 @@ def parse_tags(name: bytes, value: bytes) -> tuple[str, ...]:
     while _REST.fullmatch(value, at) is None:
         match = _TAG.match(value, at)
         if match is None or len(tags) == TAGS_MAX:
-            raise Refused(400, "bad-header", f'{name.decode()} is not * or at most {TAGS_MAX} tags in quotes: "A", "B"')
+            raise RequestRefused(
+                400, "bad-header", f'{name.decode()} is not * or at most {TAGS_MAX} tags in quotes: "A", "B"'
+            )
         tag = match[2] if match[2] is not None else match[3]
         tags.append(("W/" if match[1] else "") + tag.decode("latin-1"))
         at = match.end()
@@ -79,7 +81,7 @@ def _condition(found: Headers, *, strict: bool) -> Condition:
         elif name == IF_UNMODIFIED_SINCE:
             unmodified_s = parse_date(value)
             if strict and unmodified_s is None:
-                raise Refused(400, "bad-header", "If-Unmodified-Since is not a date as HTTP writes them")
+                raise RequestRefused(400, "bad-header", "If-Unmodified-Since is not a date as HTTP writes them")
     return Condition(match, none_match, unmodified_s, modified_s)
 
 
@@ -87,13 +89,13 @@ def _joined(before: tuple[str, ...] | None, tags: tuple[str, ...]) -> tuple[str,
     return tags if before is None else ANY if ANY in (before, tags) else (*before, *tags)
 
 
-def unless_conditions(condition: Condition, standing: Standing, now_s: int, headers: Headers) -> Reply | None:
+def unless_conditions(condition: Condition, standing: ConditionState, now_s: int, headers: Headers) -> Reply | None:
     """The answer to a read that its condition decides: 304 with what tells the version, or 412; None: show it.
     `headers` are those that it would be shown with."""
     verdict = judge_read(condition, standing, now_s)
-    if verdict is Verdict.SHOW:
+    if verdict is ConditionVerdict.SHOW:
         return None
-    if verdict is Verdict.NOT_MODIFIED:
+    if verdict is ConditionVerdict.NOT_MODIFIED:
         return Reply(304, [header for header in headers if header[0] in _VALIDATORS])
     refused: Headers = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"precondition-failed")]
     return Reply(412, refused, b"the key holds another version than the request names\n")

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from isthmus.node.client_api.listings import ListingRoutes
-from isthmus.node.http.application import Face, Request, Stream
+from isthmus.node.http.application import HttpApplication, Request, Stream
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import encode_segment
 
 
-class OldForms:
+class LegacyPaths:
     """GET /riak, GET and PUT /riak/B."""
 
-    def __init__(self, listings: ListingRoutes, face: Face) -> None:
+    def __init__(self, listings: ListingRoutes, face: HttpApplication) -> None:
         self._listings = listings
         self._router = face.router
         face.router.add("GET", "/riak", listings.buckets)

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import structlog
 
-from isthmus.node.http.application import JSON, Face, Request, Stream
+from isthmus.node.http.application import JSON, HttpApplication, Request, Stream
 from isthmus.node.http.object_query import timeout_of
-from isthmus.node.http.responses import Refused, explanation
+from isthmus.node.http.responses import RequestRefused, explanation
 from isthmus.node.http.router import encode_segment
 from isthmus.repl.model.errors import IsthmusError, Overloaded, TimedOut
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 class ListingRoutes:
     """GET .../buckets/B/keys?keys=true|stream and .../buckets?buckets=true|stream, with and without a type."""
 
-    def __init__(self, kv: KeyValue, limit: int, face: Face) -> None:
+    def __init__(self, kv: KeyValue, limit: int, face: HttpApplication) -> None:
         """`limit`: listings that run at once; one more is refused with 503."""
         self._kv = kv
         self._limit = limit
@@ -40,7 +40,7 @@ class ListingRoutes:
         """The keys of a bucket."""
         bucket = request.params["bucket"]
         if not bucket:
-            raise Refused(400, "bad-key", "the bucket must not be empty")
+            raise RequestRefused(400, "bad-key", "the bucket must not be empty")
         mode = _mode(request, "keys")
         return await self._listing("keys", mode, request, self._kv.list_keys(_type(request), bucket))
 
@@ -52,7 +52,7 @@ class ListingRoutes:
     async def _listing(self, name: str, mode: str, request: Request, batches: AsyncIterator[list[bytes]]) -> Stream:
         encoding = request.query.get("encoding", "auto")
         if encoding not in ("auto", "percent"):
-            raise Refused(400, "bad-query", f"encoding={encoding[:40]} is unknown: percent, or leave it out")
+            raise RequestRefused(400, "bad-query", f"encoding={encoding[:40]} is unknown: percent, or leave it out")
         timeout_s = timeout_of(request.query)
         if timeout_s is not None:
             batches = _within(timeout_s, batches)
@@ -81,7 +81,9 @@ class ListingRoutes:
 def _mode(request: Request, name: str) -> str:
     mode = request.query.get(name)
     if mode not in ("true", "stream"):
-        raise Refused(400, "bad-query", f"a listing reads every key: ask for it with ?{name}=true or ?{name}=stream")
+        raise RequestRefused(
+            400, "bad-query", f"a listing reads every key: ask for it with ?{name}=true or ?{name}=stream"
+        )
     return mode
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from isthmus.node.http.application import Face, Request, json_reply
+from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply
 
 Members = Callable[[], dict[str, Any]]
@@ -16,7 +16,7 @@ Members = Callable[[], dict[str, Any]]
 and the mode of the answering node's own listener."""
 
 
-def add_members(face: Face, members: Members) -> None:
+def add_members(face: HttpApplication, members: Members) -> None:
     """Add the route."""
 
     async def nodes(_request: Request) -> Reply:

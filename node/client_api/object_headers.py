@@ -20,7 +20,7 @@ from isthmus.node.client_api.conditional import (
     IF_UNMODIFIED_SINCE,
     write_condition,
 )
-from isthmus.node.http.responses import Headers, Refused
+from isthmus.node.http.responses import Headers, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment
 from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.errors import CodecError
@@ -155,7 +155,7 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
 def parse_request_id(value: bytes) -> bytes:
     """A request id as a client gave it. Raises Refused (400)."""
     if _REQUEST_ID_VALUE.fullmatch(value) is None:
-        raise Refused(
+        raise RequestRefused(
             400,
             "bad-request-id",
             f"a request id (X-Isthmus-Request-Id) has 1 to {REQUEST_ID_BYTES_MAX} printable ASCII bytes, no space",
@@ -165,7 +165,7 @@ def parse_request_id(value: bytes) -> bytes:
 
 def _length(value: bytes) -> int:
     if not value.isdigit() or len(value) > 18:
-        raise Refused(400, "bad-header", "Content-Length is not a number of bytes")
+        raise RequestRefused(400, "bad-header", "Content-Length is not a number of bytes")
     return int(value)
 
 
@@ -179,8 +179,8 @@ def parse_vclock(value: bytes, header: str = "X-Riak-Vclock") -> Clock:
         raise _bad_vclock(header, str(error)) from error
 
 
-def _bad_vclock(header: str, fault: str) -> Refused:
-    return Refused(400, "bad-vclock", f"{header} is {fault}: send it back as it was read")
+def _bad_vclock(header: str, fault: str) -> RequestRefused:
+    return RequestRefused(400, "bad-vclock", f"{header} is {fault}: send it back as it was read")
 
 
 def vclock_header(clock: bytes) -> tuple[bytes, bytes]:
@@ -193,9 +193,13 @@ def parse_index(name: bytes, value: bytes) -> Pairs:
     values = [v.strip() for v in value.split(b",")]
     if name.endswith(b"_int"):
         if not all(_INTEGER.fullmatch(v) for v in values):
-            raise Refused(400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} has a value that is no integer")
+            raise RequestRefused(
+                400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} has a value that is no integer"
+            )
     elif not name.endswith(b"_bin"):
-        raise Refused(400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} ends neither in _bin nor in _int")
+        raise RequestRefused(
+            400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} ends neither in _bin nor in _int"
+        )
     return tuple((name, v) for v in values)
 
 
@@ -207,7 +211,7 @@ def parse_links(value: bytes) -> Links:
         match = _LINK_VALUE.match(value, at)
         target = match and _LINK_TARGET.fullmatch(match[1])
         if match is None or (match[2] == b"riaktag" and target is None):
-            raise Refused(
+            raise RequestRefused(
                 400, "bad-link", 'a Link header is not of the form </buckets/B/keys/K>; riaktag="T", comma-separated'
             )
         if target is not None and match[2] == b"riaktag":

@@ -12,8 +12,8 @@ from typing import Final
 from isthmus.node.client_api.conditional import unless_conditions
 from isthmus.node.client_api.object_decoding import read_stored
 from isthmus.node.client_api.object_headers import http_date, prefers_multipart, sibling_headers, vclock_header
-from isthmus.node.http.responses import PLAIN, Headers, Refused, Reply
-from isthmus.repl.model.conditions import Condition, Standing, object_tag
+from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused
+from isthmus.repl.model.conditions import Condition, ConditionState, object_tag
 from isthmus.repl.model.objects import Sibling
 
 _NOT_FOUND_HEADERS: Final[Headers] = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"not-found")]
@@ -23,20 +23,20 @@ NOT_FOUND: Final = Reply(404, _NOT_FOUND_HEADERS, b"not found\n")
 _VARY: Final = (b"vary", b"Accept")
 
 
-def absent(clock: bytes) -> Reply:
+def render_tombstone(clock: bytes) -> Reply:
     """404 for a key that was deleted, with the tombstone's clock; plain when it was never there (no clock)."""
     if not clock:
         return NOT_FOUND
     return Reply(404, [*_NOT_FOUND_HEADERS, (b"x-riak-deleted", b"true"), vclock_header(clock)], b"not found\n")
 
 
-def show(payload: bytes, vtag: str | None, request_headers: Headers) -> Reply:
+def render_object(payload: bytes, vtag: str | None, request_headers: Headers) -> Reply:
     """What a GET shows of stored bytes. Raises Corruption, and Refused (404) for a vtag that is no sibling's."""
     clock, siblings = stored = read_stored(payload)
     if vtag is None and len(siblings) == 1:
         return _single(siblings[0], clock)
     if stored.deleted:
-        return absent(clock)
+        return render_tombstone(clock)
     if vtag is not None:
         return _single(_named(vtag, siblings, clock), clock)
     headers: Headers = [
@@ -55,13 +55,14 @@ def show(payload: bytes, vtag: str | None, request_headers: Headers) -> Reply:
 
 
 def show_if(condition: Condition, payload: bytes, vtag: str | None, request_headers: Headers, now_s: int) -> Reply:
-    """As `show`, where the request's condition lets it. What does not exist is shown as such, whatever it says."""
-    reply = show(payload, vtag, request_headers)
+    """As `render_object`, where the request's condition lets it. What does not exist is shown as such, whatever it
+    says."""
+    reply = render_object(payload, vtag, request_headers)
     if reply.status == 404:
         return reply
     clock, siblings = read_stored(payload)
     shown = siblings if vtag is None else (_named(vtag, siblings, clock),)
-    standing = Standing(True, object_tag(clock, shown), max(s.last_modified_ms for s in shown) // 1000, ())
+    standing = ConditionState(True, object_tag(clock, shown), max(s.last_modified_ms for s in shown) // 1000, ())
     return unless_conditions(condition, standing, now_s, reply.headers) or reply
 
 
@@ -69,12 +70,12 @@ def _named(vtag: str, siblings: tuple[Sibling, ...], clock: bytes) -> Sibling:
     for sibling in siblings:
         if sibling.vtag == vtag:
             return sibling
-    raise Refused(404, "unknown-vtag", "no sibling has this vtag: read the key again", [vclock_header(clock)])
+    raise RequestRefused(404, "unknown-vtag", "no sibling has this vtag: read the key again", [vclock_header(clock)])
 
 
 def _single(sibling: Sibling, clock: bytes) -> Reply:
     if sibling.tombstone:
-        return absent(clock)
+        return render_tombstone(clock)
     return Reply(200, [vclock_header(clock), *sibling_headers(sibling)], sibling.value)
 
 

@@ -15,16 +15,16 @@ from typing import Any, Final, TypeVar, cast
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.conditional import read_condition
 from isthmus.node.client_api.object_headers import ObjectHeaders, parse_headers, vclock_header
-from isthmus.node.client_api.object_rendering import NOT_FOUND, absent, show, show_if
-from isthmus.node.http.application import Face, Receive, Request, Scope, Send, read_body
+from isthmus.node.client_api.object_rendering import NOT_FOUND, render_object, render_tombstone, show_if
+from isthmus.node.http.application import HttpApplication, Receive, Request, Scope, Send, read_body
 from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
-from isthmus.node.http.responses import Headers, Refused, Reply
+from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment, method_not_allowed
-from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut, let_go
+from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut, clear_traceback
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue, TimeSource
-from isthmus.repl.model.requests import Isolation, WriteRequest, Written
+from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 ROUTE: Final = "object"
@@ -46,7 +46,7 @@ Named = tuple[bytes, bytes, bytes]
 class ObjectRoutes:
     """The object routes of the client face."""
 
-    def __init__(self, kv: KeyValue, limits: LimitSettings, time: TimeSource, face: Face) -> None:
+    def __init__(self, kv: KeyValue, limits: LimitSettings, time: TimeSource, face: HttpApplication) -> None:
         self._kv = kv
         self._time = time
         self._object_limit = limits.object_bytes
@@ -131,14 +131,14 @@ class ObjectRoutes:
         if payload is None:
             return NOT_FOUND
         if condition is None:
-            return show(payload, query.vtag, raw_headers)
+            return render_object(payload, query.vtag, raw_headers)
         return show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
 
     async def _delete(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
         headers = parse_headers(raw_headers)
         request = WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False, headers.condition)
         written = await self._write(request, query.timeout_s)
-        return Reply(204, _written_headers(written)) if written.created else absent(written.clock)
+        return Reply(204, _written_headers(written)) if written.created else render_tombstone(written.clock)
 
     async def _create(self, request: Request) -> Reply:
         """POST to .../keys: a write under a key made here; 201 and its Location."""
@@ -149,7 +149,7 @@ class ObjectRoutes:
         headers = parse_headers(request.headers)
         _check_content_type(headers.content_type)
         if headers.request_id:
-            raise Refused(
+            raise RequestRefused(
                 400,
                 "bad-request-id",
                 "each POST to .../keys makes a key of its own, so an id cannot tell a repeated one: PUT to a key",
@@ -168,7 +168,7 @@ class ObjectRoutes:
         shown = await self._returned(place, written, request.headers)
         return Reply(201, [*shown.headers, location], shown.body)
 
-    async def _write(self, request: WriteRequest, timeout_s: float | None, held_bytes: int = 0) -> Written:
+    async def _write(self, request: WriteRequest, timeout_s: float | None, held_bytes: int = 0) -> WriteResult:
         write = self._kv.write(request)
         return await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown, held_bytes))
 
@@ -186,7 +186,7 @@ class ObjectRoutes:
             self._overdue.discard(task)
             error = None if task.cancelled() else task.exception()
             if error is not None:
-                let_go(error)
+                clear_traceback(error)
 
         task.add_done_callback(done)
         await asyncio.wait((task,), timeout=timeout_s)
@@ -194,26 +194,28 @@ class ObjectRoutes:
             raise late(f"no answer within timeout={timeout_s * 1000:.0f} ms")
         return task.result()
 
-    async def _returned(self, place: Key, written: Written, request_headers: Headers) -> Reply:
+    async def _returned(self, place: Key, written: WriteResult, request_headers: Headers) -> Reply:
         """The answer to a write with returnbody=true: as GET. What was too large to come with the write is read."""
         try:
             payload = written.payload or await self._kv.get(place, Isolation.COMMITTED)
         except Retryable as error:
             # As a refusal it would say that nothing was written.
             raise OutcomeUnknown(f"written, but what the key holds now cannot be read: {error}") from error
-        reply = NOT_FOUND if payload is None else show(payload, None, request_headers)
+        reply = NOT_FOUND if payload is None else render_object(payload, None, request_headers)
         return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply
 
-    def _bad_key(self) -> Refused:
-        return Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)")
+    def _bad_key(self) -> RequestRefused:
+        return RequestRefused(
+            400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)"
+        )
 
 
 def _check_content_type(content_type: bytes) -> None:
     """Raises Refused for a write without a type, or with one that is none."""
     if not content_type:
-        raise Refused(400, "no-content-type", "a write needs a Content-Type header")
+        raise RequestRefused(400, "no-content-type", "a write needs a Content-Type header")
     if b"/" not in content_type:
-        raise Refused(415, "bad-content-type", "Content-Type is not of the form TYPE/SUBTYPE")
+        raise RequestRefused(415, "bad-content-type", "Content-Type is not of the form TYPE/SUBTYPE")
 
 
 def _content(value: bytes, headers: ObjectHeaders) -> Content:
@@ -221,7 +223,7 @@ def _content(value: bytes, headers: ObjectHeaders) -> Content:
     return Content(value, content_type, content_encoding, metadata, links, indexes)
 
 
-def _written_headers(written: Written) -> Headers:
+def _written_headers(written: WriteResult) -> Headers:
     if not written.repeated:
         return [vclock_header(written.clock)]
     return [vclock_header(written.clock), _REPEATED] if written.clock else [_REPEATED]

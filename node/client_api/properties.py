@@ -8,36 +8,36 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from isthmus.node.http.application import Face, Request, json_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.application import HttpApplication, Request, json_reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import encode_segment
-from isthmus.repl.controller.bucket_properties import Place
+from isthmus.repl.controller.bucket_properties import PropertyScope
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 BY: Final = "a client over HTTP"
 """Who is noted to have changed a property over these paths; `isthmus bucket set` says who it was."""
 
 
-class Office(Protocol):
+class BucketTypeProperties(Protocol):
     """Who knows properties (`node.services.properties`)."""
 
-    def place(self, bucket_type: bytes, bucket: bytes | None) -> Place:
+    def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
         """Whose properties they are. Raises UnknownBucketType, BadInput."""
 
-    def shown(self, place: Place) -> dict[str, Any]:
+    def shown(self, place: PropertyScope) -> dict[str, Any]:
         """All that counts for a place."""
 
-    async def set(self, place: Place, wanted: dict[str, Any], by: str) -> None:
+    async def set(self, place: PropertyScope, wanted: dict[str, Any], by: str) -> None:
         """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
 
-    async def unset(self, place: Place, names: list[str]) -> list[str]:
+    async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
         """Take properties back, all with no names."""
 
 
 class PropertyRoutes:
     """GET, PUT and DELETE of a bucket's properties, GET and PUT of a bucket type's."""
 
-    def __init__(self, office: Office, face: Face) -> None:
+    def __init__(self, office: BucketTypeProperties, face: HttpApplication) -> None:
         self._office = office
         for path in ("/buckets/{bucket}/props", "/types/{type}/buckets/{bucket}/props"):
             face.router.add("GET", path, self.shown)
@@ -60,7 +60,7 @@ class PropertyRoutes:
         body = await request.json()
         props = body.get("props") if isinstance(body, dict) else None
         if not isinstance(props, dict):
-            raise Refused(400, "bad-json", 'the body must be JSON of the form {"props": {"allow_mult": true}}')
+            raise RequestRefused(400, "bad-json", 'the body must be JSON of the form {"props": {"allow_mult": true}}')
         await self._office.set(place, props, BY)
         return Reply(204, [])
 
@@ -69,7 +69,7 @@ class PropertyRoutes:
         await self._office.unset(self._place(request), [])
         return Reply(204, [])
 
-    def _place(self, request: Request) -> Place:
+    def _place(self, request: Request) -> PropertyScope:
         return self._office.place(request.params.get("type", DEFAULT_BUCKET_TYPE), request.params.get("bucket"))
 
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from isthmus.node.client_api.object_headers import OCTETS
-from isthmus.node.http.application import MSGPACK, SMALL_BODY_BYTES, Face, Request, json_reply
-from isthmus.node.http.fast_connection import Whole
-from isthmus.node.http.responses import Headers, Refused, Reply
+from isthmus.node.http.application import MSGPACK, SMALL_BODY_BYTES, HttpApplication, Request, json_reply
+from isthmus.node.http.fast_connection import RawRequest
+from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, method_not_allowed
 from isthmus.queues.long_poll import Until
 from isthmus.queues.riak_format import EMPTY_QUEUE, encode_answer
@@ -62,7 +62,7 @@ _CUT_SHORT: Final = "the connection was closed for sending while the fetch waite
 
 
 class Fetching(Protocol):
-    """What this room needs of the source side (`queues.service.SourceQueues`)."""
+    """What this room needs of the source side (`queues.service.QueueService`)."""
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         """Acknowledge, then the next batch, waiting for it by `until`. Raises UnknownQueue, OwnedByOther, OwnCluster,
@@ -91,7 +91,9 @@ class QueueRoutes:
     """The routes of the client face that other clusters use. With `certified`, who asks must have shown a certificate
     of the cluster that it says it is."""
 
-    def __init__(self, queues: Fetching, objects: ByReference, face: Face, *, certified: bool = False) -> None:
+    def __init__(
+        self, queues: Fetching, objects: ByReference, face: HttpApplication, *, certified: bool = False
+    ) -> None:
         self._queues = queues
         self._objects = objects
         self._budget = face.budget
@@ -122,20 +124,20 @@ class QueueRoutes:
         self._check_certificate(request, wanted.cluster_name)
         return await self._fetched(queue, wanted, lambda waiter: self._wait(waiter, request))
 
-    def fits(self, request: Whole) -> bool:
+    def fits(self, request: RawRequest) -> bool:
         """Whether `fetch` may answer it: usual, and nothing of its connection must be looked at."""
         usual = request.method == "POST" and len(request.body) <= PROMPT_BYTES_MAX and not request.query_string
         return usual and not self._certified
 
-    async def fetch(self, request: Whole) -> Reply:
-        """As `_fetch`, of a request that `fits`. Awaits futures alone: see `quick.Prompt`."""
+    async def fetch(self, request: RawRequest) -> Reply:
+        """As `_fetch`, of a request that `fits`. Awaits futures alone: see `quick.FastPathApp`."""
         try:
             name = decode_segment(request.raw_path.split(b"/")[2]).decode()
         except UnicodeDecodeError:
-            raise Refused(400, "bad-path", "the queue in the URL is not UTF-8") from None
+            raise RequestRefused(400, "bad-path", "the queue in the URL is not UTF-8") from None
         return await self._fetched(name, decode_request(request.body), lambda waiter: self._poll(waiter, request))
 
-    def left(self, request: Whole) -> None:
+    def left(self, request: RawRequest) -> None:
         """The client of a fetch that is answered by `fetch` has gone: it waits no more."""
         waiter = self._polls.get(id(request))
         if waiter is not None:
@@ -169,14 +171,16 @@ class QueueRoutes:
                 f"queue {queue} has no riak_fetch: Riak's fetch forgets what it hands out. Sinks of Isthmus POST "
                 f"/queues/{queue}/fetch; a Riak needs a queue of its own with riak_fetch = true"
             )
-            raise Refused(501, "not-implemented", sentence)
+            raise RequestRefused(501, "not-implemented", sentence)
         if object_format == AAE_HASH:
             sentence = (
                 f"{AAE_HASH} is not answered: the hashes of Riak's trees are not computed here; ask for {INTERNAL}"
             )
-            raise Refused(501, "not-implemented", sentence)
+            raise RequestRefused(501, "not-implemented", sentence)
         if object_format != INTERNAL:
-            raise Refused(400, "bad-query", f"object_format {object_format[:64]!r} is unknown: {INTERNAL} is answered")
+            raise RequestRefused(
+                400, "bad-query", f"object_format {object_format[:64]!r} is unknown: {INTERNAL} is answered"
+            )
         self._check_certificate(request, RIAK_NAME)
         self._check_room()
         self.running += 1
@@ -209,9 +213,9 @@ class QueueRoutes:
         if self._certified and cluster_name not in {name.cluster for name in request.peer_names}:
             names = ", ".join(sorted(name.uri() for name in request.peer_names)) or "no node"
             sentence = f"a sink of cluster {cluster_name[:64]!r} shows a certificate of it; this one names {names}"
-            raise Refused(403, "wrong-certificate", sentence)
+            raise RequestRefused(403, "wrong-certificate", sentence)
 
-    async def _poll(self, waiter: asyncio.Future[None], request: Whole) -> None:
+    async def _poll(self, waiter: asyncio.Future[None], request: RawRequest) -> None:
         """As `_wait`, of a request that its connection answers."""
         place = id(request)
         self._waits.add(waiter)
@@ -220,7 +224,7 @@ class QueueRoutes:
             await waiter
         except asyncio.CancelledError:
             if place in self._left:
-                raise Refused(400, "cut-short", _CUT_SHORT) from None
+                raise RequestRefused(400, "cut-short", _CUT_SHORT) from None
             if self._stopping:
                 raise NotReady("this node is stopping") from None
             raise
@@ -242,5 +246,5 @@ class QueueRoutes:
             gone.cancel()
         if waiter.cancelled():
             if has_gone:
-                raise Refused(400, "cut-short", _CUT_SHORT)
+                raise RequestRefused(400, "cut-short", _CUT_SHORT)
             raise NotReady("this node is stopping")

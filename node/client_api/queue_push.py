@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from isthmus.node.client_api.object_headers import parse_vclock
-from isthmus.node.http.application import Face, Request, text_reply
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.application import HttpApplication, Request, text_reply
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import Overloaded
@@ -40,7 +40,7 @@ class Pushing(Protocol):
 
 
 class Types(Protocol):
-    """Which bucket types there are (`node.client_api.riak_info.Sights`)."""
+    """Which bucket types there are (`node.client_api.riak_info.RiakInfo`)."""
 
     def check_type(self, bucket_type: bytes) -> None:
         """Raises UnknownBucketType, NotReady."""
@@ -49,7 +49,7 @@ class Types(Protocol):
 class QueuePushes:
     """The route."""
 
-    def __init__(self, pushing: Pushing, types: Types, face: Face, *, key_limit_bytes: int) -> None:
+    def __init__(self, pushing: Pushing, types: Types, face: HttpApplication, *, key_limit_bytes: int) -> None:
         self._pushing = pushing
         self._key_limit = key_limit_bytes
         self._types = types
@@ -61,7 +61,7 @@ class QueuePushes:
         keys = _keys(await request.json())
         for at, key in enumerate(keys):
             if max(len(key.bucket), len(key.key)) > self._key_limit:
-                raise Refused(
+                raise RequestRefused(
                     400,
                     "bad-key",
                     f"keys-clocks[{at}]: bucket and key have 1 to {self._key_limit} bytes (limits.key_size)",
@@ -91,24 +91,24 @@ def _keys(body: Any) -> list[Key]:
     """The keys of a body. One bad element refuses all, by its place. Raises Refused (400)."""
     listed = body.get("keys-clocks") if isinstance(body, dict) else None
     if not isinstance(listed, list):
-        raise Refused(400, "bad-json", f"the body names no list of keys: {_RIGHT}")
+        raise RequestRefused(400, "bad-json", f"the body names no list of keys: {_RIGHT}")
     if len(listed) > PUSH_MAX:
-        raise Refused(400, "bad-json", f"{len(listed)} keys in one push; {PUSH_MAX} are the most")
+        raise RequestRefused(400, "bad-json", f"{len(listed)} keys in one push; {PUSH_MAX} are the most")
     return [_key(at, one) for at, one in enumerate(listed)]
 
 
 def _key(at: int, one: Any) -> Key:
     if not isinstance(one, dict):
-        raise Refused(400, "bad-json", f"keys-clocks[{at}] is no object: {_RIGHT}")
+        raise RequestRefused(400, "bad-json", f"keys-clocks[{at}] is no object: {_RIGHT}")
     parts = [one.get("bucket-type", DEFAULT_BUCKET_TYPE.decode()), one.get("bucket"), one.get("key")]
     for name, part in zip(NAMES, parts, strict=True):
         if not isinstance(part, str) or not part:
-            raise Refused(400, "bad-json", f"keys-clocks[{at}]: {name} must be a text that is not empty")
+            raise RequestRefused(400, "bad-json", f"keys-clocks[{at}]: {name} must be a text that is not empty")
     clock = one.get("clock")
     if not isinstance(clock, str):
-        raise Refused(400, "bad-vclock", f"keys-clocks[{at}]: clock must be a text, as X-Riak-Vclock has it")
+        raise RequestRefused(400, "bad-vclock", f"keys-clocks[{at}]: clock must be a text, as X-Riak-Vclock has it")
     parse_vclock(clock.encode(errors="surrogatepass"), f"keys-clocks[{at}]: clock")
     try:
         return Key(*(part.encode() for part in parts))
     except UnicodeEncodeError as error:
-        raise Refused(400, "bad-json", f"keys-clocks[{at}]: {error.reason}") from error
+        raise RequestRefused(400, "bad-json", f"keys-clocks[{at}]: {error.reason}") from error

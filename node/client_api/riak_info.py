@@ -6,7 +6,7 @@ face that shows it is `node.client_api.riak_info`.
 What Riak's clients look at before they work: the resource list, statistics, and who holds a key.
 
 Clients detect features by them: the list names what is answered here and nothing else, and `riak_kv_version` is the
-newest release of Riak whose key-value requests are all answered. What is told comes from above (`Sights`).
+newest release of Riak whose key-value requests are all answered. What is told comes from above (`RiakInfo`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from isthmus.node.client_api.object_headers import prefers
-from isthmus.node.http.application import JSON, Face, Request, json_reply
-from isthmus.node.http.responses import Headers, Refused, Reply
+from isthmus.node.http.application import JSON, HttpApplication, Request, json_reply
+from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.observability.version import program_version
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE
 from isthmus.repl.coordinator.routing import UnknownBucketType
@@ -62,7 +62,7 @@ PATHS: Final[Mapping[str, str]] = {
 _HTML: Final = b"text/html; charset=utf-8"
 
 
-class Sights(Protocol):
+class RiakInfo(Protocol):
     """What a node knows of its cluster."""
 
     def stats(self) -> Mapping[str, object]:
@@ -78,7 +78,7 @@ class Sights(Protocol):
 class RiakViews:
     """GET /, /stats and .../keys/K/preflist."""
 
-    def __init__(self, sights: Sights, face: Face, *, key_limit_bytes: int) -> None:
+    def __init__(self, sights: RiakInfo, face: HttpApplication, *, key_limit_bytes: int) -> None:
         self._sights = sights
         self._key_limit = key_limit_bytes
         face.router.add("GET", "/", self._resources)
@@ -108,7 +108,9 @@ class RiakViews:
         params = request.params
         key = Key(params.get("type", DEFAULT_BUCKET_TYPE), params["bucket"], params["key"])
         if not all(0 < len(name) <= self._key_limit for name in (key.bucket, key.key)):
-            raise Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)")
+            raise RequestRefused(
+                400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)"
+            )
         return json_reply({"preflist": list(self._sights.preflist(key))})
 
 
@@ -116,7 +118,7 @@ Records = Mapping[int, PartitionRecord]
 
 
 class RiakView:
-    """See `node.client_api.riak_info.Sights`."""
+    """See `node.client_api.riak_info.RiakInfo`."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

@@ -16,8 +16,8 @@ from isthmus.aae.row_stream import wire
 from isthmus.aae.row_stream.plan import RowPlan
 from isthmus.aae.row_stream.streams import RowStreams
 from isthmus.config.settings import LimitSettings
-from isthmus.node.http.application import MSGPACK, Face, Request, Stream, json_reply
-from isthmus.node.http.responses import Headers, Refused, Reply, explanation
+from isthmus.node.http.application import MSGPACK, HttpApplication, Request, Stream, json_reply
+from isthmus.node.http.responses import Headers, Reply, RequestRefused, explanation
 from isthmus.repl.model.errors import BadInput, Overloaded, TooLarge
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.ports import KeyValue
@@ -47,7 +47,7 @@ class RowRoutes:
         plan: RowPlan,
         kv: KeyValue,
         limits: LimitSettings,
-        face: Face,
+        face: HttpApplication,
         *,
         cluster: bytes,
         cluster_name: str,
@@ -139,7 +139,7 @@ class RowRoutes:
                 body, list_hook=counted, max_array_len=max(limit, ITEM_ELEMENTS), max_map_len=0, max_ext_len=0
             )
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-            raise Refused(
+            raise RequestRefused(
                 400, "bad-msgpack", f"the body is not a msgpack list with at most {limit} items: {error}"
             ) from error
         match raw:

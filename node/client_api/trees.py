@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from typing import Final
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.exchange.cluster import WholeTrees
+from isthmus.aae.exchange.cluster import ClusterTrees
 from isthmus.aae.scheduling.check import Repairs
-from isthmus.node.http.application import MSGPACK, Face, Request
+from isthmus.node.http.application import MSGPACK, HttpApplication, Request
 from isthmus.node.http.responses import Headers, Reply
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.keys import Key
@@ -27,7 +27,9 @@ _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 class TreeRoutes:
     """The routes of the client face that other clusters' full-sync uses."""
 
-    def __init__(self, trees: WholeTrees, repairs: Repairs, face: Face, *, cluster: bytes, cluster_name: str) -> None:
+    def __init__(
+        self, trees: ClusterTrees, repairs: Repairs, face: HttpApplication, *, cluster: bytes, cluster_name: str
+    ) -> None:
         self._trees = trees
         self._repairs = repairs
         self._cluster = cluster
@@ -75,7 +77,7 @@ class TreeRoutes:
             raise Overloaded(f"{QUESTIONS_MAX} questions about trees are being answered, which is this node's limit")
         self.running += 1
         try:
-            told = wire.Told(self._cluster, self._name, await answer)
+            told = wire.RepairAccepted(self._cluster, self._name, await answer)
         finally:
             self.running -= 1
         compress = request.query.get("compress", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 
 _MAPRED: Final = "MapReduce is not spoken here: list keys and read them with POST /batch/get"
 _SEARCH: Final = "search is not spoken here: feed a search engine from a queue"
@@ -34,11 +34,11 @@ _BY_FIRST: Final[Mapping[bytes, str]] = {
 _BY_KIND: Final[Mapping[bytes, str]] = {b"index": _INDEX, b"counters": _DATATYPES, b"datatypes": _DATATYPES}
 
 
-def lacking(parts: Sequence[bytes]) -> Refused | None:
+def unsupported(parts: Sequence[bytes]) -> RequestRefused | None:
     """The refusal of a path (its segments, the first one empty) that Riak answers and nothing here does; None for one
     that Riak does not know either."""
     text = _lacking(parts)
-    return None if text is None else Refused(501, "not-implemented", text)
+    return None if text is None else RequestRefused(501, "not-implemented", text)
 
 
 def _lacking(parts: Sequence[bytes]) -> str | None:

@@ -1,6 +1,6 @@
 """A client of a cluster's HTTP faces, as small as a user's own would be: one connection a node, used by one thread.
 
-Sorts what can go wrong by what the demo does about it: a `Trouble` is tried again (the node is away,
+Sorts what can go wrong by what the demo does about it: a `Transient` is tried again (the node is away,
 refuses for now, or left the outcome unknown), a BadInput never is. The story goes on in
 `node.demo.replay` and `node.demo.verify`; the formats are described in docs/http.md.
 """
@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import msgpack
 
-from isthmus.node.demo.verify import Found
+from isthmus.node.demo.verify import StoredValues
 from isthmus.repl.model.errors import BadInput, PeerFault
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
@@ -44,7 +44,7 @@ LISTING_CHUNK_BYTES: Final = 256 * 1024
 REQUEST_ID_HEADER: Final = "X-Isthmus-Request-Id"
 
 
-class Trouble(Exception):
+class Transient(Exception):
     """Worth another attempt. `kind` is "unreachable", "refused" or "unknown"; `unknown` says that a write may
     have taken effect all the same."""
 
@@ -54,7 +54,7 @@ class Trouble(Exception):
         self.unknown = unknown
 
 
-class Patience:
+class RetryPolicy:
     """The waits between the attempts of one request; `stopping` ends them."""
 
     def __init__(self, stopping: threading.Event, limit_s: float = PATIENCE_S) -> None:
@@ -63,7 +63,7 @@ class Patience:
         self._delay_s = BACKOFF_FIRST_S
         self._since_s: float | None = None
 
-    def wait(self, trouble: Trouble) -> bool:
+    def wait(self, trouble: Transient) -> bool:
         """Wait before the next attempt; False when stopping. Raises PeerFault when it has lasted too long."""
         now_s = time.monotonic()
         self._since_s = now_s if self._since_s is None else self._since_s
@@ -82,7 +82,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Seen(NamedTuple):
+class ReadResult(NamedTuple):
     """What a read found: `sibling_count` is 0 when there is nothing or a tombstone, `clock` the text to hand back
     with the next write (None when the key was never written), `value` the value of a single sibling."""
 
@@ -91,7 +91,7 @@ class Seen(NamedTuple):
     value: bytes | None
 
 
-class Connection:
+class KeepAliveConnection:
     """One keep-alive connection to one listener."""
 
     def __init__(self, url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
@@ -147,7 +147,7 @@ class Connection:
                 self._connection.connect()
         except OSError as error:
             self.close()
-            raise Trouble("unreachable", f"{self._address} does not answer: {error}") from error
+            raise Transient("unreachable", f"{self._address} does not answer: {error}") from error
         try:
             self._connection.request(method, path, body=body, headers=dict(headers))
             response = self._connection.getresponse()
@@ -156,20 +156,20 @@ class Connection:
         self._used_s = time.monotonic()
         return response
 
-    def _lost(self, method: str, error: Exception) -> Trouble:
+    def _lost(self, method: str, error: Exception) -> Transient:
         self.close()
         message = f"{self._address} closed the connection: {error or type(error).__name__}"
-        return Trouble("unreachable", message, unknown=method != "GET")
+        return Transient("unreachable", message, unknown=method != "GET")
 
     def _checked(self, method: str, response: http.client.HTTPResponse, content: bytes) -> Answer:
         headers = {name.lower(): value for name, value in response.getheaders()}
         said = content[:200].decode(errors="replace").strip()
         if response.status == http.client.SERVICE_UNAVAILABLE:
-            raise Trouble("refused", f"{self._address} refuses for now (503): {said}")
+            raise Transient("refused", f"{self._address} refuses for now (503): {said}")
         if response.status == http.client.GATEWAY_TIMEOUT:
-            raise Trouble("unknown", f"{self._address} does not know the outcome (504): {said}", unknown=True)
+            raise Transient("unknown", f"{self._address} does not know the outcome (504): {said}", unknown=True)
         if response.status in (http.client.BAD_GATEWAY, http.client.INTERNAL_SERVER_ERROR):
-            raise Trouble("unknown", f"{self._address} failed ({response.status}): {said}", unknown=method != "GET")
+            raise Transient("unknown", f"{self._address} failed ({response.status}): {said}", unknown=method != "GET")
         return Answer(response.status, headers, content)
 
 
@@ -181,11 +181,11 @@ class BucketClient:
 
     def __init__(self, urls: Sequence[str], first: int = 0) -> None:
         """`first` is the number of the node to begin with, modulo their count."""
-        self._connections = [Connection(url) for url in urls]
+        self._connections = [KeepAliveConnection(url) for url in urls]
         self._chosen = first % len(urls)
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> KeepAliveConnection:
         """The connection to the node that is asked now."""
         return self._connections[self._chosen]
 
@@ -198,17 +198,17 @@ class BucketClient:
         for connection in self._connections:
             connection.close()
 
-    def get(self, bucket: bytes, key: bytes) -> Seen:
+    def get(self, bucket: bytes, key: bytes) -> ReadResult:
         """Read a key with its causal context. Raises Trouble, BadInput."""
         answer = self.connection.request("GET", key_path(bucket, key))
         clock = answer.headers.get("x-riak-vclock")
         match answer.status:
             case http.client.OK:
-                return Seen(1, clock, answer.body)
+                return ReadResult(1, clock, answer.body)
             case http.client.MULTIPLE_CHOICES:
-                return Seen(len(answer.body.split()) - 1, clock, None)
+                return ReadResult(len(answer.body.split()) - 1, clock, None)
             case http.client.NOT_FOUND:
-                return Seen(0, clock, None)
+                return ReadResult(0, clock, None)
         raise _unexpected("GET", answer)
 
     def put(self, bucket: bytes, key: bytes, value: bytes, clock: str | None, request_id: str) -> None:
@@ -241,10 +241,10 @@ class BucketClient:
                     break  # the object goes on in the next piece
                 rest = rest[end:]
                 if "error" in document:
-                    raise Trouble("unreachable", f"the listing broke off: {document['error']}")
+                    raise Transient("unreachable", f"the listing broke off: {document['error']}")
                 yield from map(unquote_to_bytes, document["keys"])
         if rest:
-            raise Trouble("unreachable", f"the listing ended in the middle of {rest[:40]!r}")
+            raise Transient("unreachable", f"the listing ended in the middle of {rest[:40]!r}")
 
     def batch_get(self, bucket: bytes, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
         """The values of each key's siblings, in order of `keys`; none for a deleted or unknown key. Raises
@@ -257,7 +257,7 @@ class BucketClient:
             elif status == http.client.NOT_FOUND:
                 found.append(())
             elif status in (http.client.SERVICE_UNAVAILABLE, http.client.GATEWAY_TIMEOUT):
-                raise Trouble("refused", f"a read of {key!r} is refused for now: {about}")
+                raise Transient("refused", f"a read of {key!r} is refused for now: {about}")
             else:
                 raise BadInput(f"a read of {key!r} was answered {status}: {about}")
         return found
@@ -285,26 +285,26 @@ class PatientReader:
         """Every live key. Raises PeerFault when the node stays away, BadInput."""
         return self._patiently(lambda: list(self._client.list_keys(bucket)))
 
-    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[Found]:
+    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[StoredValues]:
         """What is under each key, in order. Raises as `list_keys`."""
-        return [Found(values) for values in self._patiently(lambda: self._client.batch_get(bucket, keys))]
+        return [StoredValues(values) for values in self._patiently(lambda: self._client.batch_get(bucket, keys))]
 
     def _patiently(self, ask: Callable[[], Result]) -> Result:
-        patience = Patience(self._stopping)
+        patience = RetryPolicy(self._stopping)
         while True:
             try:
                 return ask()
-            except Trouble as trouble:
+            except Transient as trouble:
                 self._client.turn()
                 if not patience.wait(trouble):
                     raise PeerFault(f"stopped while waiting: {trouble}") from trouble
 
 
-class AdminClient:
+class AdminReader:
     """JSON documents of one node's admin listener."""
 
     def __init__(self, url: str, timeout_s: float = 5.0) -> None:
-        self._connection = Connection(url, timeout_s)
+        self._connection = KeepAliveConnection(url, timeout_s)
 
     def close(self) -> None:
         """Close the connection."""

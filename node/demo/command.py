@@ -8,7 +8,7 @@ import click
 
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import output_option
-from isthmus.node.cli.parameters import Real
+from isthmus.node.cli.parameters import FiniteFloat
 
 
 @click.command("demo")
@@ -20,7 +20,7 @@ from isthmus.node.cli.parameters import Real
 )
 @click.option(
     "--rate",
-    type=Real(min=0),
+    type=FiniteFloat(min=0),
     metavar="N",
     help="Operations a second; 0 is as fast as possible. Without it the replay takes 100 s.",
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.node.cli.output import echo_json, echo_table, milliseconds
-from isthmus.node.demo.verify import Verdict
+from isthmus.node.demo.verify import VerifyResult
 
 TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -91,7 +91,7 @@ class CpuLedger:
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """What a run did and found. `equal` is True only when everything was replicated and nothing differs."""
 
     histories: list[str] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Outcome:
         """Puts and deletes."""
         return self.puts + self.deletes
 
-    def take(self, verdict: Verdict) -> None:
+    def take(self, verdict: VerifyResult) -> None:
         """What the comparison found."""
         self.keys_compared = verdict.live_count
         self.deleted_compared = verdict.gone_count

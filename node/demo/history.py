@@ -56,8 +56,8 @@ class HistoryFault(LocalFault):
     reason = "bad-history"
 
 
-class Operation(NamedTuple):
-    """One change of one key: `token` names the value in its history (`History.value`); None deletes."""
+class HistoryOperation(NamedTuple):
+    """One change of one key: `token` names the value in its history (`DemoHistory.value`); None deletes."""
 
     key: bytes
     token: str | None
@@ -72,7 +72,7 @@ class Expectation(NamedTuple):
     gone: set[bytes]
 
 
-class History(Protocol):
+class DemoHistory(Protocol):
     """A finite sequence of operations whose outcome is known."""
 
     @property
@@ -86,7 +86,7 @@ class History(Protocol):
     def count(self) -> int:
         """How many operations there are; walks the history the first time."""
 
-    def operations(self) -> Iterator[Operation]:
+    def operations(self) -> Iterator[HistoryOperation]:
         """All operations, oldest first; may be called again and yields the same."""
 
     def value(self, token: str) -> bytes:
@@ -142,12 +142,12 @@ class GitHistory:
             self._count = count
         return self._count
 
-    def operations(self) -> Iterator[Operation]:
+    def operations(self) -> Iterator[HistoryOperation]:
         for old_mode, new_mode, new_id, path in self._changes():
             if new_mode not in (ABSENT_MODE, SUBMODULE_MODE):
-                yield Operation(path, new_id.decode())
+                yield HistoryOperation(path, new_id.decode())
             elif old_mode not in (ABSENT_MODE, SUBMODULE_MODE):
-                yield Operation(path, None)
+                yield HistoryOperation(path, None)
 
     def value(self, token: str) -> bytes:
         with self._lock:
@@ -204,11 +204,11 @@ class GitHistory:
             raise HistoryFault(_git_said(done.stderr) or f"{self._path} has no commit yet")
         return done.stdout
 
-    def _stream(self, *arguments: str, feed: _Feed | None = None) -> _GitStream:
+    def _stream(self, *arguments: str, feed: _InputWriter | None = None) -> _GitStream:
         return _GitStream(self._command(*arguments), self._environment, feed)
 
 
-class _Feed(Protocol):
+class _InputWriter(Protocol):
     """Writes a child's input; runs in a thread beside the reader of its output."""
 
     def __call__(self, sink: IO[bytes], /) -> None: ...
@@ -217,7 +217,7 @@ class _Feed(Protocol):
 class _GitStream:
     """A git child whose output is read as it comes; a failure of it, or of its feeder, is raised at the end."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], feed: _Feed | None) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], feed: _InputWriter | None) -> None:
         self._command = command
         self._environment = environment
         self._feed = feed
@@ -371,7 +371,7 @@ class MadeHistory:
     def count(self) -> int:
         return self._operation_count
 
-    def operations(self) -> Iterator[Operation]:
+    def operations(self) -> Iterator[HistoryOperation]:
         random = Random(self.seed)  # noqa: S311 - repeatable on purpose
         live: set[int] = set()
         for number in range(self._operation_count):
@@ -379,10 +379,10 @@ class MadeHistory:
             deletes = random.random() < DELETE_SHARE
             if index in live and deletes:
                 live.discard(index)
-                yield Operation(self._key(index), None)
+                yield HistoryOperation(self._key(index), None)
             else:
                 live.add(index)
-                yield Operation(self._key(index), str(number))
+                yield HistoryOperation(self._key(index), str(number))
 
     def value(self, token: str) -> bytes:
         random = Random(f"{self.seed}/{token}")  # noqa: S311 - repeatable on purpose

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus.node.cli.output import milliseconds
-from isthmus.node.demo.watch import ProcessSight, Sight
+from isthmus.node.demo.watch import DemoSnapshot, ProcessSnapshot
 
 PLAIN_INTERVAL_S: Final = 10.0
 """Between two plain lines: a run of two minutes leaves a dozen in a build's log, and what happens stands out."""
@@ -31,7 +31,7 @@ RATE_WINDOW_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DemoProgress:
     """One moment of the run. `phase` is what is being done, `done` of `total` its `unit`s; `retries` counts attempts
     repeated so far."""
 
@@ -41,16 +41,16 @@ class Progress:
     total: int
     elapsed_s: float
     retries: int
-    sight: Sight
+    sight: DemoSnapshot
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Where a run is shown."""
 
     def note(self, line: str) -> None:
         """Something worth a line of its own."""
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         """The moment's progress; may be called often."""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class _Rate:
         self._points: deque[tuple[float, int]] = deque()
         self._phase = ""
 
-    def of(self, progress: Progress) -> float:
+    def of(self, progress: DemoProgress) -> float:
         if progress.phase != self._phase:
             self._phase = progress.phase
             self._points.clear()
@@ -87,7 +87,7 @@ class PlainView:
     def note(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         rate = self._rate.of(progress)
         if time.monotonic() - self._shown_s < PLAIN_INTERVAL_S:
             return
@@ -118,7 +118,7 @@ class LiveView:
         else:
             self._live.console.print(Text(line))
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -129,7 +129,7 @@ class LiveView:
             self._live.stop()
             self._live = None
 
-    def _picture(self, progress: Progress) -> RenderableType:
+    def _picture(self, progress: DemoProgress) -> RenderableType:
         head = Table.grid(padding=(0, 2))
         head.add_column(style="bold")
         head.add_column()
@@ -151,7 +151,7 @@ class LiveView:
         return Group(Text(), head, Text(), processes)
 
 
-def facts(progress: Progress) -> Iterable[tuple[str, str]]:
+def facts(progress: DemoProgress) -> Iterable[tuple[str, str]]:
     """What clusters, queues, sinks and retries say, as (name, text)."""
     sight = progress.sight
     for cluster in sight.clusters:
@@ -170,7 +170,7 @@ def facts(progress: Progress) -> Iterable[tuple[str, str]]:
         yield "away", ", ".join(who.partition(":")[0] for who in sight.unknown)
 
 
-def _process_cells(process: ProcessSight) -> tuple[Text, Text, Text, Text, Text]:
+def _process_cells(process: ProcessSnapshot) -> tuple[Text, Text, Text, Text, Text]:
     style = "green" if process.state == "running" else "bold red"
     return (
         Text(process.name),
@@ -181,7 +181,7 @@ def _process_cells(process: ProcessSight) -> tuple[Text, Text, Text, Text, Text]
     )
 
 
-def view_for(output: str) -> View:
+def view_for(output: str) -> DemoView:
     """The live picture where standard output is a terminal and not wanted for JSON, else plain lines."""
     if output == "json":
         return PlainView(sys.stderr)

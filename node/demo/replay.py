@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from isthmus.node.demo.client import BucketClient, Patience, Trouble
-from isthmus.node.demo.history import History, Operation
+from isthmus.node.demo.client import BucketClient, RetryPolicy, Transient
+from isthmus.node.demo.history import DemoHistory, HistoryOperation
 from isthmus.repl.model.errors import IsthmusError
 
 CONNECTIONS: Final = 8
@@ -31,17 +31,17 @@ AHEAD_COUNT: Final = 64
 """Operations handed to one connection before the reader of the history waits; holds no values."""
 
 
-_Lane = queue.Queue[tuple[History, Operation] | None]
+_Lane = queue.Queue[tuple[DemoHistory, HistoryOperation] | None]
 
 
-class Replay:
+class HistoryReplay:
     """One replay of `histories`, one after the other, into the cluster whose nodes are at `urls`.
 
     `rate` is operations a second, 0 as fast as possible. `start` returns at once; `wait` raises what went wrong.
     """
 
     def __init__(
-        self, urls: Sequence[str], histories: Sequence[History], rate: float, connections: int = CONNECTIONS
+        self, urls: Sequence[str], histories: Sequence[DemoHistory], rate: float, connections: int = CONNECTIONS
     ) -> None:
         self._urls = urls
         self._histories = histories
@@ -129,12 +129,12 @@ class Replay:
         for lane in self._lanes:
             self._hand_over(lane, None)
 
-    def _all(self) -> Iterator[tuple[History, Operation]]:
+    def _all(self) -> Iterator[tuple[DemoHistory, HistoryOperation]]:
         for history in self._histories:
             for operation in history.operations():
                 yield history, operation
 
-    def _hand_over(self, lane: _Lane, item: tuple[History, Operation] | None) -> bool:
+    def _hand_over(self, lane: _Lane, item: tuple[DemoHistory, HistoryOperation] | None) -> bool:
         while not self._stopping.is_set():
             try:
                 lane.put(item, timeout=0.5)
@@ -157,9 +157,9 @@ class Replay:
         finally:
             client.close()
 
-    def _perform(self, client: BucketClient, history: History, operation: Operation) -> None:
+    def _perform(self, client: BucketClient, history: DemoHistory, operation: HistoryOperation) -> None:
         value = None if operation.token is None else history.value(operation.token)
-        patience = Patience(self._stopping)
+        patience = RetryPolicy(self._stopping)
         write: _Write | None = None
         while True:
             try:
@@ -167,7 +167,7 @@ class Replay:
                     write = _Write(client, history.bucket, operation.key, value)
                 write.attempt(client)
                 break
-            except Trouble as trouble:
+            except Transient as trouble:
                 with self._lock:
                     self.troubles[trouble.kind] += 1
                 client.turn()
@@ -186,7 +186,7 @@ class Replay:
             self.done["bytes"] += len(value or b"")
 
 
-class TookEffectTwice(Trouble):
+class TookEffectTwice(Transient):
     """A lost write came through beside its repetition: the key has siblings, and is to be written over them."""
 
     def __init__(self) -> None:
@@ -217,6 +217,6 @@ class _Write:
                 client.put(self._bucket, self._key, self._value, self._clock, self._request_id)
             if self._doubtful and client.get(self._bucket, self._key).sibling_count != (self._value is not None):
                 raise TookEffectTwice
-        except Trouble as trouble:
+        except Transient as trouble:
             self._doubtful = self._doubtful or trouble.unknown
             raise

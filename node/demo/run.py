@@ -28,14 +28,14 @@ from types import FrameType
 from typing import Any, Final
 
 from isthmus import config, node
-from isthmus.node.demo.chaos import Breaker, SupervisorsHand
+from isthmus.node.demo.chaos import Breaker, SupervisorControl
 from isthmus.node.demo.client import PatientReader, key_path
-from isthmus.node.demo.cost import Outcome
-from isthmus.node.demo.history import Expectation, GitHistory, History, HistoryFault, MadeHistory
-from isthmus.node.demo.live_view import Progress, View
-from isthmus.node.demo.replay import Replay
-from isthmus.node.demo.verify import Verdict, compare
-from isthmus.node.demo.watch import Sight, Watcher
+from isthmus.node.demo.cost import DemoOutcome
+from isthmus.node.demo.history import DemoHistory, Expectation, GitHistory, HistoryFault, MadeHistory
+from isthmus.node.demo.live_view import DemoProgress, DemoView
+from isthmus.node.demo.replay import HistoryReplay
+from isthmus.node.demo.verify import VerifyResult, compare
+from isthmus.node.demo.watch import DemoSnapshot, Watcher
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.directory import READY_TIMEOUT_S
 from isthmus.node.local.topology import load_topology
@@ -46,7 +46,7 @@ from isthmus.repl.model.errors import LocalFault
 class Demo:
     """A finished run: what came out, and where the clusters are."""
 
-    outcome: Outcome
+    outcome: DemoOutcome
     directory: Path
     clusters: dict[str, Any] = field(default_factory=dict)
     sample_key: tuple[bytes, bytes] | None = None
@@ -124,7 +124,7 @@ class DemoOptions:
     breaks: bool = True
 
 
-def run_demo(options: DemoOptions, view: View) -> Demo:
+def run_demo(options: DemoOptions, view: DemoView) -> Demo:
     """Run it. Raises IsthmusError when it cannot be run, KeyboardInterrupt after stopping all on Ctrl-C."""
     with ExitStack() as stack:
         stack.callback(view.close)
@@ -133,14 +133,14 @@ def run_demo(options: DemoOptions, view: View) -> Demo:
         for history in histories:
             stack.callback(history.close)
         directory, temporary = _directory(options.directory)
-        demo = Demo(Outcome([history.title for history in histories]), directory)
+        demo = Demo(DemoOutcome([history.title for history in histories]), directory)
         clusters = LocalClusters(load_topology(TOPOLOGY), directory, restart_nodes=True, auto_ports=True, owned=True)
         began_s = time.monotonic()
         try:
             view.note(f"clusters are in {directory}")
             demo.clusters = clusters.up(READY_TIMEOUT_S, lambda line: view.note(f"  {line}"))["clusters"]
             view.note(f"  up after {time.monotonic() - began_s:.0f} s")
-            _Run(options, histories, clusters, demo, view).all()
+            _DemoRun(options, histories, clusters, demo, view).all()
             demo.outcome.total_seconds = round(time.monotonic() - began_s, 3)
         except BaseException as error:
             with _deaf_to_signals():
@@ -164,10 +164,10 @@ def run_demo(options: DemoOptions, view: View) -> Demo:
         return demo
 
 
-def choose_histories(options: DemoOptions, view: View) -> list[History]:
+def choose_histories(options: DemoOptions, view: DemoView) -> list[DemoHistory]:
     """The repository's history and, where that is short or missing, a made one. Raises HistoryFault when the
     repository that was asked for cannot be read."""
-    histories: list[History] = []
+    histories: list[DemoHistory] = []
     count = 0
     try:
         git = GitHistory(options.git if options.git is not None else _this_checkout())
@@ -189,16 +189,16 @@ def choose_histories(options: DemoOptions, view: View) -> list[History]:
     return histories
 
 
-class _Run:
+class _DemoRun:
     """One run against clusters that are up."""
 
     def __init__(
         self,
         options: DemoOptions,
-        histories: Sequence[History],
+        histories: Sequence[DemoHistory],
         clusters: LocalClusters,
         demo: Demo,
-        view: View,
+        view: DemoView,
     ) -> None:
         self._options = options
         self._histories = histories
@@ -212,10 +212,10 @@ class _Run:
             name: {node["name"]: node["admin"] for node in cluster["nodes"]} for name, cluster in demo.clusters.items()
         }
         self._watcher = Watcher(clusters, admins)
-        self._breaker = Breaker(SOURCE, SupervisorsHand(clusters.directory), self._note_at)
+        self._breaker = Breaker(SOURCE, SupervisorControl(clusters.directory), self._note_at)
         total = sum(history.count() for history in histories)
         rate = total / REPLAY_SECONDS if options.rate is None else options.rate
-        self._replay = Replay(self._https[SOURCE], histories, rate)
+        self._replay = HistoryReplay(self._https[SOURCE], histories, rate)
 
     def all(self) -> None:
         """Replay, settle, compare; fills the outcome."""
@@ -321,7 +321,7 @@ class _Run:
             self._show("comparing every key of both clusters", "keys", done, total)
 
         readers = {name: PatientReader(urls, self._stopping) for name, urls in self._https.items()}
-        verdict = Verdict()
+        verdict = VerifyResult()
         try:
             for history, end in expected:
                 self._demo.sample_key = self._demo.sample_key or sample_key(history.bucket, end)
@@ -341,9 +341,9 @@ class _Run:
             self._note_at(note)
         elapsed_s = time.monotonic() - self._began_s
         retries = self._replay.troubles.total()
-        self._view.update(Progress(phase, unit, done, total, elapsed_s, retries, self._watcher.latest))
+        self._view.update(DemoProgress(phase, unit, done, total, elapsed_s, retries, self._watcher.latest))
 
-    def _note_lag(self, sight: Sight) -> None:
+    def _note_lag(self, sight: DemoSnapshot) -> None:
         """Keep the receiving sink's newest figures."""
         for sink in sight.sinks:
             if sink.cluster != SOURCE and sink.lag_p50_ms is not None:
@@ -367,7 +367,7 @@ def _directory(wanted: Path | None) -> tuple[Path, bool]:
     return wanted.absolute(), False
 
 
-def _clear(directory: Path, remove: bool, view: View) -> None:
+def _clear(directory: Path, remove: bool, view: DemoView) -> None:
     if remove:
         shutil.rmtree(directory, ignore_errors=True)
     else:

@@ -21,7 +21,7 @@ NAMED_DIFFERENCES: Final = 20
 """Differences that are kept with their names; the others are counted. Enough to see what they have in common."""
 
 
-class Found(NamedTuple):
+class StoredValues(NamedTuple):
     """What a cluster holds under a key: the values of its siblings; none when deleted or never written."""
 
     values: tuple[bytes, ...]
@@ -33,11 +33,11 @@ class Reader(Protocol):
     def list_keys(self, bucket: bytes) -> Iterable[bytes]:
         """Every live key of a bucket, in any order."""
 
-    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[Found]:
+    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[StoredValues]:
         """What is under each key, in order."""
 
 
-class Difference(NamedTuple):
+class VerifyDifference(NamedTuple):
     """One key that is not as it must be on one cluster, in words."""
 
     cluster: str
@@ -50,7 +50,7 @@ class Difference(NamedTuple):
         return f"{self.cluster}: {bucket}/{key!r}: {self.what}"
 
 
-class Verdict:
+class VerifyResult:
     """What the comparison found, summed over buckets and clusters."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Verdict:
         self.value_bytes = 0
         """Bytes of all values compared, counted on each cluster."""
         self.difference_count = 0
-        self.differences: list[Difference] = []
+        self.differences: list[VerifyDifference] = []
         """The first NAMED_DIFFERENCES of them."""
 
     @property
@@ -73,14 +73,14 @@ class Verdict:
         """Note one difference."""
         self.difference_count += 1
         if len(self.differences) < NAMED_DIFFERENCES:
-            self.differences.append(Difference(cluster, bucket, key, what))
+            self.differences.append(VerifyDifference(cluster, bucket, key, what))
 
 
 def compare(
     clusters: Mapping[str, Reader],
     bucket: bytes,
     expected: Expectation,
-    verdict: Verdict,
+    verdict: VerifyResult,
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Compare one bucket of every cluster with what is expected, into `verdict`; `progress` is told keys done."""
@@ -97,7 +97,7 @@ def compare(
     verdict.gone_count += len(expected.gone)
 
 
-def _compare_listing(name: str, reader: Reader, bucket: bytes, expected: Expectation, verdict: Verdict) -> None:
+def _compare_listing(name: str, reader: Reader, bucket: bytes, expected: Expectation, verdict: VerifyResult) -> None:
     listed: set[bytes] = set()
     for key in reader.list_keys(bucket):
         if key in listed:
@@ -112,7 +112,7 @@ def _compare_listing(name: str, reader: Reader, bucket: bytes, expected: Expecta
         verdict.differs(name, bucket, key, "is not listed")
 
 
-def _difference(found: Found, blob: str | None, verdict: Verdict) -> str | None:
+def _difference(found: StoredValues, blob: str | None, verdict: VerifyResult) -> str | None:
     """Why `found` is not the value with the id `blob` (None: no value at all), or None when it is."""
     verdict.value_bytes += sum(map(len, found.values))
     if len(found.values) > 1:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from isthmus.config.text import quantity
-from isthmus.node.demo.client import AdminClient, Trouble
+from isthmus.node.demo.client import AdminReader, Transient
 from isthmus.node.demo.cost import CpuLedger
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.directory import status_of
@@ -35,7 +35,7 @@ UNTOLD: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSight:
+class ProcessSnapshot:
     """One process: its state in a word, why, and how often it was restarted."""
 
     name: str
@@ -46,7 +46,7 @@ class ProcessSight:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSight:
+class ClusterSnapshot:
     """One cluster, as the first of its nodes that answered sees it. `leaders` counts partitions led by each node that
     holds replicas; `absent` are the nodes that are not registered."""
 
@@ -73,7 +73,7 @@ class ClusterSight:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSight:
+class QueueSnapshot:
     """One source queue of a cluster, all its nodes together; None is unknown."""
 
     cluster: str
@@ -89,7 +89,7 @@ class QueueSight:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkSight:
+class SinkSnapshot:
     """What a cluster's sinks say of one queue that they fetch, all links together: lag since their nodes began, and of
     the last minute, p50 of the middle link and p99 of the worst; None is unknown."""
 
@@ -105,18 +105,18 @@ class SinkSight:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class DemoSnapshot:
     """One look at everything; `taken_s` is monotonic."""
 
     taken_s: float
-    processes: tuple[ProcessSight, ...] = ()
-    clusters: tuple[ClusterSight, ...] = ()
-    queues: tuple[QueueSight, ...] = ()
-    sinks: tuple[SinkSight, ...] = ()
+    processes: tuple[ProcessSnapshot, ...] = ()
+    clusters: tuple[ClusterSnapshot, ...] = ()
+    queues: tuple[QueueSnapshot, ...] = ()
+    sinks: tuple[SinkSnapshot, ...] = ()
     unknown: tuple[str, ...] = field(default=())
     """Nodes that did not answer, each with why."""
 
-    def cluster(self, name: str) -> ClusterSight | None:
+    def cluster(self, name: str) -> ClusterSnapshot | None:
         """What was seen of a cluster; None when none of its nodes answered."""
         return next((cluster for cluster in self.clusters if cluster.name == name), None)
 
@@ -142,10 +142,10 @@ class Sight:
         return "; ".join(parts) or "nothing is outstanding"
 
 
-def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSight:
+def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
     """A cluster from a node's `/admin/cluster`. Raises KeyError, TypeError for anything else."""
     partitions, replicas = raw["partitions"], raw["replicas"]
-    return ClusterSight(
+    return ClusterSnapshot(
         name,
         partitions["total"],
         partitions["online"],
@@ -156,12 +156,12 @@ def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSight:
     )
 
 
-def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSight]:
+def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSnapshot]:
     """A cluster's queues from the rows of its nodes' `/admin/queues`. A count is only known when the answers cover all
     of the cluster's `partitions`: each is counted where it is led. Without rows nobody has told, and there is one that
     is unknown."""
     if not rows:
-        return [QueueSight(cluster, UNTOLD, None, None, "no node tells of its queues")]
+        return [QueueSnapshot(cluster, UNTOLD, None, None, "no node tells of its queues")]
     sights = []
     for name in sorted({row["name"] for row in rows}):
         mine = [row for row in rows if row["name"] == name]
@@ -170,18 +170,18 @@ def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: in
         reason = next((row["reason"] for row in mine if row.get("reason")), "")
         if covered != partitions:
             waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
-        sights.append(QueueSight(cluster, name, waiting, in_flight, reason))
+        sights.append(QueueSnapshot(cluster, name, waiting, in_flight, reason))
     return sights
 
 
-def sink_sights(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSight]:
+def sink_sights(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSnapshot]:
     """What a cluster's sinks say, from the rows of its nodes' `/admin/sink`, one a link."""
     sights = []
     for queue in sorted({row["queue"] for row in rows}):
         mine = [row for row in rows if row["queue"] == queue]
         troubled = next((row for row in mine if row.get("reason")), mine[0])
         sights.append(
-            SinkSight(
+            SinkSnapshot(
                 cluster,
                 queue,
                 troubled["state"],
@@ -224,7 +224,7 @@ class Watcher:
         """`nodes` maps each cluster to the admin URLs of its nodes, by name."""
         self._clusters = clusters
         self._admins = {
-            cluster: {name: AdminClient(url, ANSWER_TIMEOUT_S) for name, url in admins.items()}
+            cluster: {name: AdminReader(url, ANSWER_TIMEOUT_S) for name, url in admins.items()}
             for cluster, admins in nodes.items()
         }
         self._stopping = threading.Event()
@@ -236,7 +236,7 @@ class Watcher:
         self._told: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name="demo-watch", daemon=True)
         self.costs = CpuLedger()
-        self.latest = Sight(-math.inf)
+        self.latest = DemoSnapshot(-math.inf)
 
     def start(self) -> None:
         """Begin to look."""
@@ -249,7 +249,7 @@ class Watcher:
         if last_look and self._thread.is_alive():
             self._thread.join()
 
-    def look_after(self, moment_s: float, timeout_s: float) -> Sight:
+    def look_after(self, moment_s: float, timeout_s: float) -> DemoSnapshot:
         """The first look that began after `moment_s` (monotonic); the last one when none comes in time."""
         with self._looked:
             self._looked.wait_for(lambda: self.latest.taken_s > moment_s, timeout_s)
@@ -282,13 +282,13 @@ class Watcher:
             self.latest = sight
             self._looked.notify_all()
 
-    def _look(self) -> Sight:
+    def _look(self) -> DemoSnapshot:
         taken_s = time.monotonic()
         processes = self._processes()
         unknown: list[str] = []
-        clusters: list[ClusterSight] = []
-        queues: list[QueueSight] = []
-        sinks: list[SinkSight] = []
+        clusters: list[ClusterSnapshot] = []
+        queues: list[QueueSnapshot] = []
+        sinks: list[SinkSnapshot] = []
         for cluster, admins in self._admins.items():
             views: list[dict[str, Any]] = []
             queue_rows: list[dict[str, Any]] = []
@@ -298,30 +298,32 @@ class Watcher:
                     views.append(admin.document("/admin/cluster"))
                     queue_rows += admin.document("/admin/queues")["queues"]
                     sink_rows += admin.document("/admin/sink")["sinks"]
-                except (Trouble, BadInput, ValueError, KeyError, TypeError) as error:
+                except (Transient, BadInput, ValueError, KeyError, TypeError) as error:
                     unknown.append(f"{name}: {error}")
             newest = max(views, key=lambda view: view["read_at_ms"] or 0, default=None)
             clusters += [] if newest is None else [cluster_sight(cluster, newest)]
             queues += queue_sights(cluster, queue_rows, None if newest is None else newest["partitions"]["total"])
             sinks += sink_sights(cluster, sink_rows)
-        return Sight(taken_s, processes, tuple(clusters), tuple(queues), tuple(sinks), tuple(unknown))
+        return DemoSnapshot(taken_s, processes, tuple(clusters), tuple(queues), tuple(sinks), tuple(unknown))
 
-    def _note_clusters(self, sight: Sight) -> None:
+    def _note_clusters(self, sight: DemoSnapshot) -> None:
         for cluster in sight.clusters:
             told = cluster.told()
             if self._told.get(cluster.name, told) != told:
                 self._notes.append(told)
             self._told[cluster.name] = told
 
-    def _processes(self) -> tuple[ProcessSight, ...]:
+    def _processes(self) -> tuple[ProcessSnapshot, ...]:
         try:
             status = status_of(self._clusters.directory, ask_nodes=False)
         except LocalFault as error:
-            return (ProcessSight("supervisor", "unknown", None, 0, str(error)),)
+            return (ProcessSnapshot("supervisor", "unknown", None, 0, str(error)),)
         boss = status["supervisor"]
         rows = [raw for cluster in status["clusters"].values() for raw in (*cluster["nodes"], *cluster["zookeepers"])]
-        sights = [ProcessSight("supervisor", "running" if boss else "gone", boss, 0, "")]
-        sights += [ProcessSight(raw["name"], raw["state"], raw["pid"], raw["restarts"], raw["reason"]) for raw in rows]
+        sights = [ProcessSnapshot("supervisor", "running" if boss else "gone", boss, 0, "")]
+        sights += [
+            ProcessSnapshot(raw["name"], raw["state"], raw["pid"], raw["restarts"], raw["reason"]) for raw in rows
+        ]
         self.costs.sample({sight.name: sight.pid for sight in sights} | {OWN_NAME: os.getpid()})
         with self._looked:
             for sight in sights:

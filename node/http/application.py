@@ -1,7 +1,7 @@
 """One ASGI call -> one handler call -> one answer: bodies with limits, replies, streams, errors.
 
-Knows neither uvicorn nor what the routes do. How bodies are read stands in `application`. `Face` is the base of every
-listener's application.
+Knows neither uvicorn nor what the routes do. How bodies are read stands in `application`. `HttpApplication` is the base
+of every listener's application.
 
 Request bodies: read piece by piece, each within its limit, all together within the budget of a face.
 
@@ -20,9 +20,9 @@ import structlog
 
 from isthmus.node.http.authorization import READING_POSTS, Guard
 from isthmus.node.http.csrf import check_origin
-from isthmus.node.http.responses import PLAIN, Headers, Refused, Reply, refusal
+from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused, refusal
 from isthmus.node.http.router import Router, parse_query
-from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, let_go
+from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
 
 Message = dict[str, Any]
@@ -39,7 +39,7 @@ class ClientGone(Exception):
     """The client closed, or the listener gave up waiting for the rest of its request: nobody reads an answer."""
 
 
-class Unread(Exception):
+class UnreadBody(Exception):
     """`error` refuses a request whose body has not been read to its end."""
 
     def __init__(self, error: IsthmusError) -> None:
@@ -74,7 +74,7 @@ async def read_body(receive: Receive, declared: int, limit: int, limit_name: str
     when part of the body is still to come, and ClientGone when it was cut short.
     """
     if declared > limit:
-        raise Unread(_too_large(declared, limit, limit_name))
+        raise UnreadBody(_too_large(declared, limit, limit_name))
     message = await receive()
     if message["type"] != "http.request":
         raise ClientGone
@@ -96,9 +96,9 @@ async def _read_rest(receive: Receive, first: bytes, limit: int, limit_name: str
         more = True
         while more:
             if size > limit:
-                raise Unread(_too_large(size, limit, limit_name))
+                raise UnreadBody(_too_large(size, limit, limit_name))
             if budget.used_bytes > budget.limit_bytes:
-                raise Unread(budget.overloaded())
+                raise UnreadBody(budget.overloaded())
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone
@@ -122,7 +122,7 @@ def _too_large(size: int, limit: int, limit_name: str) -> TooLarge:
 def content_length(value: bytes) -> int:
     """A Content-Length header's value. Raises Refused (400)."""
     if not value.isdigit() or len(value) > 18:
-        raise Refused(400, "bad-header", "Content-Length is not a number of bytes")
+        raise RequestRefused(400, "bad-header", "Content-Length is not a number of bytes")
     return int(value)
 
 
@@ -203,7 +203,7 @@ class Request:
         try:
             return self.params[param].decode()
         except UnicodeDecodeError:
-            raise Refused(400, "bad-path", f"the {param} in the URL is not UTF-8") from None
+            raise RequestRefused(400, "bad-path", f"the {param} in the URL is not UTF-8") from None
 
     async def body(self, limit: int = JSON_BODY_LIMIT_BYTES, limit_name: str = "the limit here") -> bytes:
         """The whole body; call once. Raises as `read_body` does."""
@@ -221,7 +221,7 @@ class Request:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise Refused(400, "bad-json", f"the body is not JSON: {error}") from error
+            raise RequestRefused(400, "bad-json", f"the body is not JSON: {error}") from error
 
     async def gone(self) -> None:
         """Returns when the client has closed, or has closed its sending side; call after `body`."""
@@ -251,7 +251,7 @@ def text_reply(text: str, status: int = 200) -> Reply:
     return Reply(status, [(b"content-type", PLAIN)], text.encode())
 
 
-def a_bug() -> IsthmusError:
+def internal_error() -> IsthmusError:
     """What is said of an exception that nobody foresaw."""
     return IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
 
@@ -265,7 +265,7 @@ class RequestCounts(dict[tuple[str, str, int], int]):
         self[key] = self.get(key, 0) + 1
 
 
-class Face:
+class HttpApplication:
     """An ASGI application over a router. Add routes to `router` before the listener starts."""
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class Face:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
-        await self.told(self._let_in(scope, receive, send), scope, receive, send)
+        await self.guarded(self._let_in(scope, receive, send), scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_origin(scope["method"], scope["headers"])
@@ -285,12 +285,12 @@ class Face:
             self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
         await self.answer(scope, receive, send)
 
-    async def told(self, work: Awaitable[None], scope: Scope, receive: Receive, send: Send) -> None:
+    async def guarded(self, work: Awaitable[None], scope: Scope, receive: Receive, send: Send) -> None:
         """Await `work`, which answers the request; tell the client of the error in which it ends."""
         try:
             await work
-        except Unread as unread:
-            let_go(unread)  # and with it what was read of the body, which would wait for the rest
+        except UnreadBody as unread:
+            clear_traceback(unread)  # and with it what was read of the body, which would wait for the rest
             await self._refuse_unread(unread.error, scope, receive, send)
         except ClientGone:
             self.counts.add("other", scope["method"], 499)
@@ -301,17 +301,17 @@ class Face:
             await self.send_reply(scope, send, self.refused(error, scope["method"]))
         except Exception:
             log.exception("http.bug", method=scope["method"], path=shown_path(scope["raw_path"]))
-            await self.send_reply(scope, send, self.refused(a_bug(), scope["method"]))
+            await self.send_reply(scope, send, self.refused(internal_error(), scope["method"]))
 
     def refused(self, error: IsthmusError, method: str) -> Reply:
         """The answer to a request that ended in `error`, counted."""
         reply = self.refusal(error)
-        let_go(error)
+        clear_traceback(error)
         self.counts.add("refused", method, reply.status)
         return reply
 
     def stop(self) -> None:
-        """The node is stopping: end what waits for something to happen. Nothing here does; see HttpFace."""
+        """The node is stopping: end what waits for something to happen. Nothing here does; see ClientApi."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""

@@ -18,15 +18,15 @@ from typing import Final
 import structlog
 
 from isthmus.config.settings import TokenSettings
-from isthmus.node.http.responses import Headers, Refused
+from isthmus.node.http.responses import Headers, RequestRefused
 from isthmus.repl.security.tokens import digest_of, is_among, watched_digests
-from isthmus.repl.security.watched_files import Watched
+from isthmus.repl.security.watched_files import ReloadingFile
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
 
-class Role(StrEnum):
+class TokenRole(StrEnum):
     """What a token is for; each has its file in [tokens]."""
 
     READ = "read"
@@ -36,19 +36,19 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
-INCLUDES: Final[Mapping[Role, frozenset[Role]]] = {
-    Role.READ: frozenset({Role.READ}),
-    Role.WRITE: frozenset({Role.READ, Role.WRITE}),
-    Role.OPERATE: frozenset({Role.READ, Role.WRITE, Role.OPERATE}),
-    Role.REPLICATE: frozenset({Role.REPLICATE}),
-    Role.ADMIN: frozenset(Role),
+INCLUDES: Final[Mapping[TokenRole, frozenset[TokenRole]]] = {
+    TokenRole.READ: frozenset({TokenRole.READ}),
+    TokenRole.WRITE: frozenset({TokenRole.READ, TokenRole.WRITE}),
+    TokenRole.OPERATE: frozenset({TokenRole.READ, TokenRole.WRITE, TokenRole.OPERATE}),
+    TokenRole.REPLICATE: frozenset({TokenRole.REPLICATE}),
+    TokenRole.ADMIN: frozenset(TokenRole),
 }
 """Role of a token -> what it may do."""
 
-HTTP_OPEN: Final[Mapping[str, frozenset[Role]]] = {
+HTTP_OPEN: Final[Mapping[str, frozenset[TokenRole]]] = {
     "nothing": frozenset(),
-    "read": INCLUDES[Role.READ],
-    "write": INCLUDES[Role.WRITE],
+    "read": INCLUDES[TokenRole.READ],
+    "write": INCLUDES[TokenRole.WRITE],
 }
 """What `tokens.http_open` lets everybody do."""
 
@@ -119,24 +119,24 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> what it counts (see repl.telemetry)."""
 
 
-READERS: Final = frozenset({Role.READ})
-ANYBODY: Final = frozenset(Role)
+READERS: Final = frozenset({TokenRole.READ})
+ANYBODY: Final = frozenset(TokenRole)
 """Any one of a set does; `ANYBODY` still wants a token."""
 
 
-def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
+def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
     """What a request of the client face needs, any one of these; none: nothing."""
     path = raw_path.rstrip(b"/") or b"/"  # a slash at the end says nothing to `application`, so it says nothing here
     if path in PROBES:
         return frozenset()
     parts = path.split(b"/")[1:]
     if path in READING_TREES or path in READING_ROWS:
-        return READERS | {Role.REPLICATE}
+        return READERS | {TokenRole.REPLICATE}
     if parts[0] in REPLICATION or path == PUSH:
-        return frozenset({Role.REPLICATE})
+        return frozenset({TokenRole.REPLICATE})
     if parts[0] == REFERENCES:
         pushes = method not in ("GET", "HEAD")
-        return frozenset({Role.OPERATE, Role.REPLICATE} if pushes else {Role.REPLICATE})
+        return frozenset({TokenRole.OPERATE, TokenRole.REPLICATE} if pushes else {TokenRole.REPLICATE})
     if path == NODES:
         return ANYBODY
     if method in ("GET", "HEAD") or path in READING_POSTS:
@@ -145,10 +145,10 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     bucket_props = count == 3 and parts[0] == b"buckets" and parts[2] == b"props"
     typed_props = count in (3, 5) and parts[0] == b"types" and parts[-1] == b"props"
     old_props = count == 2 and parts[0] == b"riak" and method == "PUT"
-    return frozenset({Role.OPERATE if bucket_props or typed_props or old_props else Role.WRITE})
+    return frozenset({TokenRole.OPERATE if bucket_props or typed_props or old_props else TokenRole.WRITE})
 
 
-def admin_roles(method: str, raw_path: bytes) -> frozenset[Role]:
+def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
     """What a request of the admin face needs, any one of these; none: nothing."""
     if raw_path in PROBES:
         return frozenset()
@@ -157,8 +157,8 @@ def admin_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []
     for known in OPERATE:
         if len(parts) == len(known) and all(k in (b"*", part) for k, part in zip(known, parts, strict=True)):
-            return frozenset({Role.OPERATE})
-    return frozenset({Role.ADMIN})
+            return frozenset({TokenRole.OPERATE})
+    return frozenset({TokenRole.ADMIN})
 
 
 class Guard:
@@ -168,17 +168,17 @@ class Guard:
         """Raises BadConfig when a file cannot be used. `listener` is "http" or "admin"."""
         self._listener = listener
         self._roles = http_roles if listener == "http" else admin_roles
-        self._digests = [(INCLUDES[Role(name)], watched_digests(path)) for name, path in settings.files.items()]
+        self._digests = [(INCLUDES[TokenRole(name)], watched_digests(path)) for name, path in settings.files.items()]
         self._open = HTTP_OPEN[settings.http_open] if listener == "http" else frozenset()
         self._metrics_open = settings.metrics_open
         self._in_force: list[tuple[bytes, ...]] = []
-        self._grants: dict[bytes, frozenset[Role]] = {}
+        self._grants: dict[bytes, frozenset[TokenRole]] = {}
         """Digests of tokens that were shown and known -> what they grant, while what is in force stays the same. No
         more than the files hold; what is not known is compared each time, in a time that tells nothing."""
         self.refused: dict[int, int] = {}
         self._said_s = -LOG_INTERVAL_S
 
-    def watched(self) -> list[Watched[tuple[bytes, ...]]]:
+    def watched(self) -> list[ReloadingFile[tuple[bytes, ...]]]:
         """The files of tokens."""
         return [watched for _, watched in self._digests]
 
@@ -194,13 +194,13 @@ class Guard:
                 return
             if known:
                 self._count(403)
-                raise Refused(403, "forbidden", f"this needs a token of the role {_who_may(wanted)}")
+                raise RequestRefused(403, "forbidden", f"this needs a token of the role {_who_may(wanted)}")
         self._count(401)
         what = "no token was shown" if token is None else "the token that was shown is not known here"
         sentence = f"{what}; this needs one of the role {_who_may(wanted)} (Authorization: Bearer TOKEN)"
-        raise Refused(401, "unauthorized", sentence, list(CHALLENGES))
+        raise RequestRefused(401, "unauthorized", sentence, list(CHALLENGES))
 
-    def _granted(self, token: bytes) -> tuple[bool, frozenset[Role]]:
+    def _granted(self, token: bytes) -> tuple[bool, frozenset[TokenRole]]:
         digest = digest_of(token)
         in_force = [watched.current() for _, watched in self._digests]
         if in_force != self._in_force:
@@ -209,7 +209,7 @@ class Guard:
         granted = self._grants.get(digest)
         if granted is not None:
             return True, granted
-        known, granted = False, frozenset[Role]()
+        known, granted = False, frozenset[TokenRole]()
         for (roles, _), digests in zip(self._digests, in_force, strict=True):
             if is_among(digest, digests):
                 known, granted = True, granted | roles
@@ -235,7 +235,7 @@ def guard_of(listener: str, settings: TokenSettings) -> Guard | None:
     return Guard(listener, settings) if settings.files else None
 
 
-def _who_may(wanted: frozenset[Role]) -> str:
+def _who_may(wanted: frozenset[TokenRole]) -> str:
     """The roles that would do, the least first."""
     return " or ".join(role.value for role, included in INCLUDES.items() if wanted & included)
 

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from isthmus.config.settings import ListenSettings
 from isthmus.node.http.application import CONNECTION, PEER_NAMES
-from isthmus.node.http.responses import Headers, Refused, refusal
+from isthmus.node.http.responses import Headers, RequestRefused, refusal
 from isthmus.repl.security.tls import NodeName, names_of
 
 KEEP_ALIVE_S: Final = 75
@@ -52,7 +52,8 @@ Cycle = RequestResponseCycle
 
 
 class Application(Protocol):
-    """What a listener serves: an ASGI application (`node.http.application.Face`) that can end its long waits."""
+    """What a listener serves: an ASGI application (`node.http.application.HttpApplication`) that can end its long
+    waits."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -94,7 +95,7 @@ def loaded_config(app: Application) -> Config:
     """What uvicorn is told of a listener that serves `app`."""
     config = Config(
         app,
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -107,7 +108,7 @@ def loaded_config(app: Application) -> Config:
     return config
 
 
-def whole_refusal(fault: Refused, first: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+def whole_refusal(fault: RequestRefused, first: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
     """The last answer of a connection, head and body, beginning with the headers `first`."""
     reply = refusal(fault)
     length = (b"content-length", b"%d" % len(reply.body))
@@ -119,7 +120,7 @@ def whole_refusal(fault: Refused, first: Sequence[tuple[bytes, bytes]] = ()) -> 
 _BODILESS: Final = frozenset((204, 304))
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection: uvicorn's HTTP, with a limit on everything that a client can make it hold or wait for."""
 
     server_state: SharedState
@@ -137,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._broken = False
-        self._fault = Refused(400, "bad-http", "what was sent is not a valid HTTP request")
+        self._fault = RequestRefused(400, "bad-http", "what was sent is not a valid HTTP request")
         self._chunk_bytes = 0
         self._fed_bytes = 0
         self._body_bytes = 0
@@ -177,7 +178,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._too_many:
             limit = self.server_state.connections_limit
-            self._refuse(Refused(503, "overloaded", f"{limit} connections are open here, which is the limit"))
+            self._refuse(RequestRefused(503, "overloaded", f"{limit} connections are open here, which is the limit"))
             return
         self._chunk_bytes = len(data)
         super().data_received(data)
@@ -193,12 +194,12 @@ class Connection(HttpToolsProtocol):
             if self._fed_bytes > self._head_limit:
                 self._refuse(self._head_too_large())
         elif self._fed_bytes - self._body_bytes > self._head_limit + FRAMING_PER_BYTE * self._body_bytes:
-            self._refuse(Refused(400, "bad-http", "a chunked body with more framing than content"))
+            self._refuse(RequestRefused(400, "bad-http", "a chunked body with more framing than content"))
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends no more. A request cut short is refused; answers under way are still written."""
         if self._in_head or self._in_body:
-            self._refuse(Refused(400, "cut-short", "the request ended before its end: send all of it"))
+            self._refuse(RequestRefused(400, "cut-short", "the request ended before its end: send all of it"))
         last = self._last_unanswered()
         if last is None:
             return None
@@ -241,7 +242,9 @@ class Connection(HttpToolsProtocol):
             for name, value in self.headers
         ):
             # The parser would take the body for the other protocol: a PUT would store an empty value.
-            self._fault = Refused(400, "upgrade", "no other protocol is spoken here: send the body without Upgrade")
+            self._fault = RequestRefused(
+                400, "upgrade", "no other protocol is spoken here: send the body without Upgrade"
+            )
             raise self._fault
         version = self.parser.get_http_version()
         hosts = 0
@@ -250,14 +253,16 @@ class Connection(HttpToolsProtocol):
                 hosts += 1
             elif name == b"transfer-encoding" and not (value.lower() == b"chunked" and version == "1.1"):
                 # A coding that nobody undoes would be stored as the value; 1.0 knows none, and a proxy may think so.
-                self._fault = Refused(400, "bad-http", "Transfer-Encoding is chunked, in HTTP/1.1, or left out")
+                self._fault = RequestRefused(400, "bad-http", "Transfer-Encoding is chunked, in HTTP/1.1, or left out")
                 raise self._fault
         if hosts != 1 and (hosts or version == "1.1"):
             # RFC 9112, 3.2: whoever forwards such a request cannot know which host was meant.
-            self._fault = Refused(400, "bad-http", f"{hosts} Host headers: send exactly one")
+            self._fault = RequestRefused(400, "bad-http", f"{hosts} Host headers: send exactly one")
             raise self._fault
         if len(self.pipeline) >= PIPELINE_MAX:
-            self._fault = Refused(400, "bad-http", f"more than {PIPELINE_MAX} requests sent ahead on one connection")
+            self._fault = RequestRefused(
+                400, "bad-http", f"more than {PIPELINE_MAX} requests sent ahead on one connection"
+            )
             raise self._fault
         super().on_headers_complete()
         self._in_head = False
@@ -341,8 +346,8 @@ class Connection(HttpToolsProtocol):
 
     # -- refusing ---------------------------------------------------------------------------------------
 
-    def _head_too_large(self) -> Refused:
-        return Refused(431, "head-too-large", f"request line and headers exceed {self._head_limit} bytes")
+    def _head_too_large(self) -> RequestRefused:
+        return RequestRefused(431, "head-too-large", f"request line and headers exceed {self._head_limit} bytes")
 
     def _last_unanswered(self) -> RequestResponseCycle | None:
         if self.pipeline:
@@ -351,7 +356,7 @@ class Connection(HttpToolsProtocol):
             return self._running
         return None
 
-    def _refuse(self, fault: Refused) -> None:
+    def _refuse(self, fault: RequestRefused) -> None:
         """Read no more. What was asked before is still answered, in order; then `fault` is told if nothing else was
         asked, and the connection ends. A request whose body is cut off here reaches its handler as a disconnect."""
         if self._broken:
@@ -376,7 +381,7 @@ class Connection(HttpToolsProtocol):
             last.keep_alive = False
             self.flow.pause_reading()
 
-    def _close(self, fault: Refused | None) -> None:
+    def _close(self, fault: RequestRefused | None) -> None:
         if self.transport.is_closing():
             return
         if fault is not None:
@@ -400,10 +405,10 @@ class Connection(HttpToolsProtocol):
         waited_s = now_s - self._since_s
         if self._in_head:
             if waited_s > HEAD_TIMEOUT_S:
-                self._refuse(Refused(408, "slow-request", f"no whole head within {HEAD_TIMEOUT_S:g} s"))
+                self._refuse(RequestRefused(408, "slow-request", f"no whole head within {HEAD_TIMEOUT_S:g} s"))
         elif self._in_body:
             limit_s = self.server_state.body_timeout_s
             if waited_s > limit_s:
-                self._refuse(Refused(408, "slow-request", f"no whole body within {limit_s:g} s"))
+                self._refuse(RequestRefused(408, "slow-request", f"no whole body within {limit_s:g} s"))
         elif waited_s > KEEP_ALIVE_S and (self._running is None or self._running.response_complete):
             transport.close()

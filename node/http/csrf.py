@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from isthmus.node.http.responses import Headers, Refused
+from isthmus.node.http.responses import Headers, RequestRefused
 
 OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
 """What browsers add to requests of pages, and pages cannot change (Fetch Standard; Fetch Metadata)."""
@@ -37,4 +37,4 @@ def check_origin(method: str, headers: Headers) -> None:
         if foreign:
             shown = f"{name.decode()}: {value[:100].decode('ascii', 'backslashreplace')}"
             sentence = f"a page of another place may change nothing here ({shown}); programs leave that header out"
-            raise Refused(403, "other-origin", sentence)
+            raise RequestRefused(403, "other-origin", sentence)

@@ -1,10 +1,10 @@
 """Connections of the client face: the usual request is answered at once, by no task and in no ASGI message.
 
 A request that arrived whole (`whole`) while nothing else is under way on its connection, and that the application
-answers with a coroutine of its own (`Prompt.prompt`), is worked on in the same turn: the coroutine runs as far as it
-can, goes on when what it waits for is done, and its answer is written in one piece. What decides about the request is
-the same as for all others. Whatever is not so goes through the parser and ASGI, in `connection`, as if this room were
-not there; so does what arrives on the connection meanwhile, and an answer that has to wait for its reader.
+answers with a coroutine of its own (`FastPathApp.prompt`), is worked on in the same turn: the coroutine runs as far as
+it can, goes on when what it waits for is done, and its answer is written in one piece. What decides about the request
+is the same as for all others. Whatever is not so goes through the parser and ASGI, in `connection`, as if this room
+were not there; so does what arrives on the connection meanwhile, and an answer that has to wait for its reader.
 
 A request that arrived whole, in one piece and in the usual words: read at a glance, without the parser.
 
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 import structlog
 
 from isthmus.node.http.application import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
-from isthmus.node.http.connection import Application, Connection, Cycle, SharedState, loaded_config
+from isthmus.node.http.connection import Application, Cycle, HttpConnection, SharedState, loaded_config
 from isthmus.node.http.csrf import OF_BROWSERS
 from isthmus.node.http.responses import Headers, Reply
 
@@ -66,7 +66,7 @@ _KEPT: Final = frozenset(
 """Headers whose lines are worth keeping: they repeat, and are no secret."""
 
 
-class Whole(NamedTuple):
+class RawRequest(NamedTuple):
     """A request as it was sent: path and query still encoded, header names in lower case."""
 
     method: str
@@ -82,7 +82,7 @@ _new: Final = tuple.__new__
 _lines: dict[bytes, tuple[bytes, bytes]] = {}
 
 
-def read_whole(data: bytes, head_limit_bytes: int) -> Whole | None:
+def read_whole(data: bytes, head_limit_bytes: int) -> RawRequest | None:
     """The one request that `data` is; None when it is anything else, or when its head might be over the limit."""
     end = data.find(b"\r\n\r\n", 0, head_limit_bytes)
     if end < 0:
@@ -121,10 +121,10 @@ def read_whole(data: bytes, head_limit_bytes: int) -> Whole | None:
     if length is None:
         if len(data) != at or method not in _BODILESS:
             return None
-        return _new(Whole, (method, path, query, headers, b""))
+        return _new(RawRequest, (method, path, query, headers, b""))
     if method in _BODILESS or len(data) - at != int(length):
         return None
-    return _new(Whole, (method, path, query, headers, data[at:]))
+    return _new(RawRequest, (method, path, query, headers, data[at:]))
 
 
 def _read_line(line: bytes) -> tuple[bytes, bytes] | None:
@@ -149,18 +149,18 @@ log = structlog.get_logger(__name__)
 
 
 @runtime_checkable
-class Prompt(Application, Protocol):
+class FastPathApp(Application, Protocol):
     """An application that answers some requests by a coroutine, without ASGI
-    (`node.client_api.application.HttpFace`)."""
+    (`node.client_api.application.ClientApi`)."""
 
-    def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
+    def prompt(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
         """What makes the answer; None: ask by ASGI. The coroutine raises nothing but CancelledError, and as it runs in
         no task it may await futures alone, not call what asks for the current task (`asyncio.timeout`)."""
 
-    def left(self, request: Whole) -> None:
+    def left(self, request: RawRequest) -> None:
         """The client of a request that is being worked on has gone, or sends no more."""
 
-    async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an answer that `prompt` made by ASGI's messages."""
 
 
@@ -169,19 +169,19 @@ def connection_factory(
 ) -> Callable[[], asyncio.Protocol]:
     """What makes the connections of one listener; each serves `app`."""
     config = loaded_config(app)
-    if isinstance(app, Prompt):
-        return lambda: QuickConnection(app, config, state, {}, loop)
-    return lambda: Connection(config, state, {}, loop)
+    if isinstance(app, FastPathApp):
+        return lambda: FastPathConnection(app, config, state, {}, loop)
+    return lambda: HttpConnection(config, state, {}, loop)
 
 
-class QuickConnection(Connection):
+class FastPathConnection(HttpConnection):
     """See above."""
 
-    def __init__(self, prompt: Prompt, *uvicorns: Any) -> None:
+    def __init__(self, prompt: FastPathApp, *uvicorns: Any) -> None:
         super().__init__(*uvicorns)
         self._prompt = prompt
         self._work: Coroutine[Any, Any, Reply] | None = None
-        self._asked: Whole | None = None
+        self._asked: RawRequest | None = None
         self._quick: Cycle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -278,11 +278,11 @@ class QuickConnection(Connection):
                 return
         self._say(asked, reply)
 
-    def _say(self, asked: Whole, reply: Reply) -> None:
+    def _say(self, asked: RawRequest, reply: Reply) -> None:
         """The long way out: by ASGI's messages, as the client reads."""
 
         async def say(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._prompt.say(reply, scope, receive, send)
+            await self._prompt.send(reply, scope, receive, send)
 
         quick = self._quick
         assert quick is not None

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.config.settings import Address, ListenSettings
-from isthmus.node.http.connection import Application, Connection, SharedState, whole_refusal
+from isthmus.node.http.connection import Application, HttpConnection, SharedState, whole_refusal
 from isthmus.node.http.fast_connection import connection_factory
 from isthmus.node.http.outgoing_ports import outgoing_ports
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.security.tls_server import TlsServer
@@ -37,7 +37,7 @@ SWEEP_S: Final = 1.0
 DRAIN_S: Final = 10.0
 """How long a stop waits for answers under way before it cuts their connections."""
 
-SPEAK_TLS: Final = Refused(400, "tls", "TLS is spoken here: write https:// instead of http://")
+SPEAK_TLS: Final = RequestRefused(400, "tls", "TLS is spoken here: write https:// instead of http://")
 """What a listener with TLS says to who comes without."""
 
 HELP: Final[Mapping[str, Family]] = {
@@ -138,7 +138,7 @@ class Listener:
         self._state.set_date(self._time.wall_ms() // 1000)
         now_s = loop.time()
         for connection in list(self._state.connections):
-            assert isinstance(connection, Connection)
+            assert isinstance(connection, HttpConnection)
             connection.sweep(now_s)
         # At the beginning of each second, for the Date of answers; so it is no longer than SWEEP_S.
         self._timer = loop.call_later(SWEEP_S - self._time.wall_ms() % 1000 / 1000, self._tick, loop)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 from isthmus.node.http.router import parse_query
 from isthmus.repl.model.requests import Isolation
 
@@ -69,7 +69,7 @@ def parse_isolation(value: str) -> Isolation:
     try:
         return Isolation(value)
     except ValueError:
-        raise Refused(400, "isolation", f"isolation={value[:40]} is unknown: committed or uncommitted") from None
+        raise RequestRefused(400, "isolation", f"isolation={value[:40]} is unknown: committed or uncommitted") from None
 
 
 def timeout_of(parameters: Mapping[str, str]) -> float | None:
@@ -86,9 +86,9 @@ def _is_number(value: str) -> bool:
     return value.isascii() and value.isdigit() and len(value) <= NUMBER_DIGITS_MAX
 
 
-def _bad(name: str, value: str, right: str) -> Refused:
+def _bad(name: str, value: str, right: str) -> RequestRefused:
     shown = value[:40].encode("ascii", "backslashreplace").decode()
-    return Refused(400, "bad-query", f"{name}={shown} is not {right}")
+    return RequestRefused(400, "bad-query", f"{name}={shown} is not {right}")
 
 
 def _quorum(name: str, value: str) -> None:

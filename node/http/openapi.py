@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from isthmus.node.http.application import Face, Request, RoutedHandler, json_reply
+from isthmus.node.http.application import HttpApplication, Request, RoutedHandler, json_reply
 from isthmus.node.http.object_query import FLAGS, QUORUM_WORDS, QUORUMS, SYNC_WORDS
 from isthmus.node.http.responses import Reply
 from isthmus.repl.model.requests import Isolation
@@ -52,7 +52,7 @@ ANYWHERE: Final = (400, 401, 403, 431, 500, 503)
 """What any request may be answered."""
 
 
-class Operation(NamedTuple):
+class OperationSpec(NamedTuple):
     """What the router does not know of one method of one path. `query`, `headers`: name -> JSON schema; `body`: media
     type, or None for none; `statuses` besides ANYWHERE; `answer`: media type of 200, None for none."""
 
@@ -83,20 +83,20 @@ _CLOCKS: Final = {"X-Riak-Vclock": {"type": "string", "contentEncoding": "base64
 _NAMED: Final = {"X-Isthmus-Request-Id": {"type": "string", "pattern": "^[!-~]{1,64}$"}}
 _WRITES: Final = (404, 409, 412, 413, 504)
 
-_READ: Final = Operation(
+_READ: Final = OperationSpec(
     (200, 300, 304, 404, 412),
     {**_OBJECT_QUERY, "vtag": {"type": "string"}},
     {**_CONDITIONS, "If-Modified-Since": DATE},
     answer=_ANY,
 )
-_WRITE: Final = Operation(
+_WRITE: Final = OperationSpec(
     (200, 204, 300, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, _ANY, _ANY
 )
-_CREATE: Final = Operation((201, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS}, _ANY, None)
-_DELETE: Final = Operation((204, *_WRITES), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, answer=None)
-_KEYS: Final = Operation((200, 404), {"keys": _LISTED, **_LISTING}, required=("keys",))
-_BUCKETS: Final = Operation((200, 404), {"buckets": _LISTED, **_LISTING}, required=("buckets",))
-_PREFLIST: Final = Operation((200, 404))
+_CREATE: Final = OperationSpec((201, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS}, _ANY, None)
+_DELETE: Final = OperationSpec((204, *_WRITES), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, answer=None)
+_KEYS: Final = OperationSpec((200, 404), {"keys": _LISTED, **_LISTING}, required=("keys",))
+_BUCKETS: Final = OperationSpec((200, 404), {"buckets": _LISTED, **_LISTING}, required=("buckets",))
+_PREFLIST: Final = OperationSpec((200, 404))
 
 OBJECTS: Final[Mapping[str, str]] = {
     "GET": "The value of a key, or its siblings.",
@@ -113,7 +113,7 @@ OBJECT_PATHS: Final = (
 
 _BY_OBJECT: Final = {"GET": _READ, "PUT": _WRITE, "POST": _WRITE, "DELETE": _DELETE}
 
-OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
+OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     **{(method, path): _BY_OBJECT[method] for method in OBJECTS for path in OBJECT_PATHS},
     **{
         (method, prefix + path): operation
@@ -127,39 +127,39 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     },
     ("GET", "/riak"): _BUCKETS,
     ("POST", "/riak/{bucket}"): _CREATE,
-    ("GET", "/riak/{bucket}"): Operation(
+    ("GET", "/riak/{bucket}"): OperationSpec(
         (200, 404), {"keys": {"enum": ["true", "stream", "false"]}, "props": {"enum": ["true", "false"]}, **_LISTING}
     ),
-    ("POST", "/batch/put"): Operation((200, 413), body=_PACKED, answer=_PACKED),
-    ("POST", "/batch/get"): Operation((200, 413), body=_PACKED, answer=_PACKED),
-    ("POST", "/queues/{queue}/fetch"): Operation((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
-    ("GET", "/queues/{queue}/link"): Operation((200, 404)),
-    ("POST", "/queues/{queue}/object"): Operation((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
-    ("GET", "/queuename/{queue}"): Operation(
+    ("POST", "/batch/put"): OperationSpec((200, 413), body=_PACKED, answer=_PACKED),
+    ("POST", "/batch/get"): OperationSpec((200, 413), body=_PACKED, answer=_PACKED),
+    ("POST", "/queues/{queue}/fetch"): OperationSpec((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
+    ("GET", "/queues/{queue}/link"): OperationSpec((200, 404)),
+    ("POST", "/queues/{queue}/object"): OperationSpec((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
+    ("GET", "/queuename/{queue}"): OperationSpec(
         (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
     ),
-    ("POST", "/queuename/{queue}"): Operation((200, 404, 413), body="application/json", answer=_TEXT),
-    ("GET", "/"): Operation((200,), answer=_ANY),
-    ("GET", "/ping"): Operation((200,), answer=_TEXT),
-    ("GET", "/livez"): Operation((200,), answer=_TEXT),
-    ("GET", "/readyz"): Operation((200,), answer=_TEXT),
-    ("GET", "/metrics"): Operation((200,), answer=_TEXT),
+    ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),
+    ("GET", "/"): OperationSpec((200,), answer=_ANY),
+    ("GET", "/ping"): OperationSpec((200,), answer=_TEXT),
+    ("GET", "/livez"): OperationSpec((200,), answer=_TEXT),
+    ("GET", "/readyz"): OperationSpec((200,), answer=_TEXT),
+    ("GET", "/metrics"): OperationSpec((200,), answer=_TEXT),
 }
 """(method, pattern) -> what is known of it."""
 
-_ASKED: Final = Operation((200, 404, 502))
-_PUSHED: Final = Operation((200, 404, 409, 413, 502, 504), body="application/json")
-_SET: Final = Operation((200, 204, 404, 409, 413, 504), body="application/json")
-_RESET: Final = Operation((200, 204, 404, 409, 504))
+_ASKED: Final = OperationSpec((200, 404, 502))
+_PUSHED: Final = OperationSpec((200, 404, 409, 413, 502, 504), body="application/json")
+_SET: Final = OperationSpec((200, 204, 404, 409, 413, 504), body="application/json")
+_RESET: Final = OperationSpec((200, 204, 404, 409, 504))
 
 
-def operation_of(method: str, pattern: str) -> Operation:
+def operation_of(method: str, pattern: str) -> OperationSpec:
     """What is known of a route; of one without an entry, what is usual for its method: JSON in and out."""
     usual = {"GET": _ASKED, "PUT": _SET, "DELETE": _RESET}.get(method, _PUSHED)
     return OPERATIONS.get((method, pattern), usual)
 
 
-def describe(face: Face, title: str, version: str, *, objects: bool) -> dict[str, Any]:
+def describe(face: HttpApplication, title: str, version: str, *, objects: bool) -> dict[str, Any]:
     """The OpenAPI document of `face` as it is routed now; `objects`: with the object paths."""
     paths: dict[str, dict[str, Any]] = {}
     for pattern, method, handler in face.router.routes():
@@ -200,7 +200,7 @@ def _described(method: str, pattern: str, words: str) -> dict[str, Any]:
 _NAME: Final = {"type": "string", "minLength": 1}
 
 
-def _answer(status: int, known: Operation) -> dict[str, Any]:
+def _answer(status: int, known: OperationSpec) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": WORDS[status]}
     if status == 200 and known.answer is not None:
         answer["content"] = {known.answer: {}}
@@ -213,7 +213,7 @@ def _words_of(handler: RoutedHandler) -> str:
     return re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].rstrip(";")
 
 
-def add_openapi(face: Face, title: str, version: str, *, objects: bool = False) -> None:
+def add_openapi(face: HttpApplication, title: str, version: str, *, objects: bool = False) -> None:
     """Serve the document at PATH; it is made when it is asked for, so that routes added later stand in it."""
 
     async def openapi(_: Request) -> Reply:

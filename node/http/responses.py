@@ -65,7 +65,7 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-class Refused(BadInput):
+class RequestRefused(BadInput):
     """A refusal of the HTTP face itself: its own status, reason and headers."""
 
     def __init__(self, status: int, reason: str, message: str, headers: Headers | None = None) -> None:
@@ -84,7 +84,7 @@ def _status(kind: type[IsthmusError], reason: str) -> int:
 
 def status_of(error: IsthmusError) -> int:
     """The HTTP status that answers `error`."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return error.status
     return _status(type(error), error.reason)
 
@@ -99,7 +99,7 @@ def refusal(error: IsthmusError) -> Reply:
     """The answer that tells a client about `error`."""
     status = status_of(error)
     headers: Headers = [(b"content-type", PLAIN), (b"x-isthmus-reason", error.reason.encode("ascii"))]
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         headers += error.headers
     if status == 503:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))

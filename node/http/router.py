@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 
 Handler = TypeVar("Handler")
 
@@ -36,7 +36,7 @@ def decode_segment(segment: bytes) -> bytes:
     for part in rest:
         byte = _HEX.get(part[:2])
         if byte is None:
-            raise Refused(
+            raise RequestRefused(
                 400, "bad-percent-encoding", f"'%{part[:2].decode('latin-1')}' in the URL is not % and two hex digits"
             )
         parts.append(byte)
@@ -59,14 +59,14 @@ def parse_query(query: bytes) -> dict[str, str]:
         return {}
     parameters = query.split(b"&", QUERY_PARAMETERS_MAX)
     if len(parameters) > QUERY_PARAMETERS_MAX:
-        raise Refused(400, "bad-query", f"more than {QUERY_PARAMETERS_MAX} query parameters")
+        raise RequestRefused(400, "bad-query", f"more than {QUERY_PARAMETERS_MAX} query parameters")
     result: dict[str, str] = {}
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         try:
             result[decode_segment(name).decode()] = decode_segment(value).decode()
         except UnicodeDecodeError:
-            raise Refused(400, "bad-query", "a query parameter is not UTF-8") from None
+            raise RequestRefused(400, "bad-query", "a query parameter is not UTF-8") from None
     return result
 
 
@@ -147,20 +147,20 @@ class Router(Generic[Handler]):
         return Match(handler, route.pattern, {name: decode_segment(parts[i]) for i, name in route.names})
 
 
-def unknown_path(raw_path: bytes) -> Refused:
+def unknown_path(raw_path: bytes) -> RequestRefused:
     """The 404 of a path that nothing answers (an absent key has other headers)."""
     shown = raw_path[:200].decode("ascii", "backslashreplace")
-    return Refused(
+    return RequestRefused(
         404,
         "unknown-path",
         f"nothing answers at {shown}; a '/' inside a bucket or key is written %2F (see docs/http.md)",
     )
 
 
-def method_not_allowed(method: str, allowed: Sequence[str] | dict[str, Handler]) -> Refused:
+def method_not_allowed(method: str, allowed: Sequence[str] | dict[str, Handler]) -> RequestRefused:
     """The 405 of a path that answers other methods."""
     names = sorted({*allowed, "HEAD"} if "GET" in allowed else allowed)
     text = ", ".join(names)
-    return Refused(
+    return RequestRefused(
         405, "method-not-allowed", f"{method} is not answered here, only {text}", [(b"allow", text.encode())]
     )

@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from isthmus.node.local import dev_certificates, supervisor_client
 from isthmus.node.local import directory as places
 from isthmus.node.local.child_process import ChildSpec, Restart
-from isthmus.node.local.ports import PortBook
+from isthmus.node.local.ports import PortAllocator
 from isthmus.node.local.process_id import ProcessId
 from isthmus.node.local.supervisor import Spec
 from isthmus.node.local.topology_model import ANY_PORT, LOCAL_HOST, SECURITY, ClusterPlan, NodePlan, Topology
@@ -182,7 +182,7 @@ class LocalClusters:
         wanted = self.topology.ports()
         fixed = {} if self._auto_ports else {port.purpose: port.number for port in wanted if port.number != ANY_PORT}
         in_use = [port.purpose for port in wanted if port.child in ours]
-        free = PortBook(self.directory).ports(
+        free = PortAllocator(self.directory).ports(
             [port.purpose for port in wanted if port.purpose not in fixed], in_use=in_use, taken=fixed.values()
         )
         return {**fixed, **free}

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from isthmus.node.http.authorization import Role
+from isthmus.node.http.authorization import TokenRole
 from isthmus.node.local.topology_model import AUTHORITY, CLIENT
 from isthmus.node.security import certificates
 from isthmus.node.security.certificates import Pair
-from isthmus.repl.http.client import OPEN, Access
+from isthmus.repl.http.client import OPEN, PeerCredentials
 from isthmus.repl.model.errors import BadConfig, BadInput, LocalFault
 from isthmus.repl.security.tls import NodeName, TlsFiles, client_contexts
 from isthmus.repl.security.tokens import watched_token
@@ -79,18 +79,18 @@ def ensure(directory: Path, nodes: Sequence[NodeName]) -> None:
         make_certificates(directory, nodes)
 
 
-def access_of(directory: Path, role: Role = Role.READ) -> Access:
+def access_of(directory: Path, role: TokenRole = TokenRole.READ) -> PeerCredentials:
     """How programs of this machine come in at nodes that use the folder; without it, as where nothing is locked."""
     authority = directory / f"{AUTHORITY}.crt"
     if not authority.exists():
         return OPEN
     contexts = client_contexts(TlsFiles(None, None, (authority,)), check_host=True)
-    return Access(contexts.current, "", watched_token(directory / f"{role.value}.token").current)
+    return PeerCredentials(contexts.current, "", watched_token(directory / f"{role.value}.token").current)
 
 
 def make_tokens(directory: Path) -> list[Path]:
     """A token for each role that has none yet; the paths of all. Raises LocalFault."""
-    paths = [directory / f"{role.value}.token" for role in Role]
+    paths = [directory / f"{role.value}.token" for role in TokenRole]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path in paths:

@@ -25,7 +25,7 @@ from isthmus.node.local.dev_certificates import access_of
 from isthmus.node.local.probe import NodeProbe, Online
 from isthmus.node.local.process_id import ProcessId
 from isthmus.node.local.topology_model import SECURITY
-from isthmus.repl.http.client import Access
+from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.model.errors import BadInput, LocalFault
 
@@ -47,7 +47,7 @@ PROGRESS_CHARACTERS_MAX: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeDirectory:
     """Where a node of a directory is."""
 
     cluster: str
@@ -72,10 +72,10 @@ def clusters_of(directory: Path) -> dict[str, Any]:
     return clusters
 
 
-def places_of(directory: Path) -> list[Place]:
+def places_of(directory: Path) -> list[NodeDirectory]:
     """Every node that is set up in `directory`. Raises LocalFault."""
     return [
-        Place(name, node["name"], node["http"], node["admin"])
+        NodeDirectory(name, node["name"], node["http"], node["admin"])
         for name, cluster in clusters_of(directory).items()
         for node in cluster["nodes"]
     ]
@@ -128,10 +128,10 @@ def status_of(directory: Path, *, ask_nodes: bool = True) -> dict[str, Any]:
     return {"supervisor": None if boss is None else boss.pid, "clusters": shown}
 
 
-def _looks(places: Sequence[Place], access: Access) -> dict[str, Online]:
+def _looks(places: Sequence[NodeDirectory], access: PeerCredentials) -> dict[str, Online]:
     """What each node says of itself now, by name."""
 
-    def look(place: Place) -> Online:
+    def look(place: NodeDirectory) -> Online:
         with NodeProbe(place.http, place.admin, access) as probe:
             return probe.online()
 
@@ -195,7 +195,7 @@ def restart_node(directory: Path, name: str, timeout_s: float | None = READY_TIM
         wait_ready(directory, [place], timeout_s)
 
 
-def _tell(directory: Path, name: str, command: dict[str, Any]) -> Place:
+def _tell(directory: Path, name: str, command: dict[str, Any]) -> NodeDirectory:
     """Ask the supervisor to do something to a node; where the node is."""
     directory = directory.absolute()
     places = {place.name: place for place in places_of(directory)}
@@ -214,7 +214,7 @@ def _tell(directory: Path, name: str, command: dict[str, Any]) -> Place:
 
 def wait_online(
     directory: Path,
-    places: Sequence[Place],
+    places: Sequence[NodeDirectory],
     timeout_s: float,
     on_progress: Callable[[str], None] | None = None,
 ) -> None:
@@ -223,7 +223,7 @@ def wait_online(
     _wait(directory, places, timeout_s, on_progress, lambda online: online.complete)
 
 
-def wait_ready(directory: Path, places: Sequence[Place], timeout_s: float) -> None:
+def wait_ready(directory: Path, places: Sequence[NodeDirectory], timeout_s: float) -> None:
     """Return once every node of `places` is ready with all its replicas in sync, whatever others lack: the next one may
     be restarted then. Raises as `wait_online`."""
     _wait(directory, places, timeout_s, None, lambda online: online.caught_up)
@@ -231,7 +231,7 @@ def wait_ready(directory: Path, places: Sequence[Place], timeout_s: float) -> No
 
 def _wait(
     directory: Path,
-    places: Sequence[Place],
+    places: Sequence[NodeDirectory],
     timeout_s: float,
     on_progress: Callable[[str], None] | None,
     enough: Callable[[Online], bool],
@@ -264,7 +264,7 @@ def _wait(
             time.sleep(POLL_S)
 
 
-def _progress(places: Iterable[Place], told: Mapping[str, Online], enough: Callable[[Online], bool]) -> str:
+def _progress(places: Iterable[NodeDirectory], told: Mapping[str, Online], enough: Callable[[Online], bool]) -> str:
     """Cluster by cluster how many nodes are ready, and what the first of the others lacks."""
     clusters: dict[str, list[str]] = {}
     for place in places:
@@ -281,7 +281,7 @@ def _progress(places: Iterable[Place], told: Mapping[str, Online], enough: Calla
     return ", ".join(parts)
 
 
-def _too_late(directory: Path, waiting: Sequence[Place], told: Mapping[str, Online], timeout_s: float) -> str:
+def _too_late(directory: Path, waiting: Sequence[NodeDirectory], told: Mapping[str, Online], timeout_s: float) -> str:
     first = waiting[0].name
     log = node_log(directory, first)
     lacking = ", ".join(f"{place.name}: {told[place.name].text}" for place in waiting)
@@ -289,7 +289,7 @@ def _too_late(directory: Path, waiting: Sequence[Place], told: Mapping[str, Onli
     return f"not online within {timeout_s:g} s: {lacking}; {first} last said: {words} (its log: {log})"
 
 
-def _check_children(directory: Path, waiting: Sequence[Place]) -> None:
+def _check_children(directory: Path, waiting: Sequence[NodeDirectory]) -> None:
     """Raises LocalFault when a child that is waited for, or a ZooKeeper that it needs, will not come up."""
     state = supervisor_client.running_state(directory)
     for cluster in {place.cluster for place in waiting}:

@@ -21,7 +21,7 @@ RANGE_LOW: Final = 20_000
 """Above the ports that services are known by."""
 
 
-class PortBook:
+class PortAllocator:
     """The ports of one directory by purpose, kept in `ports.json`."""
 
     def __init__(self, directory: Path) -> None:

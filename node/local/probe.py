@@ -34,7 +34,7 @@ class Online:
 class NodeProbe:
     """Asks one node; keeps its connections between questions."""
 
-    def __init__(self, http_url: str, admin_url: str, access: client.Access = client.OPEN) -> None:
+    def __init__(self, http_url: str, admin_url: str, access: client.PeerCredentials = client.OPEN) -> None:
         self._http_url = http_url
         self._admin_url = admin_url
         self._session = client.session(access=access)

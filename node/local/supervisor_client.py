@@ -25,7 +25,7 @@ import structlog
 
 import isthmus
 from isthmus.node.local.child_process import ChildSpec, ChildState, Restart
-from isthmus.node.local.ports import PortBook
+from isthmus.node.local.ports import PortAllocator
 from isthmus.node.local.process_id import ProcessId, stop_process
 from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, Supervisor, short_path
 from isthmus.repl.metastore import embedded_zookeeper
@@ -226,7 +226,7 @@ def ensure_embedded(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         ours = recorded_children(directory)
-        chosen = port or PortBook(directory).ports(["zookeeper"], in_use=ours)["zookeeper"]
+        chosen = port or PortAllocator(directory).ports(["zookeeper"], in_use=ours)["zookeeper"]
     except OSError as error:
         raise LocalFault(f"cannot use {directory} for the embedded ZooKeeper: {error}") from error
     child = zookeeper_child("zookeeper", home, chosen, find_java())

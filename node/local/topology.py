@@ -91,7 +91,7 @@ def parse_topology(text: str, path: Path) -> Topology:
         lines = line_of_keys(text)
     except (ValueError, RecursionError) as error:  # tomllib's own errors are ValueErrors
         raise ConfigError(str(path), [Fault("", 0, f"not TOML: {error or 'nested too deeply'}")]) from None
-    reader = _Reader(path, lines)
+    reader = _TopologyReader(path, lines)
     topology = reader.topology(values)
     reader.check_relations(topology)
     reader.check_node_files(topology)
@@ -100,7 +100,7 @@ def parse_topology(text: str, path: Path) -> Topology:
     return topology
 
 
-class _Reader:
+class _TopologyReader:
     """Walks the parsed file and gathers faults; what is wrong is left out of the topology that it builds."""
 
     def __init__(self, path: Path, lines: Mapping[KeyPath, int]) -> None:

@@ -34,7 +34,7 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> what it counts (see repl.telemetry)."""
 
 
-class Lines:
+class LineSink:
     """Writes whole lines to standard error, from any thread; what goes wrong there stays there."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Lines:
         yield "isthmus_log_failures_total", {}, self.failures
 
 
-lines: Final = Lines()
+lines: Final = LineSink()
 """This process's log."""
 
 

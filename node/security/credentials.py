@@ -18,15 +18,15 @@ from typing import Any, Final
 import structlog
 
 from isthmus.config.settings import PeerSettings, Settings
-from isthmus.config.warnings import Doubt, doubts_of
+from isthmus.config.warnings import ConfigWarning, doubts_of
 from isthmus.node.http.authorization import guard_of
 from isthmus.node.http.listener import ListenerTls
 from isthmus.node.security import certificates
-from isthmus.repl.http.client import Access
+from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
 from isthmus.repl.security.tokens import read_digests, read_token, watched_token
-from isthmus.repl.security.watched_files import Watched, check_private
+from isthmus.repl.security.watched_files import ReloadingFile, check_private
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> what it counts (see repl.telemetry)."""
 
 
-class Locks:
+class NodeCredentials:
     """Everything that opens or shuts a door. Raises BadConfig, all faults in one, when made."""
 
     def __init__(self, settings: Settings) -> None:
@@ -57,9 +57,11 @@ class Locks:
             raise BadConfig("; ".join(f"{path}: {message}" for path, message in faults))
         self._settings = settings
         tls = settings.tls
-        self._expiries = {key: Watched((path,), _expiry_of(path)) for key, path in _certificate_files(settings).items()}
-        self._watched: list[Watched[Any]] = list(self._expiries.values())
-        self._accesses: dict[tuple[bool, str, Path | None], Access] = {}
+        self._expiries = {
+            key: ReloadingFile((path,), _expiry_of(path)) for key, path in _certificate_files(settings).items()
+        }
+        self._watched: list[ReloadingFile[Any]] = list(self._expiries.values())
+        self._accesses: dict[tuple[bool, str, Path | None], PeerCredentials] = {}
         """By whether it is TLS, cluster and token: no more than the settings name."""
         self.listeners: dict[str, ListenerTls] = {}
         for name in ("http", "admin"):
@@ -86,7 +88,7 @@ class Locks:
         """Whether sinks must show certificates of their clusters: where all of `http` is TLS."""
         return self._settings.tls.mode("http") == "require"
 
-    def access_to(self, peer: PeerSettings) -> Access:
+    def access_to(self, peer: PeerSettings) -> PeerCredentials:
         """How the sink comes in at a peer; the same at each call, since the files of one are watched for ever."""
         way = (peer.url.startswith("https://"), peer.cluster, peer.token_file)
         found = self._accesses.get(way)
@@ -96,7 +98,7 @@ class Locks:
                 files = _files_of(self._settings, "sink")
                 contexts = self._keep(client_contexts(files, check_host=not peer.cluster)).current
             token = None if peer.token_file is None else self._keep(watched_token(peer.token_file)).current
-            found = self._accesses[way] = Access(contexts, peer.cluster, token)
+            found = self._accesses[way] = PeerCredentials(contexts, peer.cluster, token)
         return found
 
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
@@ -155,18 +157,18 @@ class Locks:
             if guard is not None:
                 yield from guard.samples()
 
-    def _keep(self, watched: Watched[Any]) -> Watched[Any]:
+    def _keep(self, watched: ReloadingFile[Any]) -> ReloadingFile[Any]:
         self._watched.append(watched)
         return watched
 
 
-def file_faults(settings: Settings) -> Iterator[Doubt]:
+def file_faults(settings: Settings) -> Iterator[ConfigWarning]:
     """What is wrong with the files that [tls], [tokens], sink peers and full-sync name, by key path. Reads them."""
     for path, check in _checks(settings):
         try:
             check()
         except BadConfig as error:
-            yield Doubt(path, str(error))
+            yield ConfigWarning(path, str(error))
 
 
 def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -16,20 +16,20 @@ from isthmus.aae.exchange.local import Led
 from isthmus.aae.folds.fold_rpc import Folding
 from isthmus.aae.folds.folds import Folds
 from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
-from isthmus.aae.scheduling.manager import Peer
+from isthmus.aae.scheduling.manager import PeerState
 from isthmus.aae.service import FullSync
 from isthmus.config.settings import PeerSettings, Settings
 from isthmus.node.http.listener import Listeners, published
-from isthmus.node.security.credentials import Locks
+from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_rpc import FullSyncGathering, Gathering, SinkGathering, TelemetryGathering
 from isthmus.node.services.downtimes import Downtimes
-from isthmus.node.services.explain_key import KeyLooks
-from isthmus.node.services.live_options import LiveOptions
-from isthmus.node.services.properties import PropertyOffice
+from isthmus.node.services.explain_key import KeyExplainer
+from isthmus.node.services.live_options import EffectiveOptions
+from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.queue_rpc import ClusterGaps, QueueGathering
-from isthmus.node.services.repairs import FoldHands, QueueRepairs
+from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.wiring import (
-    Switchboard,
+    RpcRegistry,
     balance_options_of,
     change_dropped,
     copy_of,
@@ -45,13 +45,13 @@ from isthmus.node.services.wiring import (
     write_limits_of,
 )
 from isthmus.queues.admin import QueueActs
-from isthmus.queues.service import SourceQueues
-from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.service import QueueService
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.queues.wire import UnknownQueue
 from isthmus.repl.clock import SystemTime
-from isthmus.repl.controller.bucket_properties import PropertyBook
+from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.controller import Controller
-from isthmus.repl.controller.leader_balance_api import Leaderships
+from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
@@ -63,7 +63,7 @@ from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.sink import discovery
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
@@ -78,7 +78,7 @@ READ_THREADS: Final = 2
 class Parts:
     """The parts of one node. `locks`, `store`, `replog` and the sockets are made before `build`."""
 
-    locks: Locks
+    locks: NodeCredentials
     store: LevelStore
     replog: FileLog
     listeners: Listeners
@@ -92,11 +92,11 @@ class Parts:
         self.downtimes = Downtimes()
         self.started_ms = self.time.wall_ms()
         self.cluster_uuid = b""
-        self.options = LiveOptions(settings)
+        self.options = EffectiveOptions(settings)
         self.session = SessionState.SUSPENDED
         self.read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
 
-    def build(self, metastore: Metastore, identity: Identity, on_fatal: Callable[[Exception], None]) -> None:
+    def build(self, metastore: Metastore, identity: NodeIdentity, on_fatal: Callable[[Exception], None]) -> None:
         """Make every part and wire it to the others; none is started."""
         settings = self.settings
         name = settings.node.name
@@ -106,7 +106,7 @@ class Parts:
             identity,
             portrait_of(settings, http_url=self.http_url, admin_url=self.admin_url, cluster_address=str(address)),
         )
-        switchboard = Switchboard()
+        switchboard = RpcRegistry()
         self.links = links_of(
             settings,
             cluster_uuid=self.cluster_uuid,
@@ -132,7 +132,7 @@ class Parts:
             removed_grace_ms=settings.replication.removed_copy_grace_ms,
             on_fatal=on_fatal,
         )
-        self.property_book = PropertyBook(metastore)
+        self.property_book = PropertyCache(metastore)
         self.metastore_copy = CopyKeeper(metastore, settings.node.data_dir, self.cluster_uuid, self.time)
         self.coordinator = Coordinator(
             self.runtime,
@@ -154,7 +154,7 @@ class Parts:
             on_records=self._records,
             on_registrations=self._registrations,
         )
-        self.properties = PropertyOffice(
+        self.properties = PropertyService(
             self.property_book,
             metastore,
             self.time,
@@ -167,7 +167,7 @@ class Parts:
         self.controller.registered = lambda: self.registrar.inc != 0
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
-        self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
+        self.leaderships = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
         self.gathering = Gathering(
             node=name,
             request=self.links.request,
@@ -199,7 +199,7 @@ class Parts:
         )
         for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
             switchboard.add(part.request_handlers())
-        self.queues = SourceQueues(
+        self.queues = QueueService(
             settings.queues,
             node=name,
             enabled=settings.source.enabled,
@@ -226,7 +226,7 @@ class Parts:
             read_pool=self.read_pool,
             limits=write_limits_of(settings),
             properties_of=self.property_book.of_type,
-            settled=QueuesSettled(
+            settled=TombstoneBarrier(
                 self.queues.machines,
                 self.store,
                 lambda: self.queues.steering.unread,
@@ -236,7 +236,7 @@ class Parts:
         )
         self.property_book.on_change.append(self.reaper.properties_changed)
         switchboard.add(self.reaper.request_handlers())
-        self.key_looks = KeyLooks(
+        self.key_looks = KeyExplainer(
             runtime=self.runtime,
             store=self.store,
             routes=self.coordinator.routes,
@@ -248,7 +248,7 @@ class Parts:
         )
         self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
         self.coordinator.owed = self.queues.owed
-        self.repairs = QueueRepairs(self.queues, self.time)
+        self.repairs = RepairQueue(self.queues, self.time)
         self.fullsync = self._build_fullsync(metastore)
         self.runtime.hooks.append(self.fullsync.trees)
         self.folding = self._build_folding()
@@ -351,7 +351,7 @@ class Parts:
                 return None
             return found.bucket_type, Led(found.id, found.index, found.partition_count)
 
-        hands = FoldHands(self.repairs, self.reaper, self.coordinator, self.fullsync.mending)
+        hands = FoldActionsImpl(self.repairs, self.reaper, self.coordinator, self.fullsync.mending)
         folds = Folds(self.store, led=led, hands=hands, read_pool=self.read_pool)
         folds.on_damaged = self.fullsync.damaged
         return Folding(
@@ -396,7 +396,7 @@ class Parts:
             for name, owner in owners.items()
         }
 
-    def compared(self, peer: Peer) -> dict[str, list[str]]:
+    def compared(self, peer: PeerState) -> dict[str, list[str]]:
         """Queue -> bucket types that a peer of full-sync compares for it; see `node.services.queue_rpc`."""
         cluster = peer.remembered.cluster
         return self.gaps.compared(peer.settings.queue, bytes.fromhex(cluster) if cluster else None, peer.bucket_types)

@@ -1,6 +1,6 @@
 """One key, told whole: where and when it was accepted, who leads it, what each queue says, what the other side has.
 
-Each node tells what it knows (`KeyLooks`); the node that was asked joins that (`joined`), and looks at the other
+Each node tells what it knows (`KeyExplainer`); the node that was asked joins that (`joined`), and looks at the other
 clusters that full-sync knows by `node.services.remote_lookup`. Reads only. What queues say is `queues.explain`'s; who
 shows all of it, `node.admin_api.replication`.
 """
@@ -16,7 +16,7 @@ import structlog
 
 from isthmus.node.services.remote_lookup import ALL_SENT, NOT_HERE, NOTHING
 from isthmus.queues.admin import QueueActs
-from isthmus.repl.coordinator.routing import Routes
+from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import LocalFault
@@ -34,7 +34,7 @@ OUR_ACTOR_BYTES: Final = 20
 assert EPOCH_BITS + OFFSET_BITS == 64
 
 
-class KeyLooks:
+class KeyExplainer:
     """What one node knows of a key."""
 
     def __init__(
@@ -42,7 +42,7 @@ class KeyLooks:
         *,
         runtime: Runtime,
         store: Store,
-        routes: Routes,
+        routes: RoutingTable,
         acts: QueueActs,
         reaper: Reaper,
         pool: Executor,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from isthmus.repl.http.client import Access, HttpPeer, Refused
+from isthmus.repl.http.client import HttpPeer, HttpRefused, PeerCredentials
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.property_digests import PlaceDigests, differences, differences_shown, types_of
 from isthmus.sink import discovery
@@ -33,11 +33,11 @@ FAIL: Final = "fail"
 UNKNOWN: Final = "unknown"
 
 
-class Found(NamedTuple):
+class LinkCheckResult(NamedTuple):
     """What a peer said: of its cluster, and of the queue; each the answer, or the error that stood in its way.
     `offset_ms`: the source's clock less ours, give or take `exact_ms`."""
 
-    told: discovery.Told | IsthmusError
+    told: discovery.PeerNodes | IsthmusError
     queue: Mapping[str, Any] | IsthmusError
     took_ms: int
     offset_ms: int | None = None
@@ -56,28 +56,28 @@ class Here(NamedTuple):
     linked: bool
 
 
-def look(url: str, queue: str, access: Access, wall_ms: Callable[[], int]) -> Found:
+def look(url: str, queue: str, access: PeerCredentials, wall_ms: Callable[[], int]) -> LinkCheckResult:
     """Ask the peer at `url`. Blocks for twice TIMEOUT_MS at most."""
     peer = HttpPeer(url, 1, access)
     began_s = time.monotonic()
     try:
-        told: discovery.Told | IsthmusError = discovery.ask(peer)
+        told: discovery.PeerNodes | IsthmusError = discovery.ask(peer)
     except IsthmusError as error:
         told = error
     took_ms = int((time.monotonic() - began_s) * 1000)
     try:
-        if isinstance(told, IsthmusError) and not isinstance(told, Refused):
-            return Found(told, told, took_ms)
+        if isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
+            return LinkCheckResult(told, told, took_ms)
         asked_ms = wall_ms()
         body = peer.get(f"/queues/{quote(queue, safe='')}/link", timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX)
         answered_ms = wall_ms()
         about = _parsed(body)
         offset_ms = about["wall_ms"] - (asked_ms + answered_ms) // 2
-        return Found(told, about, took_ms, offset_ms, (answered_ms - asked_ms + 1) // 2)
+        return LinkCheckResult(told, about, took_ms, offset_ms, (answered_ms - asked_ms + 1) // 2)
     except IsthmusError as error:
-        return Found(told, error, took_ms)
+        return LinkCheckResult(told, error, took_ms)
     finally:
-        peer.cut()
+        peer.abort()
 
 
 _TYPES: Final = (("cluster", str), ("cluster_uuid", str), ("filter", str), ("serving", str), ("publishing", str),
@@ -113,7 +113,7 @@ def _places(about: Mapping[str, Any]) -> PlaceDigests | None:
     }
 
 
-def judged(url: str, queue: str, expected: str, found: Found, here: Here) -> list[dict[str, str]]:
+def judged(url: str, queue: str, expected: str, found: LinkCheckResult, here: Here) -> list[dict[str, str]]:
     """[{"what", "state", "found", "right"}]. `expected`: the cluster that is to answer; "" for any."""
     rows: list[dict[str, str]] = []
 
@@ -121,7 +121,7 @@ def judged(url: str, queue: str, expected: str, found: Found, here: Here) -> lis
         rows.append({"what": what, "state": state, "found": said, "right": right})
 
     told, about = found.told, found.queue
-    if isinstance(told, IsthmusError) and not isinstance(told, Refused):
+    if isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
         row(
             "reach",
             FAIL,
@@ -145,20 +145,20 @@ def judged(url: str, queue: str, expected: str, found: Found, here: Here) -> lis
 Row = Callable[..., None]
 
 
-def _judge_tls(row: Row, url: str, expected: str, told: discovery.Told | IsthmusError) -> None:
+def _judge_tls(row: Row, url: str, expected: str, told: discovery.PeerNodes | IsthmusError) -> None:
     if not url.startswith("https://"):
         right = "https://, where the network is not trusted" + (
             "; without it nothing shows --cluster" if expected else ""
         )
         row("tls", WARN, "not protected", right)
-    elif isinstance(told, IsthmusError) and not isinstance(told, Refused):
+    elif isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
         row("tls", UNKNOWN, "not reached")
     else:
         row("tls", OK, f"the certificate is good{f' and names cluster {expected}' if expected else ''}")
 
 
 def _judge_token(row: Row, told: object, about: object) -> None:
-    refused = next((e for e in (told, about) if isinstance(e, Refused) and e.status in (401, 403)), None)
+    refused = next((e for e in (told, about) if isinstance(e, HttpRefused) and e.status in (401, 403)), None)
     if refused is not None:
         row("token", FAIL, str(refused), "--peer-token-file with a token that has the role replicate there")
     elif isinstance(told, IsthmusError):
@@ -168,7 +168,7 @@ def _judge_token(row: Row, told: object, about: object) -> None:
 
 
 def _judge_cluster(row: Row, expected: str, told: object, about: object, here: Here) -> None:
-    if isinstance(told, discovery.Told):
+    if isinstance(told, discovery.PeerNodes):
         uuid, name = told.cluster.hex(), told.cluster_name
     elif isinstance(about, Mapping):
         uuid, name = about["cluster_uuid"], about["cluster"]
@@ -184,9 +184,9 @@ def _judge_cluster(row: Row, expected: str, told: object, about: object, here: H
 
 
 def _judge_no_queue(row: Row, error: IsthmusError, told: object) -> None:
-    if isinstance(error, Refused) and error.reason == "unknown-queue":
+    if isinstance(error, HttpRefused) and error.reason == "unknown-queue":
         row("queue", FAIL, str(error), "isthmus queue register NAME there, or the name of a queue that there is")
-    elif isinstance(error, Refused) and error.status in (404, 405, 501):
+    elif isinstance(error, HttpRefused) and error.status in (404, 405, 501):
         row(
             "queue",
             UNKNOWN,
@@ -197,7 +197,7 @@ def _judge_no_queue(row: Row, error: IsthmusError, told: object) -> None:
         row("queue", UNKNOWN, str(error) if error is not told else "not reached")
 
 
-def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, found: Found) -> None:
+def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, found: LinkCheckResult) -> None:
     row("queue", OK, f"{queue} is there")
     owner = about.get("owner")
     if owner is None:

@@ -30,33 +30,35 @@ from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.requests import Isolation
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.transport.links import ClusterLinks
 
 
-class Effective(NamedTuple):
+class EffectiveOption(NamedTuple):
     """A value in force and where it comes from: "bucket type", "cluster", "file" or "default"."""
 
     value: Value
     origin: str
 
 
-class LiveOptions:
+class EffectiveOptions:
     """The options in force on one node; before anything was read, those of its file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._chosen = OptionSettings()
 
-    def effective(self, name: str, bucket_type: str | None = None, chosen: OptionSettings | None = None) -> Effective:
+    def effective(
+        self, name: str, bucket_type: str | None = None, chosen: OptionSettings | None = None
+    ) -> EffectiveOption:
         """What counts for a bucket type, or with None for all that have none of their own. Not for min-ISR, which
         depends on the partition. With `chosen` as if that were set."""
         chosen = self._chosen if chosen is None else chosen
         value, origin = self._found(name, bucket_type, chosen)
         floor = self._floor(name, chosen)
-        return Effective(value if floor is None else max(int(value), floor), origin)
+        return EffectiveOption(value if floor is None else max(int(value), floor), origin)
 
     def _floor(self, name: str, chosen: OptionSettings) -> int | None:
         """What another number makes the least that an option may come to; None for nothing."""
@@ -68,25 +70,25 @@ class LiveOptions:
         }.get(name)
         return None if least is None else int(self._found(least, None, chosen).value)
 
-    def _found(self, name: str, bucket_type: str | None, chosen: OptionSettings) -> Effective:
+    def _found(self, name: str, bucket_type: str | None, chosen: OptionSettings) -> EffectiveOption:
         option, setting = OPTIONS[name], chosen.setting(name, bucket_type)
         if setting is not None:
             own = bucket_type is not None and chosen.of(bucket_type).get(name) == setting
-            return Effective(setting.value, "bucket type" if own else "cluster")
+            return EffectiveOption(setting.value, "bucket type" if own else "cluster")
         if option.setting:
             key = f"replication.{file_name(option.setting)}"
             origin = "file" if key in self._settings.origins else "default"
-            return Effective(getattr(self._settings.replication, option.setting), origin)
+            return EffectiveOption(getattr(self._settings.replication, option.setting), origin)
         assert option.default is not None
-        return Effective(option.default, "default")
+        return EffectiveOption(option.default, "default")
 
-    def core(self, bucket_type: str) -> Options:
+    def core(self, bucket_type: str) -> ReplicaOptions:
         """The core's numbers for replicas of a bucket type."""
 
         def number(name: str) -> int:
             return int(self.effective(name, bucket_type).value)
 
-        return Options(
+        return ReplicaOptions(
             window_entries=self._settings.replication.window_entries,
             max_time_lag_ms=number(MAX_TIME_LAG),
             max_record_lag=number(MAX_RECORD_LAG),
@@ -99,7 +101,7 @@ class LiveOptions:
 
         def learn(chosen: OptionSettings) -> None:
             self._chosen = chosen
-            numbers: dict[bytes, Options] = {}
+            numbers: dict[bytes, ReplicaOptions] = {}
             now_ms = runtime.time.now_ms()
             for partition in runtime.partitions.values():
                 kind = partition.bucket_type

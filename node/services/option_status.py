@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Option
-from isthmus.node.services.live_options import LiveOptions
+from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, effective_min_isr
 from isthmus.repl.model.record import PartitionRecord
 
@@ -20,7 +20,7 @@ Records = Mapping[int, PartitionRecord]
 def option_rows(
     chosen: OptionSettings,
     records: Records,
-    live: LiveOptions,
+    live: EffectiveOptions,
     *,
     names: Iterable[str] | None = None,
     bucket_type: str | None = None,
@@ -41,7 +41,7 @@ def option_rows(
 
 
 def _row(
-    option: Option, kind: str | None, chosen: OptionSettings, records: Records, live: LiveOptions
+    option: Option, kind: str | None, chosen: OptionSettings, records: Records, live: EffectiveOptions
 ) -> dict[str, Any]:
     setting = chosen.of(kind).get(option.name)
     if option.name == MIN_ISR:

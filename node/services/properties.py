@@ -18,7 +18,13 @@ from isthmus.config.bucket_properties import (
     shown_properties,
     value_of,
 )
-from isthmus.repl.controller.bucket_properties import WHO_MAX, Place, PropertyBook, PropertySetting, change_properties
+from isthmus.repl.controller.bucket_properties import (
+    WHO_MAX,
+    PropertyCache,
+    PropertyScope,
+    PropertySetting,
+    change_properties,
+)
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import BadInput
@@ -27,12 +33,12 @@ from isthmus.repl.model.properties import BadProperty
 from isthmus.repl.model.record import PartitionRecord
 
 
-class PropertyOffice:
+class PropertyService:
     """Of one node. `records` are the cluster's partitions, as this node read them last."""
 
     def __init__(
         self,
-        book: PropertyBook,
+        book: PropertyCache,
         metastore: Metastore,
         time: TimeSource,
         *,
@@ -45,7 +51,7 @@ class PropertyOffice:
         self._records = records
         self._key_limit = key_limit_bytes
 
-    def place(self, bucket_type: bytes, bucket: bytes | None) -> Place:
+    def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
         """Whose properties they are. Raises UnknownBucketType, BadInput for a bucket that cannot be."""
         kinds = {record.bucket_type for record in self._records().values()}
         name = bucket_type.decode(errors="replace")
@@ -53,16 +59,16 @@ class PropertyOffice:
             raise UnknownBucketType(f"bucket type {name!r} does not exist: known are {', '.join(sorted(kinds))}")
         if bucket is not None and not 0 < len(bucket) <= self._key_limit:
             raise BadInput(f"a bucket has 1 to {self._key_limit} bytes (limits.key_size)")
-        return Place(name, bucket)
+        return PropertyScope(name, bucket)
 
-    def shown(self, place: Place) -> dict[str, Any]:
+    def shown(self, place: PropertyScope) -> dict[str, Any]:
         """All that counts for a place, by Riak's names."""
         return shown_properties(self.book.settings.values(place), self.factor(place))
 
-    def rows(self, place: Place) -> list[dict[str, Any]]:
+    def rows(self, place: PropertyScope) -> list[dict[str, Any]]:
         """One dict a property that may be set: what counts, where it comes from ("bucket", "bucket type" or
         "default"), by whom and when, whether it has an effect, and its meaning."""
-        own, of_type = self.book.settings.own(place), self.book.settings.own(Place(place.bucket_type))
+        own, of_type = self.book.settings.own(place), self.book.settings.own(PropertyScope(place.bucket_type))
         rows = []
         for name, known in sorted(PROPERTIES.items()):
             setting = own.get(name) or of_type.get(name)
@@ -92,7 +98,7 @@ class PropertyOffice:
             raise BadProperty(str(error)) from None
         return {name: value for name, value in found.items() if value is not None}
 
-    async def set(self, place: Place, wanted: Mapping[str, Any], by: str) -> None:
+    async def set(self, place: PropertyScope, wanted: Mapping[str, Any], by: str) -> None:
         """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
         at_ms = self._time.wall_ms()
         values = self.judged(wanted, self.factor(place))
@@ -100,7 +106,7 @@ class PropertyOffice:
         if changes:
             self.book.learn(await change_properties(self._metastore, place, changes))
 
-    async def unset(self, place: Place, names: list[str]) -> list[str]:
+    async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
         """Take properties back, all with no names; returns those that were set. Raises as `set`."""
         check_names(names)
         own = self.book.settings.own(place)
@@ -108,7 +114,7 @@ class PropertyOffice:
         self.book.learn(await change_properties(self._metastore, place, changes, alone=not names))
         return sorted(name for name in own if not names or name in names)
 
-    def factor(self, place: Place) -> int | None:
+    def factor(self, place: PropertyScope) -> int | None:
         """Its replication factor; None when its partitions differ."""
         factors = {r.factor for r in self._records().values() if r.bucket_type == place.bucket_type}
         return factors.pop() if len(factors) == 1 else None

@@ -15,12 +15,12 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
-from isthmus.aae.scheduling.gap_healing import Gap
+from isthmus.aae.scheduling.gap_healing import GapToHeal
 from isthmus.node.services.cluster_rpc import TIMEOUT_MS
-from isthmus.node.services.explain_key import KeyLooks
+from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.queues.admin import GapChoice, QueueActs
-from isthmus.queues.queue_documents import Act, Applied
-from isthmus.queues.service import SourceQueues
+from isthmus.queues.queue_documents import AppliedOffsets, AuditInfo
+from isthmus.queues.service import QueueService
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.keys import Key
@@ -40,7 +40,7 @@ class QueueGathering:
         node: str,
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         acts: Callable[[], QueueActs],
-        looks: Callable[[], KeyLooks],
+        looks: Callable[[], KeyExplainer],
         proven: Callable[[], list[dict[str, Any]]],
     ) -> None:
         """`proven()`: what full-sync of this node has proven in sync, [{"queue", "bucket_type", "at_ms"}]."""
@@ -72,7 +72,7 @@ class QueueGathering:
         found = await asyncio.gather(*(self._ask(name, {"what": what, **wish}) for name in names))
         return dict(zip(names, found, strict=True))
 
-    async def applied(self, nodes: Iterable[str]) -> Applied:
+    async def applied(self, nodes: Iterable[str]) -> AppliedOffsets:
         """What the leaders among `nodes` have applied, and how far apart the clocks are, as far as nodes answer."""
         found = [one for one in (await self.gather(nodes, "applied")).values() if one is not None]
         upto: dict[int, int] = {}
@@ -81,7 +81,7 @@ class QueueGathering:
                 # A deposed leader may answer, too: what it applied is committed all the same.
                 upto[partition] = max(offset, upto.get(partition, 0))
         clocks = [one["wall_ms"] for one in found]
-        return Applied(tuple(sorted(upto.items())), min(clocks), max(clocks))
+        return AppliedOffsets(tuple(sorted(upto.items())), min(clocks), max(clocks))
 
     async def _ask(self, node: str, wish: dict[str, Any]) -> Any:
         if node == self._node:
@@ -117,7 +117,7 @@ class QueueGathering:
                     int(wish.get("from_ms") or 0),
                     int(wish.get("upto_ms") or 1 << 62),
                 )
-                act = Act(str(wish["by"]), int(wish["at_ms"]), str(wish.get("reason") or ""))
+                act = AuditInfo(str(wish["by"]), int(wish["at_ms"]), str(wish.get("reason") or ""))
                 return await acts.close_gaps(str(name), choice, act)
 
 
@@ -136,7 +136,7 @@ class ClusterGaps:
         self,
         gathering: QueueGathering,
         controller: Controller,
-        queues: SourceQueues,
+        queues: QueueService,
         node: str,
         time: TimeSource,
         waiting: Callable[[str], int],
@@ -186,14 +186,14 @@ class ClusterGaps:
                 found[name] = types
         return found
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """See Gaps. Raises UnknownQueue."""
         self._queues.named(queue)
         compared = self.compared(queue, cluster, self._known_types())
         found = await self._gathering.gather(self._nodes(), "gaps")
         rows = {(row["queue"], row["id"]): row for one in found.values() for row in one or ()}
         gaps = [
-            Gap(row["id"], row["queue"], self._types_of(row), row["from_ms"], row["upto_ms"])
+            GapToHeal(row["id"], row["queue"], self._types_of(row), row["from_ms"], row["upto_ms"])
             for row in rows.values()
             if row["queue"] in compared and (row["partition"] is None or row["partition"] in self._controller.records)
         ]
@@ -201,7 +201,7 @@ class ClusterGaps:
 
     async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps. Raises UnknownQueue, Retryable, OutcomeUnknown."""
-        act = Act(by, self._time.wall_ms(), reason)
+        act = AuditInfo(by, self._time.wall_ms(), reason)
         found = await self._gathering.gather(
             self._nodes(), "close", name=queue, ids=list(ids), upto_ms=upto_ms, **act._asdict()
         )

@@ -13,24 +13,24 @@ from typing import Any
 
 from isthmus.node.services.cluster_rpc import Facts
 from isthmus.repl.controller.reassignment_orders import Placement
-from isthmus.repl.controller.reassignment_plan import Move
+from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import (
     OVER,
     UNDER_WAY,
-    Order,
+    ReassignmentOrder,
+    ReassignmentStage,
     Records,
     Registrations,
-    Stage,
     paused,
     progress,
 )
-from isthmus.repl.controller.reassignments import Plan
+from isthmus.repl.controller.reassignments import ReassignmentPlan
 from isthmus.repl.model.record import PartitionRecord
 
 Gathered = Mapping[str, Facts | None]
 
 
-def plan_shown(plan: Plan, records: Records, outcome: str, order: int | None) -> dict[str, Any]:
+def plan_shown(plan: ReassignmentPlan, records: Records, outcome: str, order: int | None) -> dict[str, Any]:
     """A plan, as it was made or ordered."""
     return {
         "outcome": outcome,
@@ -44,7 +44,7 @@ def plan_shown(plan: Plan, records: Records, outcome: str, order: int | None) ->
     }
 
 
-def _move(move: Move, record: PartitionRecord | None) -> dict[str, Any]:
+def _move(move: ReplicaMove, record: PartitionRecord | None) -> dict[str, Any]:
     return {
         "partition": move.partition,
         "bucket_type": None if record is None else record.bucket_type,
@@ -95,7 +95,7 @@ def moves_shown(
 
 
 def _order(
-    order: Order, records: Records, registrations: Registrations, gathered: Gathered, wall_ms: int
+    order: ReassignmentOrder, records: Records, registrations: Registrations, gathered: Gathered, wall_ms: int
 ) -> dict[str, Any]:
     rows = [_row(order, move, records, registrations, gathered) for move in order.moves]
     stages = Counter(row["stage"] for row in rows)
@@ -123,7 +123,7 @@ def _estimate_ms(over: int, total: int, passed_ms: int) -> int | None:
 
 
 def _row(
-    order: Order, move: Move, records: Records, registrations: Registrations, gathered: Gathered
+    order: ReassignmentOrder, move: ReplicaMove, records: Records, registrations: Registrations, gathered: Gathered
 ) -> dict[str, Any]:
     record = records.get(move.partition)
     stage, reason = progress(order, move, records, registrations)
@@ -146,7 +146,7 @@ def _row(
                 "reason": "" if said is None else said.reason,
             }
         )
-    if stage is Stage.COPYING:
+    if stage is ReassignmentStage.COPYING:
         words = [f"{each['node']}: {each['reason']}" for each in shown["copies"] if each["reason"]]
         shown["reason"] = "; ".join([*words]) or shown["reason"]
     return shown

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from isthmus.repl.http.client import OPEN, Access, cause_of, session
+from isthmus.repl.http.client import OPEN, PeerCredentials, cause_of, session
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import Clock, decode_clock, descends
@@ -82,7 +82,9 @@ def first_to_tell(
     return side
 
 
-def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *, known: bool = True) -> dict[str, Any]:
+def other_side(
+    url: str, key: Key, ours: Clock | None, access: PeerCredentials = OPEN, *, known: bool = True
+) -> dict[str, Any]:
     """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
     unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. A tombstone there is
     equal to nothing here. Never raises for what the other side does."""

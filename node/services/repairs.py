@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from isthmus.aae.scheduling.check import NoRoom
-from isthmus.aae.scrub.row_repair import Mending
-from isthmus.queues.queue_server import ServedQueue
-from isthmus.queues.service import SourceQueues
+from isthmus.aae.scrub.row_repair import RowRepair
+from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.service import QueueService
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, LOWER
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.model.errors import IsthmusError
@@ -28,10 +28,10 @@ ROOM_WAIT_MS: Final = 30_000
 """How long references wait for room in a queue before whoever brings them is told to come back."""
 
 
-class QueueRepairs:
+class RepairQueue:
     """References of full-sync (`aae.scheduling.check.Repairs`), and of folds, whose keys come behind these."""
 
-    def __init__(self, queues: SourceQueues, time: TimeSource) -> None:
+    def __init__(self, queues: QueueService, time: TimeSource) -> None:
         self._queues = queues
         self._time = time
 
@@ -71,7 +71,7 @@ class QueueRepairs:
         return await self._pushed(queue, keys, FOLD)
 
     async def _pushed(self, queue: str, keys: Sequence[Key], priority: int) -> int:
-        served: ServedQueue = self._queues.named(queue)
+        served: QueueServer = self._queues.named(queue)
         fitting = [key for key in keys if self._fits(served, key)]
         taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
         if taken < len(fitting):
@@ -79,7 +79,7 @@ class QueueRepairs:
         return taken
 
     @staticmethod
-    def _fits(served: ServedQueue, key: Key) -> bool:
+    def _fits(served: QueueServer, key: Key) -> bool:
         rules = served.filter
         return rules.blocks or rules.decide(key.bucket_type, key.bucket).offered
 
@@ -91,10 +91,10 @@ REAPS_AT_ONCE: Final = 16
 """Tombstones that a fold has reaped in one turn of the event loop: some milliseconds."""
 
 
-class FoldHands:
+class FoldActionsImpl:
     """What folds that act do (`aae.folds.folds.Hands`)."""
 
-    def __init__(self, repairs: QueueRepairs, reaper: Reaper, kv: KeyValue, mending: Mending) -> None:
+    def __init__(self, repairs: RepairQueue, reaper: Reaper, kv: KeyValue, mending: RowRepair) -> None:
         self._repairs = repairs
         self._reaper = reaper
         self._kv = kv

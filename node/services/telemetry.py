@@ -26,7 +26,7 @@ class KindFacts(NamedTuple):
     span_ms: int = 0
 
 
-class Pace(NamedTuple):
+class ClusterRates(NamedTuple):
     """The same of many nodes: each has its own span, so rates are added and not counts."""
 
     entries: int = 0
@@ -35,10 +35,10 @@ class Pace(NamedTuple):
     recent_max_ms: int = 0
     per_s: float = 0.0
 
-    def with_node(self, facts: KindFacts) -> Pace:
+    def with_node(self, facts: KindFacts) -> ClusterRates:
         """What one more node did."""
         rate = 1000 * facts.recent / facts.span_ms if facts.span_ms else 0.0
-        return Pace(
+        return ClusterRates(
             self.entries + facts.entries,
             self.recent + facts.recent,
             self.recent_ms + facts.recent_ms,
@@ -129,8 +129,8 @@ def _level(records: Collection[PartitionRecord], facts: Iterable[TypeFacts], kno
 
 def _measured(facts: list[TypeFacts]) -> dict[str, Any]:
     replogs = dict.fromkeys(PARTS, ReplogSizes())
-    replicate: dict[str, Pace] = {}
-    apply: dict[str, Pace] = {}
+    replicate: dict[str, ClusterRates] = {}
+    apply: dict[str, ClusterRates] = {}
     failures: dict[str, dict[str, int]] = {}
     rates: dict[str, dict[str, float]] = {}
     for each in facts:
@@ -138,7 +138,7 @@ def _measured(facts: list[TypeFacts]) -> dict[str, Any]:
             replogs[part] = replogs[part].merged(sizes)
         for into, found in ((replicate, each.replicate), (apply, each.apply)):
             for kind, times in found.items():
-                into[kind] = into.get(kind, Pace()).with_node(times)
+                into[kind] = into.get(kind, ClusterRates()).with_node(times)
         for (kind, reason), count in each.failures.items():
             by_reason = failures.setdefault(kind, {})
             by_reason[reason] = by_reason.get(reason, 0) + count

@@ -17,8 +17,8 @@ from typing import Final
 
 from isthmus.aae.exchange.local import Led
 from isthmus.aae.row_stream.plan import RowPlan
-from isthmus.aae.row_stream.streams import Held, RowStreams
-from isthmus.aae.trees.tree_cache import Copy
+from isthmus.aae.row_stream.streams import LocalReplica, RowStreams
+from isthmus.aae.trees.tree_cache import ReplicaSnapshot
 from isthmus.config.settings import MB, Settings
 from isthmus.repl.controller.bucket_types import SETTLE_MS, DefaultType
 from isthmus.repl.controller.controller import Controller
@@ -42,7 +42,7 @@ from isthmus.repl.transport.port import Delivery
 def row_streams_of(runtime: Runtime, store: Store, *, cluster: bytes, cluster_name: str) -> RowStreams:
     """Streams of the copies on this node."""
 
-    def held(partition: int) -> Held | None:
+    def held(partition: int) -> LocalReplica | None:
         found = runtime.partitions.get(partition)
         return None if found is None or found.removed else _held(found, store)
 
@@ -94,11 +94,11 @@ def row_plan_of(
     )
 
 
-def _held(found: Partition, store: Store) -> Held:
+def _held(found: Partition, store: Store) -> LocalReplica:
     replica = found.replica
     segments = Led(found.id, found.index, found.partition_count).segments
     whole = replica.far_position is None and not store.needs_replay()
-    return Held(found.bucket_type, found.id, segments, leads=replica.ready, whole=whole)
+    return LocalReplica(found.bucket_type, found.id, segments, leads=replica.ready, whole=whole)
 
 
 FACTOR_OF_ENSEMBLE: Final = 3
@@ -281,7 +281,7 @@ def links_of(
     )
 
 
-class Switchboard:
+class RpcRegistry:
     """Requests of other nodes, by method; each part brings its own handlers."""
 
     def __init__(self) -> None:
@@ -300,9 +300,9 @@ class Switchboard:
         return await handler(node, body)
 
 
-def copy_of(partition: Partition, *, replaying: bool) -> Copy:
+def copy_of(partition: Partition, *, replaying: bool) -> ReplicaSnapshot:
     """A copy on this node as the keeper of trees sees it."""
     replica = partition.replica
     whole = replica.far_position is None and not replaying
     segments = Led(partition.id, partition.index, partition.partition_count).segments
-    return Copy(partition.id, partition.bucket_type, replica.member.gen, replica.applied, whole, segments)
+    return ReplicaSnapshot(partition.id, partition.bucket_type, replica.member.gen, replica.applied, whole, segments)

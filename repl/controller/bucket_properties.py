@@ -1,7 +1,7 @@
 """What is set of the properties of bucket types and buckets: one small document in the metastore, read by every node.
 
 One znode, so one read sees one state, one watch tells of every change, and a change is one conditional write. Every
-node keeps what it read and what that comes to (`PropertyBook`), so a write asks a dictionary and never the metastore.
+node keeps what it read and what that comes to (`PropertyCache`), so a write asks a dictionary and never the metastore.
 While the metastore is away, what was read last counts. Which properties there are is
 `config.bucket_properties`' affair.
 """
@@ -20,7 +20,7 @@ from xxhash import xxh64_digest
 
 from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
 from isthmus.repl.log_limit import LogLimit
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import BadInput, Corruption, LocalFault, NotReady, OutcomeUnknown
 from isthmus.repl.model.properties import PLAIN, Properties, TypeProperties
 from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, PlaceDigests, place_digest, within_bounds
@@ -58,7 +58,7 @@ class TooManyProperties(BadInput):
     reason = "too-many-properties"
 
 
-class Place(NamedTuple):
+class PropertyScope(NamedTuple):
     """Whose properties: a bucket type's, with `bucket` None, or a bucket's own."""
 
     bucket_type: str
@@ -87,23 +87,23 @@ class PropertySettings:
     """All that is set, by place; a place of which nothing is set is not there. `version` is the document's, None when
     there is none yet."""
 
-    places: Mapping[Place, Chosen] = field(default_factory=dict)
+    places: Mapping[PropertyScope, Chosen] = field(default_factory=dict)
     version: int | None = None
 
-    def own(self, place: Place) -> Chosen:
+    def own(self, place: PropertyScope) -> Chosen:
         """What is set for just this place."""
         return self.places.get(place, {})
 
-    def chosen(self, place: Place) -> Chosen:
+    def chosen(self, place: PropertyScope) -> Chosen:
         """What counts for it: its own settings before its bucket type's."""
-        return {**self.own(Place(place.bucket_type)), **self.own(place)}
+        return {**self.own(PropertyScope(place.bucket_type)), **self.own(place)}
 
-    def values(self, place: Place) -> dict[str, Value]:
+    def values(self, place: PropertyScope) -> dict[str, Value]:
         """As `chosen`, the values alone."""
         return {name: setting.value for name, setting in self.chosen(place).items()}
 
     def changed(
-        self, place: Place, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+        self, place: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
     ) -> PropertySettings:
         """The same with `changes` (None takes one back); with `alone` nothing else stays set for the place. Raises
         TooManyProperties."""
@@ -129,7 +129,7 @@ class PropertySettings:
                 for place in self.places
                 if place.bucket_type == kind and place.bucket is not None
             }
-            found[kind.encode()] = TypeProperties(effective(self.values(Place(kind))), buckets)
+            found[kind.encode()] = TypeProperties(effective(self.values(PropertyScope(kind))), buckets)
         return found
 
 
@@ -177,7 +177,7 @@ def decode_properties(found: Versioned | None) -> PropertySettings:
             raise ValueError(f"it is not of version {FORM_VERSION}")
         places = {}
         for kind, bucket, chosen in raw["places"]:
-            place = Place(str(kind), None if bucket is None else unquote_to_bytes(bucket))
+            place = PropertyScope(str(kind), None if bucket is None else unquote_to_bytes(bucket))
             places[place] = {name: _setting(name, each) for name, each in chosen.items() if name in PROPERTIES}
         return PropertySettings({place: chosen for place, chosen in places.items() if chosen}, found.version)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -200,7 +200,7 @@ async def read_properties(metastore: Metastore) -> PropertySettings:
 
 
 async def change_properties(
-    metastore: Metastore, place: Place, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+    metastore: Metastore, place: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
 ) -> PropertySettings:
     """Set properties of a place, or with None as a setting take them back; with `alone` take back all others, too.
     Returns all that is set then. Raises TooManyProperties, NotReady when nothing was changed, OutcomeUnknown,
@@ -222,7 +222,7 @@ async def change_properties(
                 await metastore.put(PROPERTIES_PATH, value, before.version)
             except Ambiguous:
                 sent = True  # the next round reads what became of it, and changes nothing twice
-            except Conflict:
+            except VersionConflict:
                 continue
             else:
                 said = {name: None if each is None else each.value for name, each in changes.items()}
@@ -238,11 +238,11 @@ async def change_properties(
 
 
 def _digest(settings: PropertySettings, kind: str) -> bytes:
-    def agreed(place: Place) -> list[Value]:
+    def agreed(place: PropertyScope) -> list[Value]:
         values = settings.values(place)
         return [value_of(name, values) for name in MUST_AGREE]
 
-    of_type = agreed(Place(kind))
+    of_type = agreed(PropertyScope(kind))
     buckets = sorted((p.bucket, agreed(p)) for p in settings.places if p.bucket_type == kind and p.bucket)
     own = [[quote_from_bytes(bucket, safe=""), values] for bucket, values in buckets if values != of_type]
     return xxh64_digest(json.dumps([of_type, own]).encode())
@@ -266,7 +266,7 @@ def place_digests(settings: PropertySettings) -> PlaceDigests | None:
     """Digests by place, None when they are more than may be sent: some of them would show differences that are none."""
     found: dict[bytes, dict[bytes, bytes]] = {}
     for kind in {place.bucket_type for place in settings.places}:
-        of_type = place_digest(settings.values(Place(kind)))
+        of_type = place_digest(settings.values(PropertyScope(kind)))
         rows = {} if of_type == PLAIN_PLACE else {OF_TYPE: of_type}
         for place in settings.places:
             if place.bucket_type == kind and place.bucket:
@@ -278,7 +278,7 @@ def place_digests(settings: PropertySettings) -> PlaceDigests | None:
     return found if within_bounds(found) else None
 
 
-class PropertyBook:
+class PropertyCache:
     """What one node knows of properties, always the newest that it could read. `on_change` are told on the loop."""
 
     def __init__(self, metastore: Metastore) -> None:
@@ -352,7 +352,7 @@ class PropertyBook:
         """Read once; False when the metastore could not be asked. A document that cannot be read changes nothing."""
         try:
             self.learn(await read_properties(self._metastore))
-        except (Unavailable, Ambiguous, Conflict) as error:
+        except (Unavailable, Ambiguous, VersionConflict) as error:
             if (left_out := self._unavailable.due()) is not None:
                 log.warning("properties.metastore_unavailable", error=str(error), left_out=left_out)
             return False

@@ -31,7 +31,14 @@ from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, Setting, encode_options, read_options
 from isthmus.repl.controller.placement import ReplicaMap, check_nodes, placed
 from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, encode_placement, read_placement
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Planned, Unavailable, Unmoved
+from isthmus.repl.metastore.port import (
+    Ambiguous,
+    ConditionalWrite,
+    Metastore,
+    Precondition,
+    Unavailable,
+    VersionConflict,
+)
 from isthmus.repl.model.errors import BadInput, Corruption, NotReady, OutcomeUnknown, Unreadable
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
@@ -76,7 +83,7 @@ def usable(registrations: Mapping[str, Registration], drained: Collection[str] =
     return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0 and r.node not in drained}
 
 
-class Founding:
+class DefaultTypeCreation:
     """When the `default` bucket type may be placed: what is remembered between looks, and why it waits."""
 
     def __init__(self, default: DefaultType, node: str) -> None:
@@ -143,17 +150,17 @@ class Founding:
         the metastore raises, BadInput when the placement does not fit into one write, Corruption."""
         placement = await read_placement(metastore)
         nodes = usable(registrations, placement.drained)
-        ground = await Ground.read(metastore)
+        ground = await CreationInput.read(metastore)
         if ground.sets_of(DEFAULT_TYPE):
             return False
         start_index, version = await read_counter(metastore, CHAIN_PATH)
         replica_map = self.placement(nodes, start_index)
-        chain = Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
-        options = await Options.read(metastore, self._default.min_isr, self._node, wall_ms)
+        chain = ConditionalWrite(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
+        options = await CreationOptions.read(metastore, self._default.min_isr, self._node, wall_ms)
         return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, placement, [chain])
 
 
-class Ground(NamedTuple):
+class CreationInput(NamedTuple):
     """What a creation is based on. The counter is read before the records: whatever is created after the counter was
     read has moved it, so the creation is refused, and a bucket type that is not among the records does not exist."""
 
@@ -162,11 +169,11 @@ class Ground(NamedTuple):
     version: int | None
 
     @staticmethod
-    async def read(metastore: Metastore) -> Ground:
+    async def read(metastore: Metastore) -> CreationInput:
         """As it is now."""
         number, version = await read_counter(metastore, PARTITIONS_PATH)
-        records = await whole(metastore)
-        return Ground(records, max([number, *(partition + 1 for partition in records)]), version)
+        records = await read_all_records(metastore)
+        return CreationInput(records, max([number, *(partition + 1 for partition in records)]), version)
 
     def sets_of(self, bucket_type: str) -> tuple[tuple[str, ...], ...]:
         """The replicas of each partition of a bucket type, in order; none when there is no such bucket type."""
@@ -174,7 +181,7 @@ class Ground(NamedTuple):
         return tuple(replicas for _, replicas in found)
 
 
-async def whole(metastore: Metastore) -> Mapping[int, PartitionRecord]:
+async def read_all_records(metastore: Metastore) -> Mapping[int, PartitionRecord]:
     """All records, for plans that rest on what all partitions are. Raises Unreadable where one is missing among them
     since it could not be read; one that could be read before is as it was, and a write of it will be refused."""
     records = await metastore.records()
@@ -184,37 +191,37 @@ async def whole(metastore: Metastore) -> Mapping[int, PartitionRecord]:
     return records
 
 
-class Options(NamedTuple):
+class CreationOptions(NamedTuple):
     """What is set when a bucket type is created, and what is set with it."""
 
     settings: OptionSettings
-    planned: tuple[Planned, ...] = ()
+    planned: tuple[ConditionalWrite, ...] = ()
 
     @staticmethod
-    async def read(metastore: Metastore, min_isr: int, node: str, wall_ms: int) -> Options:
+    async def read(metastore: Metastore, min_isr: int, node: str, wall_ms: int) -> CreationOptions:
         """As it is now; where the cluster has no min-ISR yet, `min_isr`, which is that of the file of `node`, becomes
         it, unless it is 0. A file has a say but once: from then on operators have."""
         settings = await read_options(metastore)
         if not min_isr or settings.setting(MIN_ISR) is not None:
-            return Options(settings)
+            return CreationOptions(settings)
         settings = settings.with_setting(MIN_ISR, None, Setting(min_isr, f"the file of node {node}", wall_ms))
-        return Options(settings, (Planned(OPTIONS_PATH, encode_options(settings), settings.version),))
+        return CreationOptions(settings, (ConditionalWrite(OPTIONS_PATH, encode_options(settings), settings.version),))
 
-    def with_min_isr(self, bucket_type: str, setting: Setting) -> Options:
+    def with_min_isr(self, bucket_type: str, setting: Setting) -> CreationOptions:
         """The bucket type's own min-ISR, set together with its creation."""
         settings = self.settings.with_setting(MIN_ISR, bucket_type, setting)
-        return Options(settings, (Planned(OPTIONS_PATH, encode_options(settings), settings.version),))
+        return CreationOptions(settings, (ConditionalWrite(OPTIONS_PATH, encode_options(settings), settings.version),))
 
 
 async def create(
     metastore: Metastore,
     bucket_type: str,
     replica_map: ReplicaMap,
-    ground: Ground,
+    ground: CreationInput,
     nodes: Mapping[int, Registration],
-    options: Options,
+    options: CreationOptions,
     placement: Placement,
-    also: Sequence[Planned] = (),
+    also: Sequence[ConditionalWrite] = (),
 ) -> bool:
     """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
     the first of each set to be elected first. False when somebody else wrote meanwhile, so that whoever drains a node
@@ -233,12 +240,16 @@ async def create(
         )
         for index, replicas in enumerate(replica_map)
     ]
-    planned = [Planned(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version), *options.planned, *also]
+    planned = [
+        ConditionalWrite(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version),
+        *options.planned,
+        *also,
+    ]
     unmoved = []
     if placement.version is None:
-        planned.append(Planned(ORDERS_PATH, encode_placement(placement), None))
+        planned.append(ConditionalWrite(ORDERS_PATH, encode_placement(placement), None))
     else:
-        unmoved.append(Unmoved(ORDERS_PATH, placement.version))
+        unmoved.append(Precondition(ORDERS_PATH, placement.version))
     created = await metastore.create_records(made, planned, unmoved)
     if created:
         log.info("controller.created", bucket_type=bucket_type, partitions=len(made), first=first)
@@ -303,7 +314,7 @@ class BucketTypeExists(BadInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BucketTypeSpec:
     """What is to be made: either `replica_map`, or so many partitions and replicas, placed by one of PLACEMENTS.
     `min_isr`: its own from the beginning; None leaves the cluster's."""
 
@@ -328,16 +339,16 @@ class Wanted:
         )
 
 
-async def create_bucket_type(metastore: Metastore, wanted: Wanted, *, dry_run: bool) -> tuple[str, ReplicaMap]:
+async def create_bucket_type(metastore: Metastore, wanted: BucketTypeSpec, *, dry_run: bool) -> tuple[str, ReplicaMap]:
     """Make it: "created" and where; "exists" when there is one of just this shape, or of just this map if that is
     given; with `dry_run` "valid", and nothing is written.
 
     Raises BadInput (BadReplicaMap, BucketTypeExists, TooLarge), NotReady when nothing was made, OutcomeUnknown."""
     try:
         for _ in range(ATTEMPTS_MAX):
-            ground = await Ground.read(metastore)
+            ground = await CreationInput.read(metastore)
             start_index, version = await read_counter(metastore, CHAIN_PATH)
-            options = await Options.read(metastore, 0, "", 0)
+            options = await CreationOptions.read(metastore, 0, "", 0)
             registrations = await metastore.registrations()
             placement = await read_placement(metastore)
             nodes = usable(registrations, placement.drained)
@@ -349,18 +360,18 @@ async def create_bucket_type(metastore: Metastore, wanted: Wanted, *, dry_run: b
                 return "valid", replica_map
             if wanted.min_isr is not None:
                 options = options.with_min_isr(wanted.name, wanted.min_isr)
-            chain = [Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)]
+            chain = [ConditionalWrite(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)]
             also = [] if wanted.replica_map is not None else chain
             if await create(metastore, wanted.name, replica_map, ground, nodes, options, placement, also):
                 return "created", replica_map
-    except (Unavailable, Conflict) as error:
+    except (Unavailable, VersionConflict) as error:
         raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error
     except Ambiguous as error:
         raise OutcomeUnknown(f"bucket type {wanted.name!r} may have been created: {error}; do it again") from error
     raise NotReady(f"bucket type {wanted.name!r} was not created: others created some at the same time")
 
 
-def _as_it_is(wanted: Wanted, found: tuple[tuple[str, ...], ...], ids: Mapping[str, int]) -> ReplicaMap:
+def _as_it_is(wanted: BucketTypeSpec, found: tuple[tuple[str, ...], ...], ids: Mapping[str, int]) -> ReplicaMap:
     """The map of a bucket type that exists, if it is what is wanted. Raises BucketTypeExists."""
     there = tuple(tuple(ids.get(node, -1) for node in replicas) for replicas in found)
     shape = f"{len(found)} partitions of {len(found[0])} replicas"
@@ -399,7 +410,7 @@ async def assign(by: Assigner, bucket_type: str, replica_map: ReplicaMap, *, val
     metastore = by.metastore
     try:
         for _ in range(ATTEMPTS_MAX):
-            ground = await Ground.read(metastore)
+            ground = await CreationInput.read(metastore)
             placement = await read_placement(metastore)
             nodes = usable(await metastore.registrations(), placement.drained)
             check_nodes(replica_map, nodes)
@@ -415,10 +426,10 @@ async def assign(by: Assigner, bucket_type: str, replica_map: ReplicaMap, *, val
             if validate_only:
                 return "valid"
             initial = by.min_isr if bucket_type == DEFAULT_TYPE else 0
-            options = await Options.read(metastore, initial, by.node, by.wall_ms)
+            options = await CreationOptions.read(metastore, initial, by.node, by.wall_ms)
             if await create(metastore, bucket_type, replica_map, ground, nodes, options, placement):
                 return "created"
-    except (Unavailable, Conflict) as error:
+    except (Unavailable, VersionConflict) as error:
         raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error
     except Ambiguous as error:
         raise OutcomeUnknown(f"bucket type {bucket_type!r} may have been created: {error}; assign again") from error

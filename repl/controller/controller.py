@@ -21,21 +21,30 @@ from typing import Final
 import structlog
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
-from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, Assigner, DefaultType, Founding, assign
+from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, Assigner, DefaultType, DefaultTypeCreation, assign
 from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, read_options
-from isthmus.repl.controller.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
-from isthmus.repl.controller.leader_balancer import Balancing
+from isthmus.repl.controller.election import (
+    Decision,
+    ElectionTimer,
+    NoAction,
+    ProposeRecord,
+    WaitUntil,
+    asked,
+    elect,
+    watched,
+)
+from isthmus.repl.controller.leader_balancer import LeaderBalancer
 from isthmus.repl.controller.log_positions import METHOD as STATUS
-from isthmus.repl.controller.log_positions import Position, Positions, Request
+from isthmus.repl.controller.log_positions import LogPositions, Position, Request
 from isthmus.repl.controller.placement import ReplicaMap
 from isthmus.repl.controller.promotions import METHOD as PROMOTED
-from isthmus.repl.controller.promotions import Announcements
-from isthmus.repl.controller.reassigner import Moving
+from isthmus.repl.controller.promotions import Promotions
+from isthmus.repl.controller.reassigner import Reassigner
 from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, read_placement
-from isthmus.repl.controller.watched_document import Document, Unread
+from isthmus.repl.controller.watched_document import UnreadableDocuments, WatchedDocument
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.log_limit import LogLimit
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict
 from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -86,25 +95,27 @@ class Controller:
         self._on_registrations = on_registrations
         self._wake = asyncio.Event()
         self._unavailable = LogLimit()
-        self._watches: dict[int, Watch] = {}
-        self._positions = Positions(node=node, request=request, position_of=position_of, on_answer=self.wake)
-        self._announcements = Announcements(node=node, request=request, on_heard=self.wake)
-        self._founding = Founding(default_type, node)
+        self._watches: dict[int, ElectionTimer] = {}
+        self._positions = LogPositions(node=node, request=request, position_of=position_of, on_answer=self.wake)
+        self._announcements = Promotions(node=node, request=request, on_heard=self.wake)
+        self._founding = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
         self._resigned = False
         self._claiming = asyncio.Lock()
         self._claim_known = False
-        self._options = Document(OPTIONS_PATH, read_options, OptionSettings(), lambda found: self.on_options(found))
-        self._placement = Document(ORDERS_PATH, read_placement, Placement(), lambda _found: None)
-        self.unread = Unread()
-        self.moving = Moving(metastore, self.unread)
+        self._options = WatchedDocument(
+            OPTIONS_PATH, read_options, OptionSettings(), lambda found: self.on_options(found)
+        )
+        self._placement = WatchedDocument(ORDERS_PATH, read_placement, Placement(), lambda _found: None)
+        self.unread = UnreadableDocuments()
+        self.moving = Reassigner(metastore, self.unread)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
         """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
         self.registered: Callable[[], bool] = lambda: True
         """Whether this process is its node to the others: one that is not decides nothing, since what they send to the
         node that decides goes by the node's name."""
-        self.balancing: Balancing | None = None
+        self.balancing: LeaderBalancer | None = None
         """Spreads leaderships while this node decides; None: nobody does. Set before `start`."""
         self.decides = False
         """True while this node's session holds the claim, as far as it knows."""
@@ -151,7 +162,7 @@ class Controller:
             found = await self.metastore.get(CLAIM_PATH)
             if found is not None and found.value == self._node.encode():
                 await self.metastore.delete(CLAIM_PATH, found.version)
-        except (Conflict, Ambiguous, Unavailable) as error:
+        except (VersionConflict, Ambiguous, Unavailable) as error:
             log.warning("controller.claim_kept", error=str(error))  # it goes with the session
 
     async def stop(self) -> None:
@@ -188,7 +199,7 @@ class Controller:
             self._wake.clear()
             try:
                 pause_ms = await self._look()
-            except (Unavailable, Ambiguous, Conflict) as error:
+            except (Unavailable, Ambiguous, VersionConflict) as error:
                 if (left_out := self._unavailable.due()) is not None:
                     log.warning("controller.metastore_unavailable", error=str(error), left_out=left_out)
                 pause_ms = RETRY_MS
@@ -228,7 +239,7 @@ class Controller:
                 self.balancing.rest()
             return pause_ms
         writes, until_ms = self._decide()
-        rests_on: tuple[Unmoved, ...] = ()
+        rests_on: tuple[Precondition, ...] = ()
         self._positions.send()
         if not writes and self._placement.readable:
             writes, rests_on, moves_ms = await self._move()
@@ -244,12 +255,12 @@ class Controller:
         decided = await asyncio.gather(*(self._write(record, rests_on) for record in writes))
         return GATHER_MS if all(decided) else RETRY_MS
 
-    async def _move(self) -> tuple[list[PartitionRecord], tuple[Unmoved, ...], int]:
+    async def _move(self) -> tuple[list[PartitionRecord], tuple[Precondition, ...], int]:
         """What to write now of what is ordered (late, it must not begin what was cancelled), and when more is due."""
         seen = (self.placement, self.records, self.registrations)
         until_ms = await self.moving.look(*seen, self._time.now_ms(), self._time.wall_ms())
         writes, version = self.moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), seen[0].version
-        return writes, () if version is None else (Unmoved(ORDERS_PATH, version),), until_ms
+        return writes, () if version is None else (Precondition(ORDERS_PATH, version),), until_ms
 
     async def _read(self) -> None:
         await self._options.refresh(self.metastore)
@@ -269,7 +280,7 @@ class Controller:
             may = not self._resigned and self.registered()
             won = may and await self.metastore.claim(CLAIM_PATH, self._node.encode())
             found = await self.metastore.get(CLAIM_PATH)
-        except (Unavailable, Ambiguous, Conflict):
+        except (Unavailable, Ambiguous, VersionConflict):
             self._claim_known = False
             raise
         self.controller = None if found is None else found.value.decode(errors="replace")
@@ -313,13 +324,13 @@ class Controller:
         for partition, record in sorted(self.unread.without(self.records).items()):
             decision = self._decision(record, now_ms, leaderships)
             match decision:
-                case Write():
+                case ProposeRecord():
                     writes.append(decision.record)
                     leaderships[_leads(record)] -= 1
                     leaderships[_leads(decision.record)] += 1
-                case Wait():
+                case WaitUntil():
                     pause_ms = min(pause_ms, max(1, decision.until_ms - now_ms))
-                case Keep():
+                case NoAction():
                     pass
             if record.status in (PartitionStatus.ONLINE, PartitionStatus.OFFLINE):
                 self._positions.forget(partition)
@@ -340,20 +351,20 @@ class Controller:
             leaderships=leaderships,
             timers=self.options.timers(),
         )
-        return decision if isinstance(decision, Write) else self._with_min_isr(record, decision)
+        return decision if isinstance(decision, ProposeRecord) else self._with_min_isr(record, decision)
 
     def _with_min_isr(self, record: PartitionRecord, decision: Decision) -> Decision:
         """Where nothing else is to be written: the record gets the min-ISR that is set, if that is known. It changes
         that alone, so nobody leaves the ELR by it (docs/protocol.md H22)."""
         wanted = self.options.min_isr(record.bucket_type, record.factor) if self._options.was_read else record.min_isr
-        return decision if wanted == record.min_isr else Write(replace(record, min_isr=wanted))
+        return decision if wanted == record.min_isr else ProposeRecord(replace(record, min_isr=wanted))
 
-    async def _write(self, record: PartitionRecord, rests_on: tuple[Unmoved, ...]) -> bool:
+    async def _write(self, record: PartitionRecord, rests_on: tuple[Precondition, ...]) -> bool:
         """Write one decision; False when its fate is unknown (the next look reads what became of it)."""
         try:
             async with self._writing:
                 written = await self.metastore.write_record(record, unmoved=rests_on)
-        except Conflict:
+        except VersionConflict:
             self._placement.forget()  # the write may have rested on it
             return True
         except (Ambiguous, Unavailable):

@@ -18,7 +18,7 @@ import structlog
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Value
 from isthmus.repl.controller.election import TIMERS, Timers
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord
 
@@ -180,7 +180,7 @@ async def change_option(
                 version = await metastore.put(OPTIONS_PATH, encode_options(after), before.version)
             except Ambiguous:
                 sent = True  # the next round reads what became of it, and changes nothing twice
-            except Conflict:
+            except VersionConflict:
                 continue
             else:
                 log.info(

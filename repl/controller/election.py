@@ -19,7 +19,7 @@ write on the record's version, so the later one is refused (H30). The transition
     Offline        -> Offline         only the reason changes
     (overtaken)    -> itself          the metastore went back behind it: an operator decides (H32)
 
-What a controller must remember between looks is `Watch`: since when, and which attempt.
+What a controller must remember between looks is `ElectionTimer`: since when, and which attempt.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ TIMERS: Final = Timers()
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class NoAction:
     """Nothing is to be done until something changes."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitUntil:
     """Nothing is to be done before `until_ms`, unless something changes."""
 
     until_ms: int
@@ -78,17 +78,17 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class ProposeRecord:
     """`record` is to be written on its version; its reason says why."""
 
     record: PartitionRecord
 
 
-Decision = Keep | Wait | Write
+Decision = NoAction | WaitUntil | ProposeRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class ElectionTimer:
     """What a controller remembers of a partition: since when it has seen this epoch in this status, and how
     many candidates it has seen fail before since the partition was last Online."""
 
@@ -98,14 +98,14 @@ class Watch:
     attempt: int
 
 
-def watched(before: Watch | None, record: PartitionRecord, now_ms: int) -> Watch:
+def watched(before: ElectionTimer | None, record: PartitionRecord, now_ms: int) -> ElectionTimer:
     """What is remembered after one more look at the record."""
     if before is not None and (before.epoch, before.status) == (record.epoch, record.status):
         return before
     attempt = 0
     if before is not None and record.status is not PartitionStatus.ONLINE:
         attempt = before.attempt + (before.status is PartitionStatus.CANDIDATE_FOUND)
-    return Watch(record.epoch, record.status, now_ms, attempt)
+    return ElectionTimer(record.epoch, record.status, now_ms, attempt)
 
 
 def response_timeout_ms(attempt: int, timers: Timers = TIMERS) -> int:
@@ -143,7 +143,7 @@ def elect(
     look = _Look(record, registrations)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
     if record.overtaken:
-        return Keep(record.reason)
+        return NoAction(record.reason)
     match record.status:
         case PartitionStatus.ONLINE:
             return _online(look)
@@ -234,25 +234,25 @@ def _online(look: _Look) -> Decision:
     leader = record.leader
     if leader is None or look.registered(leader) is None:
         name = leader.node if leader is not None else "the leader"
-        return Write(_in_election(record, f"{name} is gone: its session is over"))
+        return ProposeRecord(_in_election(record, f"{name} is gone: its session is over"))
     if not look.leads_still(leader):
-        return Write(_in_election(record, f"{leader.node} has another log than the one that was in sync"))
+        return ProposeRecord(_in_election(record, f"{leader.node} has another log than the one that was in sync"))
     gone = {m: "gone" for m in record.isr if m.node != leader.node and not look.live(m)}
     room = len(record.isr) - len(gone) - record.effective_min_isr
     leaving = sorted(m for m in record.isr if m.node != leader.node and m not in gone and look.leaving(m))
     gone |= dict.fromkeys(leaving[: max(0, room)], "leaving")
     if gone:
         names = ", ".join(f"{m.node} {gone[m]}" for m in sorted(gone))
-        return Write(replace(drop_members(record, frozenset(gone)), reason=f"out of sync: {names}"))
-    return Keep(f"{leader.node} leads")
+        return ProposeRecord(replace(drop_members(record, frozenset(gone)), reason=f"out of sync: {names}"))
+    return NoAction(f"{leader.node} leads")
 
 
 def _offline(look: _Look) -> Decision:
     record = look.record
     if look.eligible:
-        return Write(_in_election(record, f"{look.eligible[0].node} is back"))
+        return ProposeRecord(_in_election(record, f"{look.eligible[0].node} is back"))
     waits_for = look.waits_for()
-    return Keep(waits_for) if waits_for == record.reason else Write(replace(record, reason=waits_for))
+    return NoAction(waits_for) if waits_for == record.reason else ProposeRecord(replace(record, reason=waits_for))
 
 
 def _election(
@@ -266,16 +266,16 @@ def _election(
 ) -> Decision:
     record = look.record
     if not look.eligible:
-        return Write(_taken_offline(look))
+        return ProposeRecord(_taken_offline(look))
     resume_ms = since_ms + back_off_ms(attempt, timers)
     if now_ms < resume_ms:
-        return Wait(resume_ms, f"pauses after {attempt} candidates that did not answer")
+        return WaitUntil(resume_ms, f"pauses after {attempt} candidates that did not answer")
     members = [m for m in look.eligible if m.node not in record.tried] or look.eligible
     nodes = [m.node for m in members]
     silent = [node for node in nodes if node not in reported]
     if len(nodes) > 1 and silent and record.preferred not in nodes and now_ms < since_ms + timers.ask_ms:
-        return Wait(since_ms + timers.ask_ms, f"asks {', '.join(silent)} how far they are")
-    return Write(_nominated(look, members, record.tried, reported, leaderships))
+        return WaitUntil(since_ms + timers.ask_ms, f"asks {', '.join(silent)} how far they are")
+    return ProposeRecord(_nominated(look, members, record.tried, reported, leaderships))
 
 
 def _candidate_found(
@@ -295,16 +295,18 @@ def _candidate_found(
         if (record.epoch, candidate.node, candidate.inc, gen) in promoted:
             member = Member(candidate.node, gen)
             if member in guard(record):
-                return Write(_brought_online(look, candidate, member))
+                return ProposeRecord(_brought_online(look, candidate, member))
         until_ms = since_ms + response_timeout_ms(attempt, timers)
         if registration.active and now_ms < until_ms:
-            return Wait(until_ms, record.reason)
+            return WaitUntil(until_ms, record.reason)
     if not look.eligible:
-        return Write(_taken_offline(look))
+        return ProposeRecord(_taken_offline(look))
     untried = [m for m in look.eligible if m.node not in record.tried]
     if not untried:
-        return Write(_in_election(record, f"{', '.join(sorted(record.tried))} did not answer; all are tried again"))
-    return Write(_nominated(look, untried, record.tried, reported, leaderships))
+        return ProposeRecord(
+            _in_election(record, f"{', '.join(sorted(record.tried))} did not answer; all are tried again")
+        )
+    return ProposeRecord(_nominated(look, untried, record.tried, reported, leaderships))
 
 
 def _in_election(record: PartitionRecord, reason: str) -> PartitionRecord:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 from isthmus.repl.controller.controller import Controller
-from isthmus.repl.controller.leader_balancer import BalanceOptions, Balancing
+from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
 from isthmus.repl.controller.log_positions import Request
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
-from isthmus.repl.runtime.handover import HandingOver
+from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.telemetry import Sample
 
@@ -27,7 +27,7 @@ BY_LENGTH_MAX: Final = 256
 """Characters of the name of who asks; the rest is cut off."""
 
 
-class Leaderships:
+class LeaderBalanceApi:
     """Asks the node that controls, or answers as it; brings balancing and the leaders' side of it."""
 
     def __init__(self, controller: Controller, runtime: Runtime, options: BalanceOptions) -> None:
@@ -36,8 +36,8 @@ class Leaderships:
         self._node = runtime.node
         self._request: Request = runtime.links.request
         self._time = runtime.time
-        self._handing_over = HandingOver(runtime)
-        self._balancing = controller.balancing = Balancing(
+        self._handing_over = LeadershipTransfer(runtime)
+        self._balancing = controller.balancing = LeaderBalancer(
             node=self._node,
             request=self._request,
             own=self._handing_over.answer,
@@ -54,7 +54,8 @@ class Leaderships:
         return self._balancing.samples()
 
     async def status(self, timeout_ms: int = TIMEOUT_MS) -> dict[str, Any]:
-        """How even leaderships are, what would be moved, what is and was: see `Balancing.status`. Raises NotReady."""
+        """How even leaderships are, what would be moved, what is and was: see `LeaderBalancer.status`. Raises
+        NotReady."""
         return await self._ask("", timeout_ms)
 
     async def balance(self, by: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from isthmus.repl.isr.membership import too_few_in_sync
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 
 
-class Seat(NamedTuple):
+class LeaderAssignment(NamedTuple):
     """One partition's leadership: the node that has it, and those that may have it: with the leader itself, unless it
     is drained and another may."""
 
@@ -32,7 +32,7 @@ class Seat(NamedTuple):
     bucket_type: str = ""
 
 
-class Move(NamedTuple):
+class LeaderMove(NamedTuple):
     """A leadership that is to go from one node to another."""
 
     partition: int
@@ -45,13 +45,13 @@ def seats(
     registrations: Mapping[str, Registration],
     refused: Collection[tuple[int, str]] = (),
     drained: Collection[str] = (),
-) -> dict[int, Seat]:
+) -> dict[int, LeaderAssignment]:
     """The leaderships that there are, by partition, with who may have them: members of the confirmed ISR whose nodes
     live with that very log, are not leaving, and are to stay replicas (R-RF). `refused` are (partition, node) that are
     left out. Who leads a partition whose ELR is not empty, or that has too few in sync, keeps it. Nodes that are
     `drained` have none where another may have it. Partitions without a leader are not here.
     """
-    found: dict[int, Seat] = {}
+    found: dict[int, LeaderAssignment] = {}
     for partition, record in records.items():
         if record.status is not PartitionStatus.ONLINE or record.leader is None:
             continue
@@ -71,19 +71,19 @@ def seats(
                     eligible.add(member.node)
         if leader in drained and len(eligible) > 1:
             eligible.remove(leader)
-        found[partition] = Seat(leader, frozenset(eligible), record.bucket_type)
+        found[partition] = LeaderAssignment(leader, frozenset(eligible), record.bucket_type)
     return found
 
 
-def by_type(found: Mapping[int, Seat]) -> dict[str, dict[int, Seat]]:
+def by_type(found: Mapping[int, LeaderAssignment]) -> dict[str, dict[int, LeaderAssignment]]:
     """The leaderships of each bucket type, by its name."""
-    types: dict[str, dict[int, Seat]] = {}
+    types: dict[str, dict[int, LeaderAssignment]] = {}
     for partition, seat in found.items():
         types.setdefault(seat.bucket_type, {})[partition] = seat
     return dict(sorted(types.items()))
 
 
-def loads(found: Mapping[int, Seat]) -> Counter[str]:
+def loads(found: Mapping[int, LeaderAssignment]) -> Counter[str]:
     """How many partitions each node leads; nodes that lead none and may lead some have 0. Who is drained is among them
     as long as it leads."""
     counted = Counter(dict.fromkeys({node for seat in found.values() for node in seat.eligible}, 0))
@@ -96,7 +96,7 @@ def imbalance(counted: Mapping[str, int]) -> int:
     return max(counted.values(), default=0) - min(counted.values(), default=0)
 
 
-def plan(found: Mapping[int, Seat], reluctant: Collection[int] = ()) -> list[Move]:
+def plan(found: Mapping[int, LeaderAssignment], reluctant: Collection[int] = ()) -> list[LeaderMove]:
     """The moves after which the loads of each bucket type are as even as they can be (the least sum of their squares),
     and of such plans the one whose loads in all are the most even, with the fewest moves, and of those with the fewest
     `reluctant` partitions. The busiest to the idlest first. Empty when nothing can be more even."""
@@ -114,7 +114,7 @@ def plan(found: Mapping[int, Seat], reluctant: Collection[int] = ()) -> list[Mov
         leaders = joined.leaders
     before = loads(found)
     moves = [
-        Move(partition, seat.leader, leaders[partition])
+        LeaderMove(partition, seat.leader, leaders[partition])
         for partition, seat in found.items()
         if leaders[partition] != seat.leader
     ]
@@ -129,7 +129,7 @@ class _Flow:
     """The plan as it grows. Nodes are the graph's: an edge from u to v is a partition that u has and v may have, and
     costs the switches that passing it on adds (or takes back, when v is who leads it now)."""
 
-    def __init__(self, found: Mapping[int, Seat], reluctant: frozenset[int]) -> None:
+    def __init__(self, found: Mapping[int, LeaderAssignment], reluctant: frozenset[int]) -> None:
         self._seats = found
         self._switch = len(found) + 1
         """Cost of a switch: above that of any number of reluctant partitions, which cost 1 more each."""
@@ -266,7 +266,9 @@ class _Joined:
     ALL. What is on the first two has a convex cost, that of a bucket type before that of the sum, that before any
     number of switches. An edge is what one leadership more or less, or in another place, adds to the cost."""
 
-    def __init__(self, found: Mapping[int, Seat], leaders: Mapping[int, str], reluctant: frozenset[int]) -> None:
+    def __init__(
+        self, found: Mapping[int, LeaderAssignment], leaders: Mapping[int, str], reluctant: frozenset[int]
+    ) -> None:
         self._seats = found
         self._reluctant = reluctant
         self.leaders = dict(leaders)

@@ -22,7 +22,15 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from isthmus.repl.controller.leader_balance_plan import Move, Seat, by_type, imbalance, loads, plan, seats
+from isthmus.repl.controller.leader_balance_plan import (
+    LeaderAssignment,
+    LeaderMove,
+    by_type,
+    imbalance,
+    loads,
+    plan,
+    seats,
+)
 from isthmus.repl.controller.log_positions import Request
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -75,10 +83,10 @@ class BalanceOptions(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moving:
+class InFlightMove:
     """A move under way: from this epoch on, until then."""
 
-    move: Move
+    move: LeaderMove
     epoch: int
     until_ms: int
     error: str = ""
@@ -86,7 +94,7 @@ class Moving:
 
 
 @dataclass(slots=True)
-class Run:
+class BalanceRun:
     """What was done since `by` began; `outcome` is empty while it goes on."""
 
     number: int
@@ -94,11 +102,11 @@ class Run:
     outcome: str = ""
     done: int = 0
     failed: int = 0
-    ended: deque[tuple[Move, str]] = field(default_factory=lambda: deque(maxlen=KEPT_MOVES))
+    ended: deque[tuple[LeaderMove, str]] = field(default_factory=lambda: deque(maxlen=KEPT_MOVES))
     """Moves that ended, with why they failed ("" for those that did not)."""
 
 
-class Balancing:
+class LeaderBalancer:
     """What the controller remembers of it. All methods belong to the event loop."""
 
     def __init__(
@@ -130,11 +138,11 @@ class Balancing:
         """Partition -> (epoch, when it was first seen): None for what was there when we took over."""
         self._refused: dict[tuple[int, str], tuple[int, int]] = {}
         """(partition, target) -> (until when it is not asked for again, how often it failed in a row)."""
-        self._moving: dict[int, Moving] = {}
+        self._moving: dict[int, InFlightMove] = {}
         self._members: frozenset[tuple[str, int]] = frozenset()
         self._uneven_since_ms: int | None = None
         self._active = False
-        self.run: Run | None = None
+        self.run: BalanceRun | None = None
         """The newest run of this controller."""
         self.reason = ""
         """Why nothing is moved now; "" while something is, or nothing has to be."""
@@ -214,12 +222,12 @@ class Balancing:
         return self.options.timeout_ms
 
     @property
-    def _running(self) -> Run | None:
+    def _running(self) -> BalanceRun | None:
         return self.run if self.run is not None and not self.run.outcome else None
 
     def _begin(self, by: str) -> None:
         self._numbers += 1
-        self.run = Run(self._numbers, by)
+        self.run = BalanceRun(self._numbers, by)
         log.info("balancing.began", by=by, imbalance=imbalance(loads(self._seats())))
 
     def _end_run(self, outcome: str) -> None:
@@ -258,17 +266,17 @@ class Balancing:
         leaving = sorted(each.node for each in self._registrations.values() if not each.active)
         return f"node {leaving[0]} is leaving" if leaving else ""
 
-    def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, Seat]:
+    def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, LeaderAssignment]:
         return seats(self._records, self._registrations, refused, self._drained)
 
     def _loads_by_type(self) -> dict[str, Counter[str]]:
         return {name: loads(found) for name, found in by_type(self._seats()).items()}
 
-    def _plan(self, now_ms: int, cooling: Mapping[int, int]) -> list[Move]:
+    def _plan(self, now_ms: int, cooling: Mapping[int, int]) -> list[LeaderMove]:
         refused = {key for key, (until_ms, _) in self._refused.items() if now_ms < until_ms}
         return plan(self._seats(refused), cooling.keys())
 
-    def _wanted(self, now_ms: int) -> list[Move]:
+    def _wanted(self, now_ms: int) -> list[LeaderMove]:
         """The plan if nothing had been refused."""
         return plan(self._seats(), self._cooling(now_ms).keys())
 
@@ -278,15 +286,15 @@ class Balancing:
 
     # -- moves ------------------------------------------------------------------------------------------------
 
-    def _ask_for(self, move: Move, now_ms: int) -> None:
+    def _ask_for(self, move: LeaderMove, now_ms: int) -> None:
         epoch = self._records[move.partition].epoch
         until_ms = now_ms + self.options.timeout_ms + CONFIRM_MS
-        moving = self._moving[move.partition] = Moving(move, epoch, until_ms)
+        moving = self._moving[move.partition] = InFlightMove(move, epoch, until_ms)
         task = asyncio.get_running_loop().create_task(self._ask(moving))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, moving: Moving) -> None:
+    async def _ask(self, moving: InFlightMove) -> None:
         partition, source, target = moving.move
         body = encode(partition, moving.epoch, target, self.options.timeout_ms)
         try:
@@ -322,7 +330,7 @@ class Balancing:
             run.done, run.failed = run.done + (not why), run.failed + bool(why)
             run.ended.append((moving.move, why))
 
-    def _ended(self, moving: Moving, now_ms: int) -> str | None:
+    def _ended(self, moving: InFlightMove, now_ms: int) -> str | None:
         """Why a move failed, "" when it is done, None while it is under way."""
         record = self._records.get(moving.move.partition)
         if record is None:
@@ -376,7 +384,7 @@ class Balancing:
             "run": None if self.run is None else self._run_shown(self.run),
         }
 
-    def _run_shown(self, run: Run) -> dict[str, Any]:
+    def _run_shown(self, run: BalanceRun) -> dict[str, Any]:
         ended = [{**_shown(move), "state": "failed" if why else "done", "reason": why} for move, why in run.ended]
         going = [{**_shown(each.move), "state": "under-way", "reason": ""} for each in self._moving.values()]
         return {
@@ -406,5 +414,5 @@ class Balancing:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _shown(move: Move) -> dict[str, Any]:
+def _shown(move: LeaderMove) -> dict[str, Any]:
     return {"partition": move.partition, "from": move.source, "to": move.target}

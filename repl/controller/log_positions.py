@@ -31,7 +31,7 @@ Request = Callable[[str, str, bytes, int], Awaitable[bytes]]
 """(node, method, body, timeout_ms) -> the answer's body: `repl.transport.port.Links.request`."""
 
 
-class Positions:
+class LogPositions:
     """What was heard, by partition and node, and the requests under way (at most one a node)."""
 
     def __init__(

@@ -32,7 +32,7 @@ Promotion = tuple[int, str, int, int]
 """(epoch, node, inc, gen), as `elect` takes them."""
 
 
-class Announcements:
+class Promotions:
     """What was heard (the newest epoch of each partition) and what is still to be told."""
 
     def __init__(self, *, node: str, request: Request, on_heard: Callable[[], None]) -> None:

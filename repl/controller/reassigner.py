@@ -16,12 +16,12 @@ from typing import Final
 
 import structlog
 
-from isthmus.repl.controller.reassignment_orders import Ended, Placement, change_placement, encode_placement
+from isthmus.repl.controller.reassignment_orders import FinishedOrder, Placement, change_placement, encode_placement
 from isthmus.repl.controller.reassignment_progress import (
-    Order,
+    ReassignmentOrder,
+    ReassignmentStage,
     Records,
     Registrations,
-    Stage,
     due,
     elected,
     outcome,
@@ -29,7 +29,7 @@ from isthmus.repl.controller.reassignment_progress import (
     replanned,
 )
 from isthmus.repl.controller.reassignments import sites_of
-from isthmus.repl.controller.watched_document import Unread
+from isthmus.repl.controller.watched_document import UnreadableDocuments
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.record import PartitionRecord
@@ -51,14 +51,14 @@ IDLE_MS: Final = 60_000
 """When nothing is timed: the controller looks by itself far more often."""
 
 
-class Moving:
+class Reassigner:
     """What the controller remembers of it: since when nodes are gone, and what it counts."""
 
-    def __init__(self, metastore: Metastore, unread: Unread | None = None) -> None:
+    def __init__(self, metastore: Metastore, unread: UnreadableDocuments | None = None) -> None:
         """`unread`: what cannot be read; an order with such a partition is not over, and the partition's record is not
         written."""
         self._metastore = metastore
-        self._unread = unread or Unread()
+        self._unread = unread or UnreadableDocuments()
         self._electing: dict[int, int] = {}
         """Partition -> since when an election of it is seen to go on."""
         self.overdue: frozenset[int] = frozenset()
@@ -67,7 +67,7 @@ class Moving:
         self._sought: tuple[object, int] | None = None
         """What other places were sought for in vain, and when."""
         self._orders: int | None = None
-        self._stages: Counter[Stage] = Counter()
+        self._stages: Counter[ReassignmentStage] = Counter()
         self._ended: Counter[str] = Counter()
 
     def see(self, records: Records, now_ms: int) -> int:
@@ -88,7 +88,7 @@ class Moving:
             yield "isthmus_move_orders_ended_total", {"outcome": how}, count
         if self._orders is not None:
             yield "isthmus_move_orders", {}, self._orders
-            for stage in Stage:
+            for stage in ReassignmentStage:
                 yield "isthmus_moves", {"stage": stage.value}, self._stages[stage]
 
     async def look(
@@ -159,12 +159,14 @@ class Moving:
         return list(due(placement.orders, self._unread.without(records), registrations, at_once, self.overdue))
 
 
-def _ended(order: Order, records: Records, registrations: Registrations, wall_ms: int) -> Ended | None:
+def _ended(
+    order: ReassignmentOrder, records: Records, registrations: Registrations, wall_ms: int
+) -> FinishedOrder | None:
     how = outcome(order, records, registrations)
     if not how:
         return None
     stages = [progress(order, move, records, registrations).stage for move in order.moves]
-    return Ended(
+    return FinishedOrder(
         order.number,
         order.kind,
         order.title,
@@ -172,6 +174,6 @@ def _ended(order: Order, records: Records, registrations: Registrations, wall_ms
         order.at_ms,
         wall_ms,
         how,
-        stages.count(Stage.DONE),
+        stages.count(ReassignmentStage.DONE),
         len(stages),
     )

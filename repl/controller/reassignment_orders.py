@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import structlog
 
-from isthmus.repl.controller.reassignment_plan import Move
-from isthmus.repl.controller.reassignment_progress import Kind, Order
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved, Versioned
+from isthmus.repl.controller.reassignment_plan import ReplicaMove
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown, TooLarge
 
 log = structlog.get_logger(__name__)
@@ -45,11 +45,11 @@ answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedOrder:
     """An order that is over: "done", "cancelled" or "refused", with how many of its partitions were changed."""
 
     number: int
-    kind: Kind
+    kind: ReassignmentKind
     title: str
     by: str
     at_ms: int
@@ -60,7 +60,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class DrainedNode:
     """Who drained a node, and when (wall clock)."""
 
     by: str
@@ -71,32 +71,36 @@ class Drained:
 class Placement:
     """All that is ordered. `version` is the document's, None when there is none yet."""
 
-    orders: tuple[Order, ...] = ()
-    ended: tuple[Ended, ...] = ()
-    drained: Mapping[str, Drained] = field(default_factory=dict)
+    orders: tuple[ReassignmentOrder, ...] = ()
+    ended: tuple[FinishedOrder, ...] = ()
+    drained: Mapping[str, DrainedNode] = field(default_factory=dict)
     next_number: int = 1
     version: int | None = None
 
-    def pending(self) -> dict[int, tuple[Order, tuple[str, ...]]]:
+    def pending(self) -> dict[int, tuple[ReassignmentOrder, tuple[str, ...]]]:
         """Partition -> the order that it is in, and what its replicas are to be."""
         return {move.partition: (order, order.target(move)) for order in self.orders for move in order.moves}
 
-    def order(self, number: int) -> Order | None:
+    def order(self, number: int) -> ReassignmentOrder | None:
         """One that is not over."""
         return next((order for order in self.orders if order.number == number), None)
 
-    def with_order(self, kind: Kind, title: str, by: str, at_ms: int, moves: Iterable[Move]) -> Placement:
+    def with_order(
+        self, kind: ReassignmentKind, title: str, by: str, at_ms: int, moves: Iterable[ReplicaMove]
+    ) -> Placement:
         """The same with one more order. Raises TooLarge."""
         if len(self.orders) >= ORDERS_MAX:
             raise TooLarge(f"{len(self.orders)} orders are not over yet, at most {ORDERS_MAX} may be: wait for one")
-        order = Order(self.next_number, kind, title[:TITLE_MAX], by[:WHO_MAX], at_ms, tuple(moves))
+        order = ReassignmentOrder(self.next_number, kind, title[:TITLE_MAX], by[:WHO_MAX], at_ms, tuple(moves))
         return replace(self, orders=(*self.orders, order), next_number=self.next_number + 1)
 
-    def with_changed(self, changed: Order) -> Placement:
+    def with_changed(self, changed: ReassignmentOrder) -> Placement:
         """The same with another version of an order that is not over."""
         return replace(self, orders=tuple(changed if o.number == changed.number else o for o in self.orders))
 
-    def with_moves_back(self, order: Order, nodes: Collection[str], by: str) -> tuple[Placement, int | None]:
+    def with_moves_back(
+        self, order: ReassignmentOrder, nodes: Collection[str], by: str
+    ) -> tuple[Placement, int | None]:
         """The same with those moves of an order cancelled that take a replica off `nodes`: all of it, or an order of
         their own beside what goes on; and the number that they stand under, None where there are none. Raises
         TooLarge."""
@@ -110,14 +114,14 @@ class Placement:
             order = after.orders[-1]
         return after.with_changed(replace(order, cancelled_by=order.cancelled_by or by[:WHO_MAX] or "?")), order.number
 
-    def with_ended(self, ended: Ended) -> Placement:
+    def with_ended(self, ended: FinishedOrder) -> Placement:
         """The same with an order over."""
         left = tuple(order for order in self.orders if order.number != ended.number)
         return replace(self, orders=left, ended=(*self.ended, ended)[-ENDED_MAX:])
 
     def with_drained(self, nodes: Iterable[str], by: str, at_ms: int) -> Placement:
         """The same with more nodes drained; who is keeps who drained it."""
-        return replace(self, drained={**{node: Drained(by[:WHO_MAX], at_ms) for node in nodes}, **self.drained})
+        return replace(self, drained={**{node: DrainedNode(by[:WHO_MAX], at_ms) for node in nodes}, **self.drained})
 
     def without_drained(self, nodes: Iterable[str]) -> Placement:
         """The same with fewer."""
@@ -146,7 +150,7 @@ def encode_placement(placement: Placement) -> bytes:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _plain(order: Order, index: Mapping[str, int]) -> dict[str, Any]:
+def _plain(order: ReassignmentOrder, index: Mapping[str, int]) -> dict[str, Any]:
     return {
         "number": order.number,
         "kind": order.kind,
@@ -170,7 +174,7 @@ def decode_placement(found: Versioned | None) -> Placement:
         return Placement(
             tuple(_order(each, names) for each in raw["orders"]),
             tuple(_ended(each) for each in raw["ended"]),
-            {_text(name): Drained(_text(by), _count(at_ms)) for name, (by, at_ms) in raw["drained"].items()},
+            {_text(name): DrainedNode(_text(by), _count(at_ms)) for name, (by, at_ms) in raw["drained"].items()},
             _count(raw["next"]),
             found.version,
         )
@@ -178,17 +182,17 @@ def decode_placement(found: Versioned | None) -> Placement:
         raise Corruption(f"{ORDERS_PATH} in the metastore: {error!r:.200}") from error
 
 
-def _order(raw: Mapping[str, Any], names: list[str]) -> Order:
+def _order(raw: Mapping[str, Any], names: list[str]) -> ReassignmentOrder:
     def replicas(indices: list[Any]) -> tuple[str, ...]:
         found = tuple(names[_count(index)] for index in indices)
         if not found or len(set(found)) != len(found):
             raise ValueError(f"{found!r:.80} are no replicas")
         return found
 
-    moves = tuple(Move(_count(p), replicas(before), replicas(after)) for p, before, after in raw["moves"])
-    return Order(
+    moves = tuple(ReplicaMove(_count(p), replicas(before), replicas(after)) for p, before, after in raw["moves"])
+    return ReassignmentOrder(
         _count(raw["number"]),
-        Kind(raw["kind"]),
+        ReassignmentKind(raw["kind"]),
         _text(raw["title"]),
         _text(raw["by"]),
         _count(raw["at_ms"]),
@@ -197,11 +201,11 @@ def _order(raw: Mapping[str, Any], names: list[str]) -> Order:
     )
 
 
-def _ended(raw: list[Any]) -> Ended:
+def _ended(raw: list[Any]) -> FinishedOrder:
     number, kind, title, by, at_ms, ended_ms, outcome, moved, count = raw
-    return Ended(
+    return FinishedOrder(
         _count(number),
-        Kind(kind),
+        ReassignmentKind(kind),
         _text(title),
         _text(by),
         _count(at_ms),
@@ -235,7 +239,7 @@ async def read_placement(metastore: Metastore) -> Placement:
 async def change_placement(
     metastore: Metastore,
     change: Callable[[Placement], Placement],
-    unmoved: Sequence[Unmoved] = (),
+    unmoved: Sequence[Precondition] = (),
     refused: Callable[[], Awaitable[None]] | None = None,
 ) -> Placement:
     """Write what `change` makes of the newest state; it is called again where somebody else was faster, and must give
@@ -253,7 +257,7 @@ async def change_placement(
                 version = await metastore.put(ORDERS_PATH, encode_placement(after), before.version, unmoved)
             except Ambiguous:
                 sent = True  # the next round reads what became of it
-            except Conflict:
+            except VersionConflict:
                 if refused is not None:
                     await refused()
             else:

@@ -1,11 +1,11 @@
 """Relocation: which replicas are to go where when a placement changes, with as few copies as there can be.
 
-A `Board` has one bucket type's replicas as they are to be, and is changed until it is what is wanted: more or fewer
-replicas, nothing on some nodes, as many on each node as on any other. Least loaded nodes get what is new; where nodes
-have racks, replicas of a partition stand in as many racks as they can. Then single replicas are sent along shortest
-paths from nodes with many to nodes with few (as `leader_balance_plan.py` does with leaderships), those first that cost
-no copy. What is under way already is counted as done. Pure; who asks is `repl.controller.reassignments`, how an order
-is carried out `reassignment_progress.py`.
+An `AssignmentDraft` has one bucket type's replicas as they are to be, and is changed until it is what is wanted: more
+or fewer replicas, nothing on some nodes, as many on each node as on any other. Least loaded nodes get what is new;
+where nodes have racks, replicas of a partition stand in as many racks as they can. Then single replicas are sent along
+shortest paths from nodes with many to nodes with few (as `leader_balance_plan.py` does with leaderships), those first
+that cost no copy. What is under way already is counted as done. Pure; who asks is `repl.controller.reassignments`, how
+an order is carried out `reassignment_progress.py`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class PlanRefused(BadInput):
     reason = "plan-refused"
 
 
-class Site(NamedTuple):
+class PlanningNode(NamedTuple):
     """A node as planning sees it. `open`: it may be given replicas: it lives, is not leaving and not drained."""
 
     rack: str
     open: bool
 
 
-Sites = Mapping[str, Site]
+Sites = Mapping[str, PlanningNode]
 
 
-class Move(NamedTuple):
+class ReplicaMove(NamedTuple):
     """One partition's replicas as they are and as they are to be; those that stay keep their order."""
 
     partition: int
@@ -52,7 +52,7 @@ class Move(NamedTuple):
         return tuple(node for node in self.before if node not in self.after)
 
 
-class Board:
+class AssignmentDraft:
     """The replicas of one bucket type while a plan grows."""
 
     def __init__(
@@ -79,10 +79,10 @@ class Board:
             for node in nodes:
                 self._has.setdefault(node, {})[p] = None
 
-    def moves(self) -> list[Move]:
+    def moves(self) -> list[ReplicaMove]:
         """What has to change, by partition."""
         return [
-            Move(p, before, tuple(self._sets[p]))
+            ReplicaMove(p, before, tuple(self._sets[p]))
             for p, before in self._before.items()
             if set(before) != set(self._sets[p])
         ]

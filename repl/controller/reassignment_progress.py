@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from isthmus.repl.controller.reassignment_plan import Board, Move, PlanRefused, Sites
+from isthmus.repl.controller.reassignment_plan import AssignmentDraft, PlanRefused, ReplicaMove, Sites
 from isthmus.repl.isr.membership import too_few_in_sync
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 
@@ -32,7 +32,7 @@ Records = Mapping[int, PartitionRecord]
 Registrations = Mapping[str, Registration]
 
 
-class Kind(StrEnum):
+class ReassignmentKind(StrEnum):
     """What was ordered."""
 
     FILE = "file"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
     FACTOR = "replication-factor"
 
 
-class Stage(StrEnum):
+class ReassignmentStage(StrEnum):
     """How far a move is; the list stands at the top of this file."""
 
     WAITING = "waiting"
@@ -55,65 +55,71 @@ class Stage(StrEnum):
     REFUSED = "refused"
 
 
-UNDER_WAY = frozenset({Stage.COPYING, Stage.IN_SYNC, Stage.REMOVING, Stage.RETURNING})
-OVER = frozenset({Stage.DONE, Stage.CANCELLED, Stage.REFUSED})
+UNDER_WAY = frozenset(
+    {ReassignmentStage.COPYING, ReassignmentStage.IN_SYNC, ReassignmentStage.REMOVING, ReassignmentStage.RETURNING}
+)
+OVER = frozenset({ReassignmentStage.DONE, ReassignmentStage.CANCELLED, ReassignmentStage.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReassignmentOrder:
     """What an operator ordered. `title` says it in words; `cancelled_by` is "" while it is wanted; `at_ms` is the wall
     clock's, for people."""
 
     number: int
-    kind: Kind
+    kind: ReassignmentKind
     title: str
     by: str
     at_ms: int
-    moves: tuple[Move, ...]
+    moves: tuple[ReplicaMove, ...]
     cancelled_by: str = ""
 
-    def target(self, move: Move) -> tuple[str, ...]:
+    def target(self, move: ReplicaMove) -> tuple[str, ...]:
         """What the partition's replicas are to be now."""
         return move.before if self.cancelled_by else move.after
 
 
-class Progress(NamedTuple):
+class ReassignmentProgress(NamedTuple):
     """How far one move is, and why it is not further."""
 
-    stage: Stage
+    stage: ReassignmentStage
     reason: str
 
 
-def progress(order: Order, move: Move, records: Records, registrations: Registrations) -> Progress:
+def progress(
+    order: ReassignmentOrder, move: ReplicaMove, records: Records, registrations: Registrations
+) -> ReassignmentProgress:
     """How far a move of an order is, by what the metastore says."""
     record = records.get(move.partition)
     if record is None:
-        return Progress(Stage.REFUSED, "there is no such partition")
+        return ReassignmentProgress(ReassignmentStage.REFUSED, "there is no such partition")
     here = set(record.replicas)
     if not record.adding and not record.removing:
         if here == set(move.after):
-            return Progress(Stage.DONE, "")
+            return ReassignmentProgress(ReassignmentStage.DONE, "")
         if here != set(move.before):
-            return Progress(
-                Stage.REFUSED, f"its replicas are {', '.join(record.replicas)}, as this order does not know"
+            return ReassignmentProgress(
+                ReassignmentStage.REFUSED, f"its replicas are {', '.join(record.replicas)}, as this order does not know"
             )
         if order.cancelled_by:
-            return Progress(Stage.CANCELLED, "")
-        return Progress(Stage.WAITING, obstacle(record, move, registrations) or "waits for its turn")
+            return ReassignmentProgress(ReassignmentStage.CANCELLED, "")
+        return ReassignmentProgress(
+            ReassignmentStage.WAITING, obstacle(record, move, registrations) or "waits for its turn"
+        )
     if order.cancelled_by:
-        return Progress(Stage.RETURNING, record.reason)
+        return ReassignmentProgress(ReassignmentStage.RETURNING, record.reason)
     in_sync = {member.node for member in record.isr}
     late = [node for node in record.adding if node not in in_sync]
     if late:
         gone = [node for node in late if node not in registrations]
         what = f"{', '.join(gone)} is gone" if gone else f"{', '.join(late)} catches up"
-        return Progress(Stage.COPYING, what)
+        return ReassignmentProgress(ReassignmentStage.COPYING, what)
     if record.adding:
-        return Progress(Stage.IN_SYNC, "the leader ends it")
-    return Progress(Stage.REMOVING, f"the leader removes {', '.join(record.removing)}")
+        return ReassignmentProgress(ReassignmentStage.IN_SYNC, "the leader ends it")
+    return ReassignmentProgress(ReassignmentStage.REMOVING, f"the leader removes {', '.join(record.removing)}")
 
 
-def obstacle(record: PartitionRecord, move: Move, registrations: Registrations) -> str:
+def obstacle(record: PartitionRecord, move: ReplicaMove, registrations: Registrations) -> str:
     """Why a waiting move may not begin now; "" when it may."""
     if record.status is not PartitionStatus.ONLINE:
         return f"the partition is {record.status.value}: {record.reason}"
@@ -155,7 +161,7 @@ def wanted(record: PartitionRecord, target: Sequence[str], why: str) -> Partitio
 
 
 def due(
-    orders: Sequence[Order],
+    orders: Sequence[ReassignmentOrder],
     records: Records,
     registrations: Registrations,
     at_once: int,
@@ -164,7 +170,7 @@ def due(
     """The records to be written now: what is to turn back or to go elsewhere at once, and as many new moves as leave no
     more than `at_once` under way. `overdue`: as in `paused`."""
     begun = 0
-    waiting: list[tuple[Order, Move, PartitionRecord]] = []
+    waiting: list[tuple[ReassignmentOrder, ReplicaMove, PartitionRecord]] = []
     for order in orders:
         for move in order.moves:
             stage, _ = progress(order, move, records, registrations)
@@ -175,7 +181,7 @@ def due(
                 begun += 1
                 if set(record.staying) != set(order.target(move)):
                     yield wanted(record, order.target(move), _why(order))
-            elif stage is Stage.WAITING and not obstacle(record, move, registrations):
+            elif stage is ReassignmentStage.WAITING and not obstacle(record, move, registrations):
                 waiting.append((order, move, record))
     if paused(records, overdue):
         return
@@ -183,26 +189,26 @@ def due(
         yield wanted(record, move.after, _why(order))
 
 
-def _why(order: Order) -> str:
+def _why(order: ReassignmentOrder) -> str:
     return f"order {order.number} cancelled by {order.cancelled_by}" if order.cancelled_by else f"order {order.number}"
 
 
-def outcome(order: Order, records: Records, registrations: Registrations) -> str:
+def outcome(order: ReassignmentOrder, records: Records, registrations: Registrations) -> str:
     """How an order that is over ended: "done", "cancelled" or "refused"; "" while it is not over."""
     stages = {progress(order, move, records, registrations).stage for move in order.moves}
     if not stages <= OVER:
         return ""
     if order.cancelled_by:
         return "cancelled"
-    return "refused" if Stage.REFUSED in stages else "done"
+    return "refused" if ReassignmentStage.REFUSED in stages else "done"
 
 
 def replanned(
-    order: Order, records: Records, registrations: Registrations, sites: Sites, gone: Collection[str]
-) -> Order:
+    order: ReassignmentOrder, records: Records, registrations: Registrations, sites: Sites, gone: Collection[str]
+) -> ReassignmentOrder:
     """An order whose places we chose, with others for those that are on the nodes `gone`; what an operator named stays.
     The same when nothing can be better."""
-    if order.kind in (Kind.FILE, Kind.REPLACE) or order.cancelled_by:
+    if order.kind in (ReassignmentKind.FILE, ReassignmentKind.REPLACE) or order.cancelled_by:
         return order
     moves = list(order.moves)
     for number, move in enumerate(moves):
@@ -215,10 +221,10 @@ def replanned(
         kind = [other for other in records.values() if other.bucket_type == record.bucket_type]
         settled = {each.partition: each.after for each in moves}
         try:
-            board = Board(kind, sites, pending=settled)
+            board = AssignmentDraft(kind, sites, pending=settled)
             board.vacate_of(move.partition, lost)
         except PlanRefused:
             continue
         found = next((each.after for each in board.moves() if each.partition == move.partition), move.after)
-        moves[number] = Move(move.partition, move.before, found)
+        moves[number] = ReplicaMove(move.partition, move.before, found)
     return replace(order, moves=tuple(moves))

@@ -25,13 +25,13 @@ import structlog
 
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
-from isthmus.repl.controller.bucket_types import PARTITIONS_PATH, counter_bytes, read_counter, whole
+from isthmus.repl.controller.bucket_types import PARTITIONS_PATH, counter_bytes, read_all_records, read_counter
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.controller.reassignment_orders import WHO_MAX, Placement, change_placement, read_placement
-from isthmus.repl.controller.reassignment_plan import Board, Move, PlanRefused, Site
-from isthmus.repl.controller.reassignment_progress import Kind, Order, Records, Registrations
+from isthmus.repl.controller.reassignment_plan import AssignmentDraft, PlanningNode, PlanRefused, ReplicaMove
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder, Records, Registrations
 from isthmus.repl.metastore.liveness import IDS_PATH
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict
 from isthmus.repl.model.errors import BadInput, Corruption, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord
 
@@ -53,11 +53,11 @@ class NoSuch(BadInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReassignmentRequest:
     """What an operator wants. `bucket_type` None: all. `nodes`: to drain, or the one to replace and the one instead.
     `places`: by index, the replicas of each partition of the bucket type, by name."""
 
-    kind: Kind
+    kind: ReassignmentKind
     bucket_type: str | None = None
     factor: int = 0
     nodes: tuple[str, ...] = ()
@@ -69,19 +69,19 @@ class Wish:
         """What it is, for people."""
         kind = f"bucket type {self.bucket_type}" if self.bucket_type else "all bucket types"
         match self.kind:
-            case Kind.FILE:
+            case ReassignmentKind.FILE:
                 return f"{kind}: placed by a file"
-            case Kind.SPREAD:
+            case ReassignmentKind.SPREAD:
                 return f"{kind}: spread evenly"
-            case Kind.REPLACE:
+            case ReassignmentKind.REPLACE:
                 return f"{self.nodes[1]} instead of {self.nodes[0]}"
-            case Kind.DRAIN:
+            case ReassignmentKind.DRAIN:
                 return f"drain {', '.join(self.nodes)}"
-            case Kind.FACTOR:
+            case ReassignmentKind.FACTOR:
                 return f"{kind}: replication factor {self.factor}"
 
 
-class Ground(NamedTuple):
+class PlanningInput(NamedTuple):
     """What a plan is made on. The counter of partition ids is read first: what was created since has moved it."""
 
     placement: Placement
@@ -93,40 +93,40 @@ class Ground(NamedTuple):
     """The dynamic options, which say what min-ISR will be; None where they cannot be read."""
 
     @staticmethod
-    async def read(metastore: Metastore) -> Ground:
+    async def read(metastore: Metastore) -> PlanningInput:
         """As it is now."""
         counted = (await read_counter(metastore, PARTITIONS_PATH))[1]
-        placement, records = await read_placement(metastore), await whole(metastore)
+        placement, records = await read_placement(metastore), await read_all_records(metastore)
         try:
             options = await read_options(metastore)
         except Corruption as error:
             log.warning("placement.options_unreadable", error=str(error))
             options = None
-        return Ground(placement, records, await metastore.registrations(), counted, options)
+        return PlanningInput(placement, records, await metastore.registrations(), counted, options)
 
     def known(self) -> set[str]:
         """The nodes that live or hold a replica."""
         return {*self.registrations, *(node for record in self.records.values() for node in record.replicas)}
 
-    def sites(self) -> dict[str, Site]:
+    def sites(self) -> dict[str, PlanningNode]:
         """Every known node as planning sees it."""
         return sites_of(self.placement, self.records, self.registrations)
 
 
-def sites_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, Site]:
+def sites_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, PlanningNode]:
     """Every node that lives or holds a replica, as planning sees it; the rack of one that is gone is not known."""
-    found = {node: Site("", False) for record in records.values() for node in record.replicas}
+    found = {node: PlanningNode("", False) for record in records.values() for node in record.replicas}
     for node, here in registrations.items():
-        found[node] = Site(here.rack, here.active and here.spare_gen > 0 and node not in placement.drained)
+        found[node] = PlanningNode(here.rack, here.active and here.spare_gen > 0 and node not in placement.drained)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReassignmentPlan:
     """What a wish comes to: moves, the replicas on each node before and after, and what an operator should know."""
 
-    wish: Wish
-    moves: tuple[Move, ...]
+    wish: ReassignmentRequest
+    moves: tuple[ReplicaMove, ...]
     before: Mapping[str, int] = field(default_factory=dict)
     after: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -134,10 +134,11 @@ class Plan:
     @property
     def digest(self) -> str:
         """Equal for equal moves."""
-        return hashlib.sha256(repr([self.wish.title, self.moves]).encode()).hexdigest()[:16]
+        text = repr([self.wish.title, self.moves]).replace("ReplicaMove(", "Move(")  # as older versions write it
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def plan_of(wish: Wish, ground: Ground) -> Plan:
+def plan_of(wish: ReassignmentRequest, ground: PlanningInput) -> ReassignmentPlan:
     """What has to be moved. Raises NoSuch, PlanRefused."""
     _check_names(wish, ground)
     pending = {p: target for p, (_, target) in ground.placement.pending().items()}
@@ -147,11 +148,11 @@ def plan_of(wish: Wish, ground: Ground) -> Plan:
     for partition, record in ground.records.items():
         counts[record.bucket_type].update(pending.get(partition, record.staying))
     before = sum(counts.values(), Counter[str]())
-    moves: list[Move] = []
+    moves: list[ReplicaMove] = []
     for kind in kinds if wish.bucket_type is None else [wish.bucket_type]:
         elsewhere = sum((each for name, each in counts.items() if name != kind), Counter[str]())
         records = [record for record in ground.records.values() if record.bucket_type == kind]
-        board = Board(records, sites, elsewhere=elsewhere, pending=pending, ignore_racks=wish.ignore_racks)
+        board = AssignmentDraft(records, sites, elsewhere=elsewhere, pending=pending, ignore_racks=wish.ignore_racks)
         _apply(wish, board, records)
         found = board.moves()
         for move in found:
@@ -162,7 +163,7 @@ def plan_of(wish: Wish, ground: Ground) -> Plan:
     _check_free(moves, ground)
     after = sum(counts.values(), Counter[str]())
     names = sorted({*before, *after, *(node for node, site in sites.items() if site.open)})
-    return Plan(
+    return ReassignmentPlan(
         wish,
         tuple(moves),
         {node: before[node] for node in names},
@@ -171,9 +172,9 @@ def plan_of(wish: Wish, ground: Ground) -> Plan:
     )
 
 
-def _apply(wish: Wish, board: Board, records: Sequence[PartitionRecord]) -> None:
+def _apply(wish: ReassignmentRequest, board: AssignmentDraft, records: Sequence[PartitionRecord]) -> None:
     match wish.kind:
-        case Kind.FILE:
+        case ReassignmentKind.FILE:
             partitions = sorted(records, key=lambda record: record.index)
             if len(partitions) != len(wish.places):
                 raise PlanRefused(
@@ -181,17 +182,17 @@ def _apply(wish: Wish, board: Board, records: Sequence[PartitionRecord]) -> None
                 )
             for record, nodes in zip(partitions, wish.places, strict=True):
                 board.put(record.partition, nodes)
-        case Kind.SPREAD:
+        case ReassignmentKind.SPREAD:
             board.spread()
-        case Kind.REPLACE:
+        case ReassignmentKind.REPLACE:
             board.replace(*wish.nodes)
-        case Kind.DRAIN:
+        case ReassignmentKind.DRAIN:
             board.vacate(wish.nodes)
-        case Kind.FACTOR:
+        case ReassignmentKind.FACTOR:
             board.factor(wish.factor)
 
 
-def _check_names(wish: Wish, ground: Ground) -> None:
+def _check_names(wish: ReassignmentRequest, ground: PlanningInput) -> None:
     kinds = sorted({record.bucket_type for record in ground.records.values()})
     if wish.bucket_type is not None and wish.bucket_type not in kinds:
         raise NoSuch(f"there is no bucket type {wish.bucket_type!r:.80}; there are {', '.join(kinds) or 'none'}")
@@ -202,16 +203,22 @@ def _check_names(wish: Wish, ground: Ground) -> None:
         raise NoSuch(f"no node {', '.join(unknown):.200} is known; there are {', '.join(sorted(known))}")
     sites = ground.sites()
     there = {node for record in ground.records.values() for node in record.replicas}
-    newcomers = set(wish.nodes[1:]) if wish.kind is Kind.REPLACE else named - there if wish.kind is Kind.FILE else set()
+    newcomers = (
+        set(wish.nodes[1:])
+        if wish.kind is ReassignmentKind.REPLACE
+        else named - there
+        if wish.kind is ReassignmentKind.FILE
+        else set()
+    )
     for node in sorted(newcomers):
         if not sites[node].open:
             why = "is drained" if node in ground.placement.drained else "is gone or leaving"
             raise PlanRefused(f"{node} {why}: it cannot be given replicas")
-    if wish.kind is Kind.REPLACE and wish.nodes[0] == wish.nodes[1]:
+    if wish.kind is ReassignmentKind.REPLACE and wish.nodes[0] == wish.nodes[1]:
         raise PlanRefused(f"{wish.nodes[0]} cannot replace itself")
 
 
-def _check_free(moves: Sequence[Move], ground: Ground) -> None:
+def _check_free(moves: Sequence[ReplicaMove], ground: PlanningInput) -> None:
     """One change at a time a partition."""
     pending = ground.placement.pending()
     for move in moves:
@@ -231,7 +238,7 @@ def _check_free(moves: Sequence[Move], ground: Ground) -> None:
             )
 
 
-def _notes(moves: Sequence[Move], ground: Ground) -> list[str]:
+def _notes(moves: Sequence[ReplicaMove], ground: PlanningInput) -> list[str]:
     """What an operator should know of a plan."""
     found: list[str] = []
     alone = [move.partition for move in moves if len(move.after) == 1]
@@ -245,7 +252,7 @@ def _notes(moves: Sequence[Move], ground: Ground) -> list[str]:
     return found + _min_isr_notes(moves, ground)
 
 
-def _min_isr_notes(moves: Sequence[Move], ground: Ground) -> list[str]:
+def _min_isr_notes(moves: Sequence[ReplicaMove], ground: PlanningInput) -> list[str]:
     """What min-ISR will be wherever the number of replicas changes, by whatever order.
 
     It is worked out from the options and the new number of replicas, as the node that controls does it, since the
@@ -282,34 +289,36 @@ def _min_isr_note(bucket_type: str, before: int, after: int, options: OptionSett
 # -- ordering ---------------------------------------------------------------------------------------
 
 
-async def planned(metastore: Metastore, wish: Wish) -> Plan:
+async def planned(metastore: Metastore, wish: ReassignmentRequest) -> ReassignmentPlan:
     """The plan of a wish as the cluster is now. Raises NoSuch, PlanRefused, NotReady."""
     return (await _planned(metastore, wish))[1]
 
 
-async def _planned(metastore: Metastore, wish: Wish) -> tuple[Ground, Plan]:
+async def _planned(metastore: Metastore, wish: ReassignmentRequest) -> tuple[PlanningInput, ReassignmentPlan]:
     try:
-        ground = await Ground.read(metastore)
-    except (Unavailable, Ambiguous, Conflict) as error:
+        ground = await PlanningInput.read(metastore)
+    except (Unavailable, Ambiguous, VersionConflict) as error:
         raise NotReady(f"the metastore cannot be reached: {error}") from error
     # a second where partitions are many: others go on meanwhile
     return ground, await asyncio.to_thread(plan_of, wish, ground)
 
 
-async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str, at_ms: int) -> tuple[Plan, int | None]:
+async def submit(
+    metastore: Metastore, wish: ReassignmentRequest, digest: str | None, by: str, at_ms: int
+) -> tuple[ReassignmentPlan, int | None]:
     """Order what a wish comes to; the plan, and the order's number, None where there is nothing to move. A node that is
     drained is so from now on even then. With `digest` only the plan that was shown. Raises NoSuch, PlanRefused,
     Changed, TooLarge, NotReady, OutcomeUnknown."""
     ground, plan = await _planned(metastore, wish)
     if digest is not None and digest != plan.digest:
         raise Changed("the cluster has changed since the plan was shown: look again")
-    if not plan.moves and wish.kind is not Kind.DRAIN:
+    if not plan.moves and wish.kind is not ReassignmentKind.DRAIN:
         return plan, None
 
     def change(placement: Placement) -> Placement:
         if _number_of(placement, plan, by, at_ms) is None:
             _check_nobody_was_faster(plan, ground.placement, placement)
-        if wish.kind is Kind.DRAIN:
+        if wish.kind is ReassignmentKind.DRAIN:
             placement = placement.with_drained(wish.nodes, by, at_ms)
         if not plan.moves or _number_of(placement, plan, by, at_ms) is not None:
             return placement
@@ -318,7 +327,7 @@ async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str,
             raise Changed(f"partition {min(taken)} is in another order since the plan was shown: look again")
         return placement.with_order(wish.kind, wish.title, by, at_ms, plan.moves)
 
-    if wish.kind is Kind.DRAIN:
+    if wish.kind is ReassignmentKind.DRAIN:
         after = await _drained(metastore, ground, change)
     else:
         after = await change_placement(metastore, change)
@@ -327,7 +336,7 @@ async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str,
     return plan, number
 
 
-async def _drained(metastore: Metastore, ground: Ground, change: Callable[[Placement], Placement]) -> Placement:
+async def _drained(metastore: Metastore, ground: PlanningInput, change: Callable[[Placement], Placement]) -> Placement:
     """Write down who is drained, unless a bucket type was created since `ground` was read: it may be on that node, and
     nothing of the plan would move it off. (Who creates one makes sure of the reverse.)"""
 
@@ -338,13 +347,13 @@ async def _drained(metastore: Metastore, ground: Ground, change: Callable[[Place
     counted = ground.counted
     if counted is None:
         counted = await _begin_to_count(metastore)
-    return await change_placement(metastore, change, [Unmoved(PARTITIONS_PATH, counted)], refused)
+    return await change_placement(metastore, change, [Precondition(PARTITIONS_PATH, counted)], refused)
 
 
 async def _begin_to_count(metastore: Metastore) -> int:
     """Make the counter of partition ids where there is none yet; its version."""
     try:
-        with suppress(Conflict):
+        with suppress(VersionConflict):
             return await metastore.put(PARTITIONS_PATH, counter_bytes(0), None)
         number, version = await read_counter(metastore, PARTITIONS_PATH)
     except (Unavailable, Ambiguous) as error:
@@ -354,12 +363,12 @@ async def _begin_to_count(metastore: Metastore) -> int:
     return version
 
 
-def _check_nobody_was_faster(plan: Plan, planned_on: Placement, placement: Placement) -> None:
+def _check_nobody_was_faster(plan: ReassignmentPlan, planned_on: Placement, placement: Placement) -> None:
     """What was ordered since a plan was made leaves its nodes as it took them to be. Raises Changed."""
     closed = {node for move in plan.moves for node in move.adds} & placement.drained.keys()
     if closed:
         raise Changed(f"{min(closed)} was drained since the plan was shown: look again")
-    if plan.wish.kind is Kind.DRAIN:
+    if plan.wish.kind is ReassignmentKind.DRAIN:
         nodes, before, after = set(plan.wish.nodes), planned_on.pending(), placement.pending()
         for partition in before.keys() | after.keys():
             order, target = after.get(partition, (None, ()))
@@ -372,17 +381,17 @@ def _check_nobody_was_faster(plan: Plan, planned_on: Placement, placement: Place
                 raise Changed(f"order {was_of.number} has ended since the plan was shown: look again")
 
 
-def _number_of(placement: Placement, plan: Plan, by: str, at_ms: int) -> int | None:
+def _number_of(placement: Placement, plan: ReassignmentPlan, by: str, at_ms: int) -> int | None:
     for order in placement.orders:
         if order.at_ms == at_ms and order.moves == plan.moves and by.startswith(order.by):
             return order.number
     return None
 
 
-async def cancel(metastore: Metastore, number: int | None, by: str) -> Order:
+async def cancel(metastore: Metastore, number: int | None, by: str) -> ReassignmentOrder:
     """Let an order go no further: what is under way goes back, what is done stays. `number` None: the only one. Raises
     NoSuch, NotReady, OutcomeUnknown."""
-    meant: Order | None = None
+    meant: ReassignmentOrder | None = None
 
     def change(placement: Placement) -> Placement:
         nonlocal meant
@@ -398,13 +407,13 @@ async def cancel(metastore: Metastore, number: int | None, by: str) -> Order:
     return meant
 
 
-def _was(placement: Placement, order: Order | int, outcome: str) -> bool:
+def _was(placement: Placement, order: ReassignmentOrder | int, outcome: str) -> bool:
     """Whether an order, or the one of this number, is over, and so."""
     number = order if isinstance(order, int) else order.number
     return any(ended.number == number and ended.outcome == outcome for ended in placement.ended)
 
 
-def _order_of(placement: Placement, number: int | None) -> Order:
+def _order_of(placement: Placement, number: int | None) -> ReassignmentOrder:
     numbers = ", ".join(str(order.number) for order in placement.orders)
     if number is None and len(placement.orders) == 1:
         return placement.orders[0]
@@ -431,7 +440,7 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
         cancelled[:] = [number for number in cancelled if _was(placement, number, "cancelled")]
         after = placement.without_drained(nodes)
         for order in placement.orders:
-            if order.kind is Kind.DRAIN:
+            if order.kind is ReassignmentKind.DRAIN:
                 after, number = after.with_moves_back(order, nodes, by)
                 cancelled.extend([] if number is None else [number])
         return after
@@ -466,7 +475,7 @@ async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool
     """Forget a node that holds nothing and does not live. Raises NoSuch, StillNeeded, NotReady, OutcomeUnknown."""
     begun = False
     try:
-        ground = await Ground.read(metastore)
+        ground = await PlanningInput.read(metastore)
         standing = await metastore.get(f"{STANDING_PATH}/{node}")
         number = (await ids_of_nodes(metastore)).get(node)
         noted = standing is not None or number is not None or node in ground.placement.drained
@@ -488,15 +497,15 @@ async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool
             await metastore.delete(f"{IDS_PATH}/{number[0]}", number[1])
             begun = True
         if begun and node in await metastore.registrations():  # it came back that very moment: it is known by these
-            with suppress(Conflict):  # it has noted them anew itself
+            with suppress(VersionConflict):  # it has noted them anew itself
                 if standing is not None:
                     await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
-            with suppress(Conflict):
+            with suppress(VersionConflict):
                 if number is not None:
                     await metastore.put(f"{IDS_PATH}/{number[0]}", node.encode(), None)
             raise StillNeeded(f"{node} has just come back: stop it first")
         await change_placement(metastore, lambda placement: placement.without_drained([node]))  # last: it may be back
-    except (Unavailable, Conflict, NotReady) as error:
+    except (Unavailable, VersionConflict, NotReady) as error:
         if begun:
             raise OutcomeUnknown(f"{node} is removed in part: {error}; do it again") from error
         raise NotReady(f"{node} was not removed: {error or 'it has just registered'}") from error

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.controller.bucket_types import PARTITIONS_PATH, counted, counter_bytes
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import Fenced, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.model.vclock import MAX_EPOCH
@@ -30,7 +30,7 @@ ATTEMPTS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ReplicaReport:
     """A replica as its node reports it: the highest epoch it knows of, its log's last epoch and end, what it knows to
     be committed, what it has applied, its gen; `far`: it takes rows (R-FAR), and what is left of its log counts not;
     `failed`: it takes part in nothing."""
@@ -57,12 +57,12 @@ class Copy:
         return max(self.hw, self.applied)
 
 
-def closest_to_all(copies: Iterable[Copy]) -> Copy:
+def most_complete(copies: Iterable[ReplicaReport]) -> ReplicaReport:
     """The copy that lacks least; of equals the one that knows most to be committed, then by name."""
     return max(copies, key=lambda copy: (not copy.far, copy.reach, copy.committed, copy.node))
 
 
-def lacking(chosen: Copy, copies: Collection[Copy], silent: Collection[str]) -> list[str]:
+def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: Collection[str]) -> list[str]:
     """What may be lost when `chosen` leads, a sentence each; nothing when no answering copy has more."""
     said = []
     for copy in sorted(copies, key=lambda each: each.node):
@@ -84,7 +84,7 @@ def lacking(chosen: Copy, copies: Collection[Copy], silent: Collection[str]) -> 
 
 
 def forced(
-    record: PartitionRecord, chosen: Copy, who: Incarnation, epochs: Iterable[int], reason: str
+    record: PartitionRecord, chosen: ReplicaReport, who: Incarnation, epochs: Iterable[int], reason: str
 ) -> PartitionRecord:
     """The record by which `chosen` alone is elected, in an epoch above all that are known. Raises Fenced when there is
     none left."""
@@ -124,7 +124,7 @@ async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str
     )
     try:
         return await metastore.write_record(record, (member,))
-    except Conflict as error:
+    except VersionConflict as error:
         raise Fenced(f"partition {record.partition} has changed meanwhile, nothing was written: look again") from error
     except Unavailable as error:
         raise NotReady(f"the metastore cannot be reached, nothing was written: {error}") from error
@@ -132,7 +132,7 @@ async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str
         raise OutcomeUnknown(f"partition {record.partition} may have been written: {error}; look again") from error
 
 
-def standing(registration: Registration | None, partition: int, copy: Copy) -> str:
+def disqualification(registration: Registration | None, partition: int, copy: ReplicaReport) -> str:
     """Why a copy cannot be the candidate; "" when it can."""
     if registration is None:
         return f"{copy.node} is not registered"
@@ -167,7 +167,7 @@ async def _raise(metastore: Metastore, path: str, least: int, read: Callable[[by
                 return
             try:
                 await metastore.put(path, raised, None if found is None else found.version)
-            except (Conflict, Ambiguous) as error:
+            except (VersionConflict, Ambiguous) as error:
                 log.debug("unclean.counter_retried", path=path, error=repr(error))
     except Unavailable as error:
         raise NotReady(f"the metastore cannot be reached, {path} was not raised: {error}") from error

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from isthmus.repl.metastore.codecs import encode_record
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.telemetry import Sample
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-class Document(Generic[T]):
+class WatchedDocument(Generic[T]):
     """One of them. `value` is what it said last."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Document(Generic[T]):
         except LocalFault as error:  # damaged, or ZooKeeper refuses to read it out
             self.readable = False
             log.error("controller.document_unreadable", path=self.path, error=str(error))
-        except (Unavailable, Ambiguous, Conflict):
+        except (Unavailable, Ambiguous, VersionConflict):
             self._known = False
             raise
         else:
@@ -65,7 +65,7 @@ class Document(Generic[T]):
             self._on_read(self.value)
 
 
-class Unread:
+class UnreadableDocuments:
     """The records and registrations that cannot be read, as of the last look; each is told once in the log."""
 
     def __init__(self) -> None:

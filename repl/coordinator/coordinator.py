@@ -28,12 +28,12 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from isthmus.repl.coordinator.forwarded_requests import Handler, Serving
-from isthmus.repl.coordinator.forwarding import Forwarding
+from isthmus.repl.coordinator.forwarded_requests import ForwardedRequests, Handler
+from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.listing import Listing
-from isthmus.repl.coordinator.reads import Reading, answer_bytes, confirm_refusals, not_led
-from isthmus.repl.coordinator.routing import Routes
-from isthmus.repl.coordinator.write_batch import Owed, Proposal, Warned, WriteLimits, nothing_owed
+from isthmus.repl.coordinator.reads import Reads, answer_bytes, confirm_refusals, not_led
+from isthmus.repl.coordinator.routing import RoutingTable
+from isthmus.repl.coordinator.write_batch import Owed, Proposal, Warned, WriteLimits, never_unreplicated
 from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, PushProposal
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import (
@@ -44,13 +44,13 @@ from isthmus.repl.model.errors import (
     OutcomeUnknown,
     Retryable,
     TimedOut,
-    let_go,
+    clear_traceback,
 )
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.properties import PLAIN, TypeProperties
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
-from isthmus.repl.runtime.partition import Partition, PendingGroup, Waiter
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
+from isthmus.repl.runtime.partition import BatchResult, Partition, PendingBatch
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.store.request_dedup import request_name
 from isthmus.repl.telemetry import Sample
@@ -62,7 +62,7 @@ WARN_INTERVAL_S: Final = 10.0
 """Writes above a warning's limit are counted each and logged once in this time, of each kind."""
 
 
-class Tally:
+class CoordinatorMetrics:
     """Items since start. `kinds`: by what was asked and, of the whole, `refused` for now and `unknown`. An item that
     was forwarded counts where it was asked, but for puts and deletes, which count where they are decided."""
 
@@ -128,17 +128,17 @@ SWEEP_S: Final = 0.25
 """How often requests without an answer are looked through for those that have waited too long."""
 
 
-class Expiry:
+class RequestTimeouts:
     """Waiting requests and their time-out; `forget` is called once some were told. Belongs to the event loop."""
 
     def __init__(self, timeout_ms: int, forget: Callable[[], None]) -> None:
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_ms / 1000
-        self._waiting: dict[Waiter, float] = {}
+        self._waiting: dict[BatchResult, float] = {}
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, waiter: BatchResult) -> None:
         """Let `waiter` expire in time."""
         self._waiting[waiter] = self._loop.time() + self._timeout_s
         if self._sweeper is None:
@@ -170,16 +170,16 @@ class Expiry:
         return OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
 
 
-class _Share(NamedTuple):
+class _LocalPart(NamedTuple):
     """What of a request goes to one partition: the slots of its items, and the hashes of their keys."""
 
     requests: Sequence[WriteRequest | PushItem]
-    waiter: Waiter
+    waiter: BatchResult
     slots: list[int]
     hashes: list[int]
 
 
-class _Away(NamedTuple):
+class _RemotePart(NamedTuple):
     """The items of a request that go to another node, and their slots."""
 
     requests: list[WriteRequest | PushItem]
@@ -206,20 +206,22 @@ class Coordinator:
         self._limits = limits
         self._properties_of = properties_of
         self._key_limit_bytes = key_limit_bytes
-        self.routes = Routes()
-        self._forwarding = Forwarding(links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes)
-        self._reading = Reading(
+        self.routes = RoutingTable()
+        self._forwarding = LeaderForwarder(
+            links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes
+        )
+        self._reading = Reads(
             runtime, self.routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
         )
         self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
-        self._inbox: dict[int, list[_Share]] = {}
-        self._expiry = Expiry(request_timeout_ms, self._forget_answered)
+        self._inbox: dict[int, list[_LocalPart]] = {}
+        self._expiry = RequestTimeouts(request_timeout_ms, self._forget_answered)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
         """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
         applied."""
         self._scheduled = False
-        self.owed: Owed = nothing_owed
-        self._tally = Tally()
+        self.owed: Owed = never_unreplicated
+        self._tally = CoordinatorMetrics()
         runtime.hooks.append(self)
 
     # -- what the house tells it ----------------------------------------------------------------------
@@ -250,7 +252,7 @@ class Coordinator:
         """What this node answers to others of its cluster, by method; of the partitions that it leads, never by
         forwarding again."""
         answer_limit = answer_bytes(self._limits.entry_bytes)
-        return Serving(self._submit_here, self._reading, self._listing, answer_limit).handlers()
+        return ForwardedRequests(self._submit_here, self._reading, self._listing, answer_limit).handlers()
 
     # -- reads ----------------------------------------------------------------------------------------
 
@@ -282,21 +284,21 @@ class Coordinator:
 
     # -- writes ---------------------------------------------------------------------------------------
 
-    async def write(self, request: WriteRequest) -> Written:
+    async def write(self, request: WriteRequest) -> WriteResult:
         """See KeyValue.write."""
         (result,) = results = await self._submit((request,))
-        if not isinstance(result, Written):
+        if not isinstance(result, WriteResult):
             await self._settle((request,), results)
             (result,) = results
             if isinstance(result, IsthmusError):
                 raise result
-        return cast(Written, result)
+        return cast(WriteResult, result)
 
-    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[WriteResult | IsthmusError]:
         """See KeyValue.write_batch."""
         results = await self._submit(requests)
         await self._settle(requests, results)
-        return cast("list[Written | IsthmusError]", results)
+        return cast("list[WriteResult | IsthmusError]", results)
 
     async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
         """See KeyValue.push."""
@@ -343,9 +345,9 @@ class Coordinator:
         refused = self._runtime.append(place, (entry,))
         if refused is not None:
             raise refused
-        waiter = Waiter(self._loop.create_future(), 1)
+        waiter = BatchResult(self._loop.create_future(), 1)
         waiter.remaining = 1
-        place.groups.append(PendingGroup(entry.offset + 1, waiter, (0,)))
+        place.groups.append(PendingBatch(entry.offset + 1, waiter, (0,)))
         self._expiry.add(waiter)
         (error,) = await waiter.future
         if isinstance(error, IsthmusError):
@@ -369,10 +371,10 @@ class Coordinator:
     ) -> asyncio.Future[list[object]]:
         """Put each item into its partition's inbox, or on its way to the leader; the future brings all answers, in
         order."""
-        waiter = Waiter(self._loop.create_future(), len(requests))
+        waiter = BatchResult(self._loop.create_future(), len(requests))
         inbox, routes, partitions = self._inbox, self.routes, self._runtime.partitions
-        targets: dict[int, _Share | _Away | IsthmusError] = {}
-        away: dict[str, _Away] = {}
+        targets: dict[int, _LocalPart | _RemotePart | IsthmusError] = {}
+        away: dict[str, _RemotePart] = {}
         limit = self._key_limit_bytes
         of_type: bytes | None = None
         partition_ids: Sequence[int] = ()
@@ -387,22 +389,22 @@ class Coordinator:
                 hash64 = key_hash(bucket, name)
                 partition = partition_ids[partition_index(hash64, len(partition_ids))]
             except IsthmusError as error:
-                waiter.results[slot] = let_go(error)
+                waiter.results[slot] = clear_traceback(error)
                 continue
             target = targets.get(partition)
             if target is None:
                 place = partitions.get(partition)
                 if place is not None and place.replica.ready:
-                    target = _Share(requests, waiter, [], [])
+                    target = _LocalPart(requests, waiter, [], [])
                     inbox.setdefault(partition, []).append(target)
                     waiter.remaining += 1
                 else:
                     target = self._elsewhere(partition, away if forward else None)
                 targets[partition] = target
-            if type(target) is _Share:
+            if type(target) is _LocalPart:
                 target.slots.append(slot)
                 target.hashes.append(hash64)
-            elif type(target) is _Away:
+            elif type(target) is _RemotePart:
                 target.requests.append(request)
                 target.slots.append(slot)
             else:
@@ -419,15 +421,15 @@ class Coordinator:
         self._expiry.add(waiter)
         return waiter.future
 
-    def _elsewhere(self, partition: int, away: dict[str, _Away] | None) -> _Away | IsthmusError:
+    def _elsewhere(self, partition: int, away: dict[str, _RemotePart] | None) -> _RemotePart | IsthmusError:
         """Where items of a partition go that is not led here: to its leader, or nowhere."""
         refused = not_led(self._runtime, self.routes, partition)
         assert refused is not None
         if away is not None and isinstance(refused, NotLeader) and refused.leader is not None:
-            return away.setdefault(refused.leader, _Away([], []))
+            return away.setdefault(refused.leader, _RemotePart([], []))
         return refused
 
-    def _forward(self, node: str, part: _Away, waiter: Waiter) -> None:
+    def _forward(self, node: str, part: _RemotePart, waiter: BatchResult) -> None:
         def done(answers: list[object]) -> None:
             for slot, answer in zip(part.slots, answers, strict=True):
                 waiter.results[slot] = answer
@@ -451,7 +453,7 @@ class Coordinator:
             for partition_id, shares in inbox.items():
                 self._propose(self._runtime.partitions[partition_id], shares)
 
-    def _propose(self, partition: Partition, shares: list[_Share]) -> None:
+    def _propose(self, partition: Partition, shares: list[_LocalPart]) -> None:
         """Make entries of the shares' items and append them together; note who waits for what."""
         refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
         if refused is not None:
@@ -468,9 +470,9 @@ class Coordinator:
             self._pending_requests.get(partition.id, {}),
             self.owed,
         )
-        groups: list[PendingGroup] = []
+        groups: list[PendingBatch] = []
         for requests, waiter, slots, hashes in shares:
-            groups.append(PendingGroup(proposal.take(requests, slots, hashes, waiter.results), waiter, slots))
+            groups.append(PendingBatch(proposal.take(requests, slots, hashes, waiter.results), waiter, slots))
         self._tally.proposed(proposal)
         if proposal.entries:
             refused = runtime.append(partition, proposal.entries)
@@ -510,7 +512,7 @@ class Coordinator:
         return [*self._tally.samples(), *self._reading.samples(), *self._forwarding.samples()]
 
 
-def _refuse(shares: Sequence[_Share], error: IsthmusError) -> None:
+def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:
     """Nothing of these was appended: a definite refusal for each item."""
     for share in shares:
         for slot in share.slots:
@@ -518,11 +520,11 @@ def _refuse(shares: Sequence[_Share], error: IsthmusError) -> None:
         share.waiter.release()
 
 
-def _group_end(group: PendingGroup) -> int:
+def _group_end(group: PendingBatch) -> int:
     return group.end
 
 
-def _insert_groups(partition: Partition, groups: list[PendingGroup]) -> None:
+def _insert_groups(partition: Partition, groups: list[PendingBatch]) -> None:
     """Keep `partition.groups` in order of `end`; an answer that waits for an older entry goes before."""
     queue = partition.groups
     if not queue or queue[-1].end <= groups[0].end:

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.listing import Listing
-from isthmus.repl.coordinator.reads import Reading
-from isthmus.repl.model.requests import PushItem, WriteRequest, Written
+from isthmus.repl.coordinator.reads import Reads
+from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> answer. Raises CodecError for a body that is not one, and Retryable."""
@@ -20,10 +20,10 @@ Submit = Callable[[Sequence[WriteRequest | PushItem]], Awaitable[list[object]]]
 """Writes and pushes of partitions that are led here -> one answer each; the others are refused."""
 
 
-class Serving:
+class ForwardedRequests:
     """The handlers of forwarded requests."""
 
-    def __init__(self, submit: Submit, reading: Reading, listing: Listing, answer_bytes: int) -> None:
+    def __init__(self, submit: Submit, reading: Reads, listing: Listing, answer_bytes: int) -> None:
         """`answer_bytes`: most bytes of values in one answer."""
         self._submit = submit
         self._answer_bytes = answer_bytes
@@ -44,7 +44,7 @@ class Serving:
         results = await self._submit(requests)
         room_bytes = self._answer_bytes
         for slot, (request, result) in enumerate(zip(requests, results, strict=True)):
-            if isinstance(result, Written) and result.payload:
+            if isinstance(result, WriteResult) and result.payload:
                 if request.payload_wanted:
                     room_bytes -= len(result.payload)
                 if not request.payload_wanted or room_bytes < 0:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.kv_rpc import GET, LATER, LIST, PUSH, WRITE, ListAsk, ListPage
-from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Overloaded, let_go
+from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Overloaded, clear_traceback
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation, PushItem, WriteRequest
 from isthmus.repl.telemetry import Sample
@@ -33,7 +33,7 @@ REQUEST_ITEMS: Final = 1_000
 Done = Callable[[list[object]], None]
 
 
-class Parcel:
+class ForwardedBatch:
     """What one request asks of one node: encoded items, and where their answers go, in order.
 
     `room_bytes`: reads; once their answers have reached it the rest is refused as Overloaded."""
@@ -63,7 +63,7 @@ class Parcel:
                 self.put(slot, error)
 
 
-_Waiting = list[tuple[Parcel, int]]
+_Waiting = list[tuple[ForwardedBatch, int]]
 """Items without an answer: (parcel, slot)."""
 
 _DECODERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
@@ -73,7 +73,7 @@ _DECODERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
 }
 
 
-class Forwarding:
+class LeaderForwarder:
     """Requests to the other nodes. All methods belong to the event loop."""
 
     def __init__(self, links: Links, *, request_timeout_ms: int, body_limit_bytes: int) -> None:
@@ -82,18 +82,18 @@ class Forwarding:
         self._request_bytes = min(REQUEST_BYTES, body_limit_bytes // 2)
         self._timeout_ms = request_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._outbox: dict[tuple[str, str, Isolation | None], list[Parcel]] = {}
+        self._outbox: dict[tuple[str, str, Isolation | None], list[ForwardedBatch]] = {}
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts = dict.fromkeys((WRITE, PUSH, GET, LIST), 0)
 
     def write(self, node: str, requests: Sequence[WriteRequest], done: Done) -> None:
         """Forward writes; `done` is called once with a Written or an error for each, in order."""
-        self._post(node, WRITE, None, Parcel([kv_rpc.encode_write(r) for r in requests], done))
+        self._post(node, WRITE, None, ForwardedBatch([kv_rpc.encode_write(r) for r in requests], done))
 
     def push(self, node: str, items: Sequence[PushItem], done: Done) -> None:
         """Forward pushes; `done` is called once with a PushResult or an error for each, in order."""
-        self._post(node, PUSH, None, Parcel([kv_rpc.encode_push(item) for item in items], done))
+        self._post(node, PUSH, None, ForwardedBatch([kv_rpc.encode_push(item) for item in items], done))
 
     async def get(self, node: str, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
         """Forward reads; the payload, None or an error for each, in order. Not above `room_bytes` but for the last."""
@@ -103,7 +103,7 @@ class Forwarding:
             if not future.done():
                 future.set_result(answers)
 
-        self._post(node, GET, isolation, Parcel([kv_rpc.encode_key(key) for key in keys], done, room_bytes))
+        self._post(node, GET, isolation, ForwardedBatch([kv_rpc.encode_key(key) for key in keys], done, room_bytes))
         return await future
 
     async def page(self, node: str, ask: ListAsk) -> ListPage:
@@ -121,7 +121,7 @@ class Forwarding:
         for method, count in self.counts.items():
             yield "isthmus_forwarded_items_total", {"method": method}, count
 
-    def _post(self, node: str, method: str, isolation: Isolation | None, parcel: Parcel) -> None:
+    def _post(self, node: str, method: str, isolation: Isolation | None, parcel: ForwardedBatch) -> None:
         self._outbox.setdefault((node, method, isolation), []).append(parcel)
         if not self._scheduled:
             self._scheduled = True
@@ -138,7 +138,9 @@ class Forwarding:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, node: str, method: str, isolation: Isolation | None, parcels: list[Parcel]) -> None:
+    async def _deliver(
+        self, node: str, method: str, isolation: Isolation | None, parcels: list[ForwardedBatch]
+    ) -> None:
         """Send the parcels' items, request by request: those of one key must not overtake each other."""
         waiting = [(parcel, slot) for parcel in parcels for slot in range(len(parcel.items))]
         self.counts[method] += len(waiting)
@@ -170,9 +172,9 @@ class Forwarding:
                 return answers
             return [_unanswered(method, f"node {node} has answered without an answer")] * len(sent)
         except (OutcomeUnknown, CodecError) as error:
-            return [_unanswered(method, f"node {node} has not answered: {let_go(error)}")] * len(sent)
+            return [_unanswered(method, f"node {node} has not answered: {clear_traceback(error)}")] * len(sent)
         except IsthmusError as error:
-            return [let_go(error)] * len(sent)
+            return [clear_traceback(error)] * len(sent)
 
 
 def _unanswered(method: str, text: str) -> IsthmusError:

@@ -31,7 +31,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
-from isthmus.repl.model.requests import Isolation, Met, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from isthmus.repl.model.requests import Isolation, Met, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import decode_clock, encode_clock
 
 VERSION: Final = 1
@@ -226,16 +226,16 @@ def _answers(rows: tuple[Any, ...], decode_value: Callable[[tuple[Any, ...]], ob
                 raise CodecError("an answer that is neither value nor error")
 
 
-def written_row(written: Written) -> tuple[Any, ...]:
+def written_row(written: WriteResult) -> tuple[Any, ...]:
     """A write's answer."""
     return tuple(written)
 
 
-def decode_written(row: tuple[Any, ...]) -> Written:
+def decode_written(row: tuple[Any, ...]) -> WriteResult:
     """The answer of a write. Raises CodecError."""
     match row:
         case (bytes(), bytes(), int(), bool(), bool()):
-            return Written(*row)
+            return WriteResult(*row)
     raise CodecError("not the answer to a write")
 
 

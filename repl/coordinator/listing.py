@@ -14,10 +14,10 @@ from contextlib import aclosing
 from itertools import accumulate, islice
 from typing import Final
 
-from isthmus.repl.coordinator.forwarding import Forwarding
+from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.kv_rpc import ListAsk, ListPage
 from isthmus.repl.coordinator.reads import not_led, wait_confirmed
-from isthmus.repl.coordinator.routing import LEADER_WAIT_S, LOOK_AGAIN_S, MOVING, Routes
+from isthmus.repl.coordinator.routing import LEADER_WAIT_S, LOOK_AGAIN_S, MOVING, RoutingTable
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, NotLeader
 from isthmus.repl.runtime.runtime import Runtime
@@ -36,7 +36,9 @@ Name = tuple[bytes, bytes]
 class Listing:
     """Listings over the cluster. Belongs to the event loop; `read_pool` reads the store."""
 
-    def __init__(self, runtime: Runtime, routes: Routes, forwarding: Forwarding, read_pool: Executor) -> None:
+    def __init__(
+        self, runtime: Runtime, routes: RoutingTable, forwarding: LeaderForwarder, read_pool: Executor
+    ) -> None:
         self._runtime = runtime
         self._routes = routes
         self._forwarding = forwarding

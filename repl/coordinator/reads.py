@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, cast
 
-from isthmus.repl.coordinator.forwarding import Forwarding
+from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.kv_rpc import LATER
-from isthmus.repl.coordinator.routing import MOVING, UNREAD, Routes, unread_refusal
+from isthmus.repl.coordinator.routing import MOVING, UNREAD, RoutingTable, unread_refusal
 from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.requests import Isolation
-from isthmus.repl.runtime.partition import Partition, Waiter
+from isthmus.repl.runtime.partition import BatchResult, Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.telemetry import Sample
 
@@ -34,7 +34,7 @@ def answer_bytes(entry_bytes: int) -> int:
     return min(ANSWER_BYTES, entry_bytes // 2)
 
 
-def not_led(runtime: Runtime, routes: Routes, partition_id: int) -> IsthmusError | None:
+def not_led(runtime: Runtime, routes: RoutingTable, partition_id: int) -> IsthmusError | None:
     """Why this node does not serve the partition now, or None when it does."""
     place = runtime.partitions.get(partition_id)
     if place is not None and place.replica.ready:
@@ -61,7 +61,7 @@ def _needs_confirmation(result: object) -> bool:
     return isinstance(result, IsthmusError) and result.needs_confirmation
 
 
-def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[Waiter, int]]) -> None:
+def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[BatchResult, int]]) -> None:
     """Hold back the refusals among the answers of `slots` that need confirmation, until a committed read would be
     answered. They become the read's error where it is refused."""
     held = [(waiter, slot) for waiter, slot in slots if _needs_confirmation(waiter.results[slot])]
@@ -78,11 +78,11 @@ def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[W
     runtime.committed(place).add_done_callback(decided)
 
 
-class Reading:
+class Reads:
     """Reads of keys. Belongs to the event loop."""
 
     def __init__(
-        self, runtime: Runtime, routes: Routes, forwarding: Forwarding, default: Isolation, answer_bytes: int
+        self, runtime: Runtime, routes: RoutingTable, forwarding: LeaderForwarder, default: Isolation, answer_bytes: int
     ) -> None:
         """`answer_bytes`: most bytes of values in one answer to another node."""
         self._runtime = runtime

@@ -38,7 +38,7 @@ class UnknownBucketType(BadInput):
     reason = "unknown-bucket-type"
 
 
-class Routes:
+class RoutingTable:
     """The map of the cluster's partitions, and those who wait for it to change. Belongs to the event loop."""
 
     def __init__(self) -> None:

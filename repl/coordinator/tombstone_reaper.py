@@ -28,12 +28,12 @@ import msgpack
 import structlog
 
 from isthmus.repl.coordinator.reads import not_led
-from isthmus.repl.coordinator.routing import Routes
-from isthmus.repl.coordinator.write_batch import Current, Proposal, WriteLimits
+from isthmus.repl.coordinator.routing import RoutingTable
+from isthmus.repl.coordinator.write_batch import CurrentVersion, Proposal, WriteLimits
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.objects import Object, Summary, seal
+from isthmus.repl.model.objects import Object, Summary, encode_with_summary
 from isthmus.repl.model.ports import Settled
 from isthmus.repl.model.properties import TypeProperties
 from isthmus.repl.model.vclock import counter_of, increment, pack_counter
@@ -45,7 +45,7 @@ from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
 
 
-class ReapProposal(Proposal):
+class ReapBatch(Proposal):
     """See the module's text."""
 
     def reap(self, key: Key, hash64: int, offset: int) -> bool:
@@ -63,12 +63,12 @@ class ReapProposal(Proposal):
         row = self._tombstone(key, hash64, offset)
         if row is None:
             return False
-        current, actor = Current(row, None), self._partition.actor
+        current, actor = CurrentVersion(row, None), self._partition.actor
         obj = self._object(current, key)
         if not counter_of(obj.clock, actor):
             clock = increment(obj.clock, actor, pack_counter(self._epoch, self._next), self._now_ms // 1000)
             obj = Object(clock, obj.siblings)
-        encoded, summary = seal(obj)
+        encoded, summary = encode_with_summary(obj)
         kind = EntryKind.LEAVING if leaving else EntryKind.DATA
         self._append(key, hash64, current, encoded, summary, self._own, b"", kind)
         return True
@@ -163,7 +163,7 @@ class Reaper:
         runtime: Runtime,
         *,
         links: Links,
-        routes: Routes,
+        routes: RoutingTable,
         read_pool: Executor,
         limits: WriteLimits,
         properties_of: Callable[[bytes], TypeProperties],
@@ -341,12 +341,12 @@ class Reaper:
         led.waits = told or led.waits
         self._append(place, proposal)
 
-    def _proposal(self, place: Partition) -> ReapProposal:
+    def _proposal(self, place: Partition) -> ReapBatch:
         runtime = self._runtime
         kind = self._properties_of(place.bucket_type)
-        return ReapProposal(place, runtime.store, runtime.cluster_uuid, self._limits, kind, runtime.time.wall_ms(), {})
+        return ReapBatch(place, runtime.store, runtime.cluster_uuid, self._limits, kind, runtime.time.wall_ms(), {})
 
-    def _propose(self, place: Partition, proposal: ReapProposal, found: Tombstone) -> str:
+    def _propose(self, place: Partition, proposal: ReapBatch, found: Tombstone) -> str:
         """Why it must wait; "" when it is not there any more, or an entry was made."""
         key = Key(place.bucket_type, found.bucket, found.key)
         hash64 = key_hash(found.bucket, found.key)
@@ -372,7 +372,7 @@ class Reaper:
         waits = self._settled.waits(place.id, found.offset, place.bucket_type, found.bucket)
         return waits or self.differs(Key(place.bucket_type, found.bucket, found.key))
 
-    def _append(self, place: Partition, proposal: ReapProposal) -> None:
+    def _append(self, place: Partition, proposal: ReapBatch) -> None:
         """Raises Retryable: nothing was appended."""
         if not proposal.entries:
             return

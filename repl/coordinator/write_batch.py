@@ -18,7 +18,7 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from isthmus.repl.model.conditions import Condition, ConditionFailed, Standing, judge_write, needs_tag, object_tag
+from isthmus.repl.model.conditions import Condition, ConditionFailed, ConditionState, judge_write, needs_tag, object_tag
 from isthmus.repl.model.entry import (
     NO_OFFSET,
     Entry,
@@ -31,7 +31,16 @@ from isthmus.repl.model.entry import (
 )
 from isthmus.repl.model.errors import BadInput, CodecError, Corruption, Retryable, TooLarge
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import Object, Summary, decode_object, merge, resolved, seal, summarize_encoded, written
+from isthmus.repl.model.objects import (
+    Object,
+    Summary,
+    decode_object,
+    encode_with_summary,
+    merge,
+    resolved,
+    summarize_encoded,
+    written,
+)
 from isthmus.repl.model.properties import Properties, TypeProperties
 from isthmus.repl.model.requests import (
     REQUEST_ID_BYTES_MAX,
@@ -40,7 +49,7 @@ from isthmus.repl.model.requests import (
     PushOutcome,
     PushResult,
     WriteRequest,
-    Written,
+    WriteResult,
 )
 from isthmus.repl.model.vclock import (
     OFFSET_BITS,
@@ -55,7 +64,7 @@ from isthmus.repl.model.vclock import (
 from isthmus.repl.model.vclock import merge as merge_clocks
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.store.port import REAPED, DamagedChange, Store
-from isthmus.repl.store.reaped_pushes import Stamp, gone_with, reap_entry
+from isthmus.repl.store.reaped_pushes import EntryHeader, gone_with, reap_entry
 from isthmus.repl.store.request_dedup import request_name
 
 
@@ -151,12 +160,12 @@ Owed = Callable[[int, int, bytes, Key], bool]
 not got that row yet."""
 
 
-def nothing_owed(_partition: int, _offset: int, _pusher: bytes, _key: Key) -> bool:
+def never_unreplicated(_partition: int, _offset: int, _pusher: bytes, _key: Key) -> bool:
     """Where no queue gives anything to anybody."""
     return False
 
 
-class Current(NamedTuple):
+class CurrentVersion(NamedTuple):
     """What a key holds: its row, where its bytes are, and the offset below which all must be applied
     before an answer may rest on it (0: it is applied)."""
 
@@ -176,7 +185,7 @@ class Proposal:
         properties: TypeProperties,
         now_ms: int,
         pending_requests: Mapping[bytes, int],
-        owed: Owed = nothing_owed,
+        owed: Owed = never_unreplicated,
     ) -> None:
         """`properties` are those of the partition's bucket type. `pending_requests`: name of a request
         (`repl.store.request_dedup`) -> offset of its entry that is not applied. `owed` asks the source queues
@@ -201,15 +210,15 @@ class Proposal:
         self.fresh: dict[tuple[bytes, bytes], Entry] = {}
         self.fresh_requests: dict[bytes, int] = {}
 
-    def _current(self, hash64: int, bucket: bytes, key: bytes) -> Current | None:
+    def _current(self, hash64: int, bucket: bytes, key: bytes) -> CurrentVersion | None:
         place = (bucket, key)
         entry = self.fresh.get(place) or self._partition.pending_rows.get(place)
         if entry is not None:
-            return None if entry.kind == EntryKind.REAP else Current(decode_key_row(entry.row), entry)
+            return None if entry.kind == EntryKind.REAP else CurrentVersion(decode_key_row(entry.row), entry)
         row = self._store.key_row(self._partition.id, hash64, bucket, key)
-        return None if row is None else Current(decode_key_row(row), None)
+        return None if row is None else CurrentVersion(decode_key_row(row), None)
 
-    def _bytes(self, current: Current, key: Key) -> bytes:
+    def _bytes(self, current: CurrentVersion, key: Key) -> bytes:
         if current.pending is not None:
             return current.pending.payload
         data = self._store.object(self._partition.id, key.bucket, key.key)
@@ -217,7 +226,7 @@ class Proposal:
             raise Corruption(f"key row without its object in partition {self._partition.id}")
         return data
 
-    def _object(self, current: Current, key: Key) -> Object:
+    def _object(self, current: CurrentVersion, key: Key) -> Object:
         try:
             return decode_object(self._bytes(current, key))
         except CodecError as error:  # the stored one: whoever writes has sent nothing wrong
@@ -245,7 +254,9 @@ class Proposal:
         if content.tombstone:
             self.delete_count += 1
             if current is None or current.row.tombstone:
-                return Written(b"", b"" if current is None else current.row.clock, 0, created=False), _rests_on(current)
+                return WriteResult(b"", b"" if current is None else current.row.clock, 0, created=False), _rests_on(
+                    current
+                )
         else:
             self.put_count += 1
         offset = self._next
@@ -266,9 +277,9 @@ class Proposal:
                 refused = check_siblings(len(obj.siblings), key, self._limits, properties, self.warned)
                 if refused is not None:
                     return refused, _rests_on(current)
-        encoded, summary = seal(obj)
+        encoded, summary = encode_with_summary(obj)
         self._append(key, hash64, current, encoded, summary, self._own, request_id)
-        return Written(encoded, summary.clock, summary.sibling_count), offset + 1
+        return WriteResult(encoded, summary.clock, summary.sibling_count), offset + 1
 
     def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
         """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
@@ -292,7 +303,7 @@ class Proposal:
             merged = self._over_reaped(last, decode_object(payload))
             if not merged.siblings:
                 return PushResult(PushOutcome.SUPERSEDED), end
-            payload, summary = seal(merged)
+            payload, summary = encode_with_summary(merged)
             origin, outcome = self._own, PushOutcome.MERGED
         if current is not None:
             row = current.row
@@ -318,7 +329,7 @@ class Proposal:
                 dot = (self._partition.actor, pack_counter(self._epoch, self._next))
                 merged = resolved(merged, dot, self._now_ms, properties)
                 note_siblings(len(merged.siblings), key, self._limits, properties, self.warned)
-                payload, summary = seal(merged)
+                payload, summary = encode_with_summary(merged)
                 if leaving and summary.tombstone and self._leaves(current):
                     kind = EntryKind.LEAVING
                 origin = self._own
@@ -330,7 +341,7 @@ class Proposal:
         return PushResult(outcome, None, met), offset + 1
 
     def _leaving(
-        self, key: Key, hash64: int, current: Current, item: PushItem, summary: Summary
+        self, key: Key, hash64: int, current: CurrentVersion, item: PushItem, summary: Summary
     ) -> tuple[object, int] | None:
         """As `push`, of a tombstone that is about to be reaped where it comes from: if that has seen all that is here,
         it is to leave here, too, by our own rules (R-REAP). None: it is a push like any other."""
@@ -345,7 +356,7 @@ class Proposal:
         self._append(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING, made=False)
         return PushResult(PushOutcome.APPLIED), offset + 1
 
-    def _counts_as_ours(self, current: Current | None, summary: Summary, pusher: bytes, key: Key) -> bool:
+    def _counts_as_ours(self, current: CurrentVersion | None, summary: Summary, pusher: bytes, key: Key) -> bool:
         """Whether a push that replaces `current` is given our origin, so that other clusters than the pusher get it
         (R-OWED): it replaces a write of ours that some have not got, or brings back one that was lost here, of which
         nothing tells who got it before."""
@@ -358,7 +369,7 @@ class Proposal:
             return False
         return self._owed(self._partition.id, self._next, pusher, key)
 
-    def _leaves(self, current: Current) -> bool:
+    def _leaves(self, current: CurrentVersion) -> bool:
         """Whether what the key holds is a tombstone that is about to be reaped."""
         if current.pending is not None:
             return current.pending.kind == EntryKind.LEAVING
@@ -419,8 +430,8 @@ class Proposal:
             f"({self._limits.object_bytes}): resolve its siblings, or raise that in all clusters"
         )
 
-    def _stamp(self) -> Stamp:
-        return Stamp(self._epoch, self._next, self._now_ms)
+    def _stamp(self) -> EntryHeader:
+        return EntryHeader(self._epoch, self._next, self._now_ms)
 
     def _take(self, entry: Entry) -> None:
         self._next = entry.offset + 1
@@ -435,7 +446,7 @@ class Proposal:
             found = self._pending_requests.get(name)
         return self._store.request_offset(self._partition.id, hash64, request_id) if found is None else found
 
-    def _repeated(self, found: int, current: Current | None, key: Key) -> tuple[object, int]:
+    def _repeated(self, found: int, current: CurrentVersion | None, key: Key) -> tuple[object, int]:
         """The answer to a request that took effect at the offset `found`: what the key holds now; of one that was
         deleted and reaped since, what its tombstone had seen."""
         self.repeated_count += 1
@@ -444,22 +455,22 @@ class Proposal:
             name = (key.bucket, key.key)
             reap = self.fresh.get(name) or self._partition.pending_rows.get(name)
             last = self._reaped_clock(name)
-            answer = Written(b"", encode_clock(last) if last else b"", 0, repeated=True)
+            answer = WriteResult(b"", encode_clock(last) if last else b"", 0, repeated=True)
             return answer, end if reap is None else max(end, reap.offset + 1)
         end = max(end, _rests_on(current))
         data = self._bytes(current, key)
-        return Written(data, current.row.clock, current.row.sibling_count, repeated=True), end
+        return WriteResult(data, current.row.clock, current.row.sibling_count, repeated=True), end
 
-    def _judge(self, condition: Condition, current: Current | None, key: Key) -> ConditionFailed | None:
+    def _judge(self, condition: Condition, current: CurrentVersion | None, key: Key) -> ConditionFailed | None:
         """Why the write must not be carried out by its own condition; the object is read only for its tag."""
         if current is None:
-            return judge_write(condition, Standing(False, "", 0, ()))
+            return judge_write(condition, ConditionState(False, "", 0, ()))
         row = current.row
         clock = decode_clock(row.clock)
         if row.tombstone:
-            return judge_write(condition, Standing(False, "", 0, clock))
+            return judge_write(condition, ConditionState(False, "", 0, clock))
         tag = object_tag(row.clock, self._object(current, key).siblings) if needs_tag(condition) else ""
-        return judge_write(condition, Standing(True, tag, row.last_modified_ms // 1000, clock))
+        return judge_write(condition, ConditionState(True, tag, row.last_modified_ms // 1000, clock))
 
     def _check_context(self, context: Clock) -> None:
         """A context may not have seen writes of ours that were never made: their dots would be lost."""
@@ -486,7 +497,7 @@ class Proposal:
         self,
         key: Key,
         hash64: int,
-        current: Current | None,
+        current: CurrentVersion | None,
         encoded: bytes,
         summary: Summary,
         origin: bytes,
@@ -526,6 +537,6 @@ class Proposal:
             self.fresh_requests[request_name(hash64, request_id)] = offset
 
 
-def _rests_on(current: Current | None) -> int:
+def _rests_on(current: CurrentVersion | None) -> int:
     """The offset below which all must be applied before an answer may rest on `current`; 0 for at once."""
     return 0 if current is None or current.pending is None else current.pending.offset + 1

@@ -25,10 +25,10 @@ from xxhash import xxh64_intdigest
 
 from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
 from isthmus.repl.model.entry import ENTRY_VERSION, KEY_ROW_VERSION, NO_OFFSET, Entry, EntryKind, decode_key_row, leaf
-from isthmus.repl.model.errors import IsthmusError, let_go
-from isthmus.repl.model.objects import OBJECT_VERSION, glanced
+from isthmus.repl.model.errors import IsthmusError, clear_traceback
+from isthmus.repl.model.objects import OBJECT_VERSION, peek_summary
 from isthmus.repl.model.properties import Properties
-from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import (
     CLOCK_ENTRIES_MAX,
     OFFSET_BITS,
@@ -128,9 +128,9 @@ class UsualProposal(Proposal):
                 fresh[place] = entry
                 self._next = end = offset + 1
                 puts += 1
-                results[slot] = _new(Written, (payload, clock, 1, True, False))
+                results[slot] = _new(WriteResult, (payload, clock, 1, True, False))
             except IsthmusError as error:
-                results[slot] = let_go(error)
+                results[slot] = clear_traceback(error)
         self.put_count += puts
         return end
 
@@ -176,7 +176,11 @@ class PushProposal(UsualProposal):
             item = items[slot]
             try:
                 (_, bucket, key), origin, payload, leaving = item
-                seen = glanced(payload) if not leaving and len(payload) <= object_limit and len(origin) == 16 else None
+                seen = (
+                    peek_summary(payload)
+                    if not leaving and len(payload) <= object_limit and len(origin) == 16
+                    else None
+                )
                 usual = seen is not None and actor not in seen[0]
                 if usual:
                     assert seen is not None
@@ -222,5 +226,5 @@ class PushProposal(UsualProposal):
                 self._next = end = offset + 1
                 results[slot] = APPLIED
             except IsthmusError as error:
-                results[slot] = let_go(error)
+                results[slot] = clear_traceback(error)
         return end

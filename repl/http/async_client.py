@@ -4,7 +4,7 @@ One request at a time on a connection, connections kept, answers bounded before 
 demand. It is its own small client, and not `http_client` in threads, because a fetch of one change costs 0.6 ms of
 CPU there (headers, cookies, pools, two sends, and four hand-overs of the interpreter between a thread and the busy
 loop) and a tenth of that here. What asks now and then, or blocks anyway, goes by `http_client`; how to come in
-(`Access`) and the words for what went wrong are the same. What is sent is not known here.
+(`PeerCredentials`) and the words for what went wrong are the same. What is sent is not known here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from isthmus.repl.http.client import (
     CONNECT_TIMEOUT_MS_MAX,
     OPEN,
     REFUSAL_BYTES_MAX,
-    Access,
-    Refused,
+    HttpRefused,
+    PeerCredentials,
     WrongPeer,
     cause_of,
     refusal_words,
@@ -38,7 +38,7 @@ bounds what may come in a row of a chunked body that is none of it: sizes, exten
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class LoopPeer:
+class AsyncHttpPeer:
     """One other node's HTTP listener, under base `url`. For one event loop; as many connections are open as requests
     were ever under way at once.
 
@@ -48,7 +48,7 @@ class LoopPeer:
     `cut` ends every request under way; afterwards each call fails at once.
     """
 
-    def __init__(self, url: str, access: Access = OPEN) -> None:
+    def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
         self.url = url.rstrip("/")
         self._access = access
         in_clear = self.url.startswith("http://") and access.contexts is not None
@@ -81,7 +81,7 @@ class LoopPeer:
         if connection.status != 200:
             words = refusal_words(answer[:REFUSAL_BYTES_MAX].decode("utf-8", "replace"))
             reason = connection.reason or PeerFault.reason
-            raise Refused(f"{self.url} answers {connection.status}: {words}", connection.status, reason)
+            raise HttpRefused(f"{self.url} answers {connection.status}: {words}", connection.status, reason)
         return answer
 
     async def _exchange(self, connection: _Connection, request: bytes, timeout_ms: int, limit_bytes: int) -> bytes:
@@ -94,7 +94,7 @@ class LoopPeer:
             else:
                 connection.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End every request under way, and refuse all further ones."""
         self._is_cut = True
         for connection in list(self._open):

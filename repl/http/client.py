@@ -1,9 +1,9 @@
 """The one door for outgoing HTTP: every request to another node is made from here.
 
 Nothing else imports `requests`, so that what all of them need (proxies of the environment ignored, pools of a known
-size, certificates and tokens) comes in at one place: an `Access` says how to come in. `session` serves programs that
-ask now and then; `HttpPeer` serves the sinks: few large answers, read raw and bounded, from several threads, and cut
-off on demand. What is sent is not known here.
+size, certificates and tokens) comes in at one place: a `PeerCredentials` says how to come in. `session` serves programs
+that ask now and then; `HttpPeer` serves the sinks: few large answers, read raw and bounded, from several threads, and
+cut off on demand. What is sent is not known here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REFUSAL_BYTES_MAX: Final = 2_000
 """How much of an answer with an error status is read: enough for the sentence that says why."""
 
 
-class Access(NamedTuple):
+class PeerCredentials(NamedTuple):
     """How to come in at another node, and who it must be.
 
     `contexts` gives the TLS of each new connection (None: the system's authorities, and no certificate of our own);
@@ -55,11 +55,11 @@ class Access(NamedTuple):
     token: Callable[[], str] | None = None
 
 
-OPEN: Final = Access()
+OPEN: Final = PeerCredentials()
 """Nothing to show."""
 
 
-def session(connections: int = 1, access: Access = OPEN) -> requests.Session:
+def session(connections: int = 1, access: PeerCredentials = OPEN) -> requests.Session:
     """A session with up to `connections` kept open per host; not for several threads at once.
 
     Raises `requests.RequestException`, an OSError, from every call; time-outs are given with each request.
@@ -88,7 +88,7 @@ class _Bearer(requests.auth.AuthBase):
 class _Adapter(HTTPAdapter):
     """Connections whose TLS is that of an Access, and no other: not of the environment, not of a bundle."""
 
-    def __init__(self, connections: int, access: Access) -> None:
+    def __init__(self, connections: int, access: PeerCredentials) -> None:
         contexts = access.contexts
         if contexts is None:
             contexts = system_contexts
@@ -141,7 +141,7 @@ def system_contexts() -> ssl.SSLContext:
     return client_contexts(TlsFiles(None, None, ()), check_host=True).current()
 
 
-class Refused(PeerFault):
+class HttpRefused(PeerFault):
     """The peer answered with an error status; `status` is it, `reason` its stable code when it named one."""
 
     def __init__(self, message: str, status: int, reason: str) -> None:
@@ -156,7 +156,7 @@ class HttpPeer:
     `cut` ends every request under way from any other thread; afterwards each call fails at once.
     """
 
-    def __init__(self, url: str, connections: int, access: Access = OPEN) -> None:
+    def __init__(self, url: str, connections: int, access: PeerCredentials = OPEN) -> None:
         self.url = url.rstrip("/")
         self._session = session(connections)
         in_clear = self.url.startswith("http://") and access.contexts is not None
@@ -259,21 +259,21 @@ class HttpPeer:
                 raise PeerFault(f"{self.url}: an answer that trickles: {size} bytes in {taken_s:.0f} s")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _refused(self, response: requests.Response, status: int) -> Refused:
+    def _refused(self, response: requests.Response, status: int) -> HttpRefused:
         text: str = response.raw.read(REFUSAL_BYTES_MAX, decode_content=False).decode("utf-8", "replace")
         reason = response.headers.get("X-Isthmus-Reason", PeerFault.reason)
-        return Refused(f"{self.url} answers {status}: {refusal_words(text)}", status, reason)
+        return HttpRefused(f"{self.url} answers {status}: {refusal_words(text)}", status, reason)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End every request under way, in whatever thread, and refuse all further ones."""
-        self._adapter.cut()
+        self._adapter.abort()
         self._session.close()
 
 
 class _CuttableAdapter(_Adapter):
     """Remembers the connections that it opened, so that another thread can end what waits on them."""
 
-    def __init__(self, connections: int, access: Access) -> None:
+    def __init__(self, connections: int, access: PeerCredentials) -> None:
         super().__init__(connections, access)
         self._lock = threading.Lock()
         self._opened: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
@@ -289,7 +289,7 @@ class _CuttableAdapter(_Adapter):
             connection.close()
             raise ConnectionAbortedError("the client was closed")
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Shut every socket down: a thread that waits for an answer fails at once."""
         with self._lock:
             self._is_cut = True

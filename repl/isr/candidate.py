@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.membership import guard
-from isthmus.repl.isr.messages import Hello
-from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.messages import FollowRequest
+from isthmus.repl.isr.replica_state import ReplicaState
 
 PROMOTED_REPEAT_MS: Final = 500
 """Pause between two announcements: four within the shortest wait-for-response timer (2 s), so that three may
@@ -22,17 +22,17 @@ be lost; the controller takes repeats for one."""
 @dataclass(slots=True)
 class Candidate:
     """`barrier` is the offset of this epoch's last barrier, mostly also its first entry; `announce_at_ms` is None until
-    that is durable. `early`: the Hellos of nodes that know already that it leads. Without them each hand-over that a
-    follower hears of first would wait for its next Hello."""
+    that is durable. `early`: the FollowRequests of nodes that know already that it leads. Without them each hand-over
+    that a follower hears of first would wait for its next FollowRequest."""
 
-    role: ClassVar[Role] = Role.CANDIDATE
+    role: ClassVar[ReplicaRole] = ReplicaRole.CANDIDATE
 
     epoch: int
     barrier: int
     announce_at_ms: int | None = None
-    early: dict[str, Hello] = field(default_factory=dict)
+    early: dict[str, FollowRequest] = field(default_factory=dict)
 
-    def greet(self, node: str, hello: Hello, standing: Standing, _now_ms: int) -> None:
+    def greet(self, node: str, hello: FollowRequest, standing: ReplicaState, _now_ms: int) -> None:
         """Keep what the leader, which this will be, is asked: the newest of each replica."""
         if node in standing.known.replicas:
             self.early[node] = hello
@@ -42,7 +42,7 @@ class Candidate:
         self.early.pop(node, None)
 
 
-def objection(standing: Standing) -> str | None:
+def objection(standing: ReplicaState) -> str | None:
     """Why the replica must not stand for the nomination in its record, or None."""
     record, me, progress = standing.known, standing.member, standing.progress
     if me not in guard(record):

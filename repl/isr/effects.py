@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from isthmus.repl.isr.epochs import EpochTable
-from isthmus.repl.isr.messages import FarAsk, Forward, Message
+from isthmus.repl.isr.messages import AppendEntries, Message, TransferRequest
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
 
-class Role(StrEnum):
+class ReplicaRole(StrEnum):
     """What a replica is at the moment; the transitions stand in `replica.py`."""
 
     IDLE = "idle"
@@ -61,7 +61,7 @@ class Apply(NamedTuple):
 class WriteRecord:
     """Write `record` if the metastore's version is still `record.version`, and each node of `needs` is registered,
     active, and has the gen that is named; repeated verbatim while undecided. Answered by WriteConfirmed,
-    WriteRefused or WriteUndecided."""
+    WriteRefused or WriteOutcomeUnknown."""
 
     record: PartitionRecord
     needs: tuple[Member, ...] = ()
@@ -92,7 +92,7 @@ class Replicate:
     of sending, this replica leads no longer in `head.epoch`, or the log does not hold `head.start` any more."""
 
     to: str
-    head: Forward
+    head: AppendEntries
     end: int
     live: bool
 
@@ -122,19 +122,19 @@ class ReadRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncRecord:
+class ReadRecordSync:
     """Read this partition's record after a sync, begun from now on; answered by RecordSynced, or not at all."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRecord:
+class RefreshRecord:
     """A hint that the record has moved: read it soon and say RecordSeen."""
 
 
 @dataclass(frozen=True, slots=True)
-class RenewGen:
+class NewLogIdentity:
     """This copy of the log can no longer be believed: take another gen, make it durable, register it, then say
     GenRenewed. `reason` is one sentence."""
 
@@ -142,10 +142,10 @@ class RenewGen:
 
 
 @dataclass(frozen=True, slots=True)
-class GoFar:
+class BeginTransfer:
     """Mark this copy as far, durably, once all that Apply asked for is written; where the store may lack rows, empty it
-    durably, too (`empty`: in any case). Answered by FarStored. `reason`, and `again` where rows were taken already: for
-    people."""
+    durably, too (`empty`: in any case). Answered by TransferStored. `reason`, and `again` where rows were taken
+    already: for people."""
 
     empty: bool
     reason: str = field(default="", compare=False)
@@ -154,7 +154,8 @@ class GoFar:
 
 @dataclass(frozen=True, slots=True)
 class InstallRows:
-    """Write these rows and the new position in one batch; answered by FarStored. `end` is the round's, for people."""
+    """Write these rows and the new position in one batch; answered by TransferStored. `end` is the round's, for
+    people."""
 
     rows: bytes
     upto: int
@@ -163,9 +164,9 @@ class InstallRows:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallState:
+class InstallMetadata:
     """Write what is not rows, up to the name `last`; with the first of it (`after` is empty) what was here goes.
-    Answered by FarStored."""
+    Answered by TransferStored."""
 
     rows: bytes
     after: bytes
@@ -173,10 +174,10 @@ class InstallState:
 
 
 @dataclass(frozen=True, slots=True)
-class EndFar:
-    """The round is whole: install the last of the state as InstallState does (none: keep what is here), make the store
-    durable, then let the log begin and end at `end` with `table`, durably, then say so in the store and take the mark
-    away. Answered by FarEnded."""
+class FinishTransfer:
+    """The round is whole: install the last of the state as InstallMetadata does (none: keep what is here), make the
+    store durable, then let the log begin and end at `end` with `table`, durably, then say so in the store and take the
+    mark away. Answered by TransferFinished."""
 
     end: int
     epoch: int
@@ -186,13 +187,13 @@ class EndFar:
 
 
 @dataclass(frozen=True, slots=True)
-class SendFar:
+class SendTransferChunk:
     """Send the chunk that was asked for to the follower on `to`, from a snapshot of the store, in the catch-up lane;
-    dropped when this replica leads no longer in that epoch. With `table`, the follower needs no rows: send FarState
-    with that alone."""
+    dropped when this replica leads no longer in that epoch. With `table`, the follower needs no rows: send
+    TransferMetadata with that alone."""
 
     to: str
-    asked: FarAsk
+    asked: TransferRequest
     table: EpochTable | None
 
 
@@ -200,7 +201,7 @@ class SendFar:
 class RoleChanged:
     """The role is now `role`, in `epoch`, because of `reason` ("code: sentence")."""
 
-    role: Role
+    role: ReplicaRole
     epoch: int
     reason: str
 
@@ -223,7 +224,7 @@ class SteppedDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class AppendRefused:
     """An Append of `count` entries was refused before anything happened. `reason` is the code of the Retryable
     error in `repl.model.errors` that the client is to see."""
 
@@ -242,17 +243,17 @@ Effect = (
     | Truncate
     | ReadReady
     | ReadRefused
-    | SyncRecord
-    | ReadRecord
-    | RenewGen
-    | GoFar
+    | ReadRecordSync
+    | RefreshRecord
+    | NewLogIdentity
+    | BeginTransfer
     | InstallRows
-    | InstallState
-    | EndFar
-    | SendFar
+    | InstallMetadata
+    | FinishTransfer
+    | SendTransferChunk
     | Promoted
     | RoleChanged
     | LeadershipReady
     | SteppedDown
-    | Refused
+    | AppendRefused
 )

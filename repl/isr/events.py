@@ -52,7 +52,7 @@ class WriteRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteUndecided:
+class WriteOutcomeUnknown:
     """A conditional write on `base_version` may have happened or may yet happen (docs/protocol.md R-AMBIG)."""
 
     base_version: int
@@ -100,7 +100,7 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class TransferLeadership:
     """A leader is asked to hand leadership to `target` (None: to whoever is closest), and to lead on when that has
     not happened by `deadline_ms`, on the clock of `now_ms`."""
 
@@ -139,14 +139,14 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """The log begins at `start` now; told no later than before the next Hello is handled, or when what
+    """The log begins at `start` now; told no later than before the next FollowRequest is handled, or when what
     was to be sent turns out to be gone."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadRequested:
     """Somebody wants to read committed state; `token` is answered by ReadReady or ReadRefused."""
 
     token: int
@@ -154,7 +154,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class RecordSynced:
-    """The record as the metastore had it after SyncRecord of this `nonce` was asked for (a read after a sync)."""
+    """The record as the metastore had it after ReadRecordSync of this `nonce` was asked for (a read after a sync)."""
 
     nonce: int
     record: PartitionRecord
@@ -162,13 +162,13 @@ class RecordSynced:
 
 @dataclass(frozen=True, slots=True)
 class GenRenewed:
-    """This copy of the log has another gen, durably and registered (after RenewGen)."""
+    """This copy of the log has another gen, durably and registered (after NewLogIdentity)."""
 
     gen: int
 
 
 @dataclass(frozen=True, slots=True)
-class FarStored:
+class TransferStored:
     """This copy is marked as far: it has the rows below `position`; the entry just below is of `epoch` (0: not known).
     `whole`: these rows are the effect of exactly all below. `after`: the last name of the state that is here."""
 
@@ -179,7 +179,7 @@ class FarStored:
 
 
 @dataclass(frozen=True, slots=True)
-class FarEnded:
+class TransferFinished:
     """This copy is not far any more: it is applied to `end`, where its log begins and ends, with `table`."""
 
     end: int
@@ -198,22 +198,22 @@ Event = (
     | RecordSeen
     | WriteConfirmed
     | WriteRefused
-    | WriteUndecided
+    | WriteOutcomeUnknown
     | EpochPersisted
     | SessionStarted
     | SessionExpired
     | PersistFailed
     | Resign
-    | HandOver
+    | TransferLeadership
     | Received
     | LinkUp
     | LinkDown
     | Truncated
     | Trimmed
-    | Read
+    | ReadRequested
     | RecordSynced
     | GenRenewed
-    | FarStored
-    | FarEnded
+    | TransferStored
+    | TransferFinished
     | Tick
 )

@@ -1,10 +1,11 @@
 """The follower: shakes hands with the leader of its epoch, drops what contradicts it, appends what it sends.
 
-    asks       Hello goes out, again and again, until the leader of this epoch answers with this Hello's nonce
-    follows    the log is a prefix of the leader's: Forwards are appended, and acknowledged once durable
+    asks       FollowRequest goes out, again and again, until the leader of this epoch answers with this FollowRequest's
+               nonce
+    follows    the log is a prefix of the leader's: AppendEntries are appended, and acknowledged once durable
     is far     rows of the leader's store come instead of entries (`state_transfer.py`); then it asks again
 
-A broken connection, a Forward that contradicts the log, or a refusal leads back to asking. State and decisions;
+A broken connection, an AppendEntries that contradicts the log, or a refusal leads back to asking. State and decisions;
 `replica.py` makes it and takes it away, with the record. Rules that are cited by name stand in docs/protocol.md.
 """
 
@@ -14,11 +15,19 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from isthmus.repl.isr import state_transfer
-from isthmus.repl.isr.effects import GoFar, Persist, RenewGen, Role, Send, Truncate
+from isthmus.repl.isr.effects import BeginTransfer, NewLogIdentity, Persist, ReplicaRole, Send, Truncate
 from isthmus.repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
 from isthmus.repl.isr.membership import guard, too_few_in_sync
-from isthmus.repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
-from isthmus.repl.isr.replica_state import FarCopy, Standing
+from isthmus.repl.isr.messages import (
+    AppendAck,
+    AppendEntries,
+    AppendRejected,
+    FollowAccepted,
+    FollowRejected,
+    FollowRejection,
+    FollowRequest,
+)
+from isthmus.repl.isr.replica_state import ReplicaState, StateTransfer
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import PartitionRecord
 
@@ -41,11 +50,11 @@ leader may have seen their connection break, and this side not (R-HEARD). Long a
 
 @dataclass(slots=True)
 class Follower:
-    """It follows `leader` in `epoch`. `seq` is the greatest Forward that was handled, `leader_hw` and `leader_leo` the
-    greatest ends that were heard, `in_sync` whether the leader last counted this node among the ISR; `waits` says
-    why it does not follow, in "code: sentence"."""
+    """It follows `leader` in `epoch`. `seq` is the greatest AppendEntries that was handled, `leader_hw` and
+    `leader_leo` the greatest ends that were heard, `in_sync` whether the leader last counted this node among the ISR;
+    `waits` says why it does not follow, in "code: sentence"."""
 
-    role: ClassVar[Role] = Role.FOLLOWER
+    role: ClassVar[ReplicaRole] = ReplicaRole.FOLLOWER
 
     epoch: int
     leader: str
@@ -68,9 +77,9 @@ class Follower:
     diverged: str = ""
     """Why this copy must not be touched any more: it holds something committed that its leader does not."""
 
-    def ask(self, standing: Standing, now_ms: int) -> None:
-        """Send a Hello with a new nonce: answers to older ones count no more (R-NONCE). A copy that is far, or whose
-        log ends below what is applied, asks for rows."""
+    def ask(self, standing: ReplicaState, now_ms: int) -> None:
+        """Send a FollowRequest with a new nonce: answers to older ones count no more (R-NONCE). A copy that is far, or
+        whose log ends below what is applied, asks for rows."""
         progress = standing.progress
         self.following = False
         self.nonce = standing.next_nonce()
@@ -82,7 +91,7 @@ class Follower:
         elif standing.far is None and progress.applied > progress.leo:
             self._go_far(standing, "its log ends below what its store has applied")
         elif standing.far is None:
-            hello = Hello(
+            hello = FollowRequest(
                 self.epoch,
                 standing.member.gen,
                 self.nonce,
@@ -96,13 +105,13 @@ class Follower:
             self.hello_at_ms = now_ms + FAR_REPEAT_MS
             standing.effects.append(Send(self.leader, state_transfer.ask(standing, self.epoch, self.nonce)))
 
-    def _go_far(self, standing: Standing, reason: str, *, empty: bool = False) -> None:
+    def _go_far(self, standing: ReplicaState, reason: str, *, empty: bool = False) -> None:
         """Have this copy marked as far, unless something of its log is still on its way."""
         if not standing.truncating:
-            standing.far = FarCopy(standing.progress.applied, 0, whole=False, busy=True)
-            standing.effects.append(GoFar(empty, reason, again=standing.far_rounds > 0))
+            standing.far = StateTransfer(standing.progress.applied, 0, whole=False, busy=True)
+            standing.effects.append(BeginTransfer(empty, reason, again=standing.far_rounds > 0))
 
-    def _is_baseless(self, standing: Standing) -> bool:
+    def _is_baseless(self, standing: ReplicaState) -> bool:
         """Whether the store has rows of entries that this leader never had, or has lost, too. What was applied was
         committed: a leader without that very entry was forced (R-FORCE). While too few are in sync it stays, for
         writes."""
@@ -111,16 +120,16 @@ class Follower:
         _, end = standing.found
         return self.leader_leo < end or (standing.progress.leo >= end and standing.unfounded)
 
-    def _give_up_rows(self, standing: Standing, now_ms: int) -> None:
+    def _give_up_rows(self, standing: ReplicaState, now_ms: int) -> None:
         """Begin anew with the leader's rows; who may be elected first takes another gen (R-FAR)."""
         self.waits = f"asking: has rows of entries that {self.leader} does not have, and takes its rows instead"
         self.hello_at_ms = now_ms + REFUSED_REPEAT_MS
         if standing.member in guard(standing.known):
-            standing.effects.append(RenewGen("its store has rows of entries that are in no log"))
+            standing.effects.append(NewLogIdentity("its store has rows of entries that are in no log"))
         else:
             self._go_far(standing, f"its store has rows of entries that {self.leader} does not have", empty=True)
 
-    def named(self, record: PartitionRecord, standing: Standing, now_ms: int) -> bool:
+    def named(self, record: PartitionRecord, standing: ReplicaState, now_ms: int) -> bool:
         """Whether `record` wants it to follow this leader still. A copy that is being added anew was removed before,
         though that record was not seen here, and its leader has forgotten it: it asks to follow."""
         node = standing.member.node
@@ -143,13 +152,13 @@ class Follower:
             return self.hello_at_ms
         return self.heard_ms + SILENT_MS if self.outside else None
 
-    def tick(self, standing: Standing, now_ms: int) -> None:
+    def tick(self, standing: ReplicaState, now_ms: int) -> None:
         """Ask again when the answer is late, or the leader silent though it should catch up."""
         due_ms = self.deadline_ms()
         if due_ms is not None and due_ms <= now_ms:
             self.ask(standing, now_ms)
 
-    def link(self, up: bool, standing: Standing, now_ms: int) -> None:
+    def link(self, up: bool, standing: ReplicaState, now_ms: int) -> None:
         """The connection with the leader came or went: what was under way may be lost."""
         if up:
             self.ask(standing, now_ms)
@@ -159,7 +168,7 @@ class Follower:
             self.hello_at_ms = now_ms + HELLO_REPEAT_MS
             self.waits = f"reconnecting: the connection to {self.leader} broke"
 
-    def accepted(self, message: HelloOk, standing: Standing) -> None:
+    def accepted(self, message: FollowAccepted, standing: ReplicaState) -> None:
         """The leader takes this replica: drop what contradicts it, and follow. What is committed is never dropped: a
         leader that does not have it is not to be believed (R-TRUNC, I-TRUNC-SAFE)."""
         if self.following or standing.far is not None or message.nonce != self.nonce:
@@ -188,22 +197,22 @@ class Follower:
         self._advance(standing)
         self.acknowledge(standing)
 
-    def refused(self, message: HelloRefused, standing: Standing, now_ms: int) -> None:
+    def refused(self, message: FollowRejected, standing: ReplicaState, now_ms: int) -> None:
         """The leader does not take it now; say why, and ask again later."""
         if self.following or message.nonce != self.nonce:
             return
         match message.refusal:
-            case Refusal.REGRESSED:
+            case FollowRejection.REGRESSED:
                 self.waits = f"regressed: {self.leader} was told of more than this log holds; it takes another gen"
                 self.hello_at_ms = now_ms + REFUSED_REPEAT_MS
                 standing.doubted = True
-                standing.effects.append(RenewGen(f"{self.leader} was acknowledged more than this log holds"))
-            case Refusal.BEYOND_LOG if standing.far is None:
+                standing.effects.append(NewLogIdentity(f"{self.leader} was acknowledged more than this log holds"))
+            case FollowRejection.BEYOND_LOG if standing.far is None:
                 self._go_far(standing, state_transfer.why_rows(self.leader, standing))
-            case Refusal.AHEAD if standing.far is not None and not standing.far.busy:
+            case FollowRejection.AHEAD if standing.far is not None and not standing.far.busy:
                 standing.far.busy = True
-                standing.effects.append(GoFar(True, state_transfer.why_from_nothing(self.leader), again=True))
-            case Refusal.DIVERGED if standing.far is not None:
+                standing.effects.append(BeginTransfer(True, state_transfer.why_from_nothing(self.leader), again=True))
+            case FollowRejection.DIVERGED if standing.far is not None:
                 self.diverged = (
                     f"committed-divergence: {self.leader} contradicts what is applied here, below "
                     f"{standing.far.position}; nothing is changed, an operator must compare the copies"
@@ -211,7 +220,7 @@ class Follower:
             case _:
                 pass
 
-    def take(self, message: Forward, standing: Standing, now_ms: int) -> None:
+    def take(self, message: AppendEntries, standing: ReplicaState, now_ms: int) -> None:
         """Append what is new of it; anything that does not fit the log's end is answered, not stored (R-FENCE)."""
         if not self.following:
             return
@@ -224,7 +233,7 @@ class Follower:
         if message.version > standing.known.version:
             standing.hint(now_ms)
         if start > progress.leo:
-            nack = Nack(self.epoch, standing.member.gen, message.seq, progress.leo)
+            nack = AppendRejected(self.epoch, standing.member.gen, message.seq, progress.leo)
             standing.effects.append(Send(self.leader, nack))
             return
         known = min(progress.leo - start, len(message.entries))
@@ -253,7 +262,7 @@ class Follower:
         standing.effects.append(Persist(fresh))
         self._advance(standing)
 
-    def state(self, standing: Standing) -> str:
+    def state(self, standing: ReplicaState) -> str:
         """How it follows, for people: "code: sentence". Beyond the near horizon it is served as far as the leader's log
         reaches, and that may end."""
         if not self.following:
@@ -269,19 +278,19 @@ class Follower:
             return f"catches-up: {behind} entries behind {self.leader}, not in sync yet"
         return f"follows: {self.leader} in epoch {self.epoch}"
 
-    def persisted(self, standing: Standing) -> None:
+    def persisted(self, standing: ReplicaState) -> None:
         """More of the log is durable: tell the leader, and apply what it said is committed."""
         self._advance(standing)
         if self.following:
             self.acknowledge(standing)
 
-    def acknowledge(self, standing: Standing) -> None:
+    def acknowledge(self, standing: ReplicaState) -> None:
         """Tell the leader how far this log is. Only a log that follows is known to be a prefix of the leader's."""
         progress = standing.progress
-        ack = Ack(self.epoch, standing.member.gen, self.seq, progress.leo, progress.durable, progress.hw)
+        ack = AppendAck(self.epoch, standing.member.gen, self.seq, progress.leo, progress.durable, progress.hw)
         standing.effects.append(Send(self.leader, ack))
 
-    def _advance(self, standing: Standing) -> None:
+    def _advance(self, standing: ReplicaState) -> None:
         if self.following:
             standing.commit(min(self.leader_hw, standing.progress.durable))
 

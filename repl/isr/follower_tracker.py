@@ -1,7 +1,7 @@
 """What a leader knows of one follower, and what it sends next.
 
-A follower that said Hello is sent on from where the logs agree: entries as they are appended while it keeps up (the
-live lane), batches with a pause for the acknowledgement while it catches up (the catch-up lane). What was sent and
+A follower that said FollowRequest is sent on from where the logs agree: entries as they are appended while it keeps up
+(the live lane), batches with a pause for the acknowledgement while it catches up (the catch-up lane). What was sent and
 not acknowledged for a while is sent again, since messages may be lost; a follower that has everything is sent
 nothing. Who is in sync is `leader.py`'s to judge.
 """
@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from isthmus.repl.isr.effects import Replicate, Send
 from isthmus.repl.isr.epochs import epoch_at
-from isthmus.repl.isr.messages import Ack, Forward, Nack
-from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.messages import AppendAck, AppendEntries, AppendRejected
+from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.record import Member
 
 LIVE_ENTRIES: Final = 1_024
@@ -40,7 +40,7 @@ NEWS_MS: Final = 100
 news for nothing."""
 
 
-class FollowerView(NamedTuple):
+class FollowerStatus(NamedTuple):
     """A follower as its leader sees it: offsets that it has reported, whether it is in the confirmed ISR, and whether
     messages reach it as far as is known."""
 
@@ -54,10 +54,10 @@ class FollowerView(NamedTuple):
 
 
 @dataclass(slots=True)
-class Peer:
+class FollowerProgress:
     """One follower of this epoch. `next`: first offset that was not sent. `leo`, `hw`: as it reported (hw -1: not
-    yet). `seq`: of the last Forward, `acked_seq`: of the last that it has handled. `told_hw`: the hw in the last
-    Forward."""
+    yet). `seq`: of the last AppendEntries, `acked_seq`: of the last that it has handled. `told_hw`: the hw in the last
+    AppendEntries."""
 
     member: Member
     next: int
@@ -72,8 +72,8 @@ class Peer:
     again_at_ms: int | None = None
     """When something is to be sent that nothing else triggers."""
 
-    def acknowledged(self, ack: Ack, standing: Standing, now_ms: int) -> None:
-        """Take an Ack of this follower's gen; of several out of order, the one of the greatest `seq` counts."""
+    def acknowledged(self, ack: AppendAck, standing: ReplicaState, now_ms: int) -> None:
+        """Take an AppendAck of this follower's gen; of several out of order, the one of the greatest `seq` counts."""
         self.linked = True
         self.hw = max(self.hw, ack.hw)
         if ack.seq < self.acked_seq:
@@ -85,7 +85,7 @@ class Peer:
             self.next = ack.leo  # it has handled all that was sent, and something was missing
         self._settle(standing, ack.durable, now_ms)
 
-    def _settle(self, standing: Standing, durable: int, now_ms: int) -> None:
+    def _settle(self, standing: ReplicaState, durable: int, now_ms: int) -> None:
         progress = standing.progress
         if durable >= progress.leo and self.hw >= progress.hw:
             self.again_at_ms = None
@@ -94,8 +94,8 @@ class Peer:
         else:
             self.again_at_ms = now_ms + RESEND_MS
 
-    def missed(self, nack: Nack) -> None:
-        """A Forward did not fit its log: go on from where that ends, once for all that was under way."""
+    def missed(self, nack: AppendRejected) -> None:
+        """An AppendEntries did not fit its log: go on from where that ends, once for all that was under way."""
         self.linked = True
         if nack.seq > self.rewound_seq:
             self.rewound_seq = self.seq
@@ -107,7 +107,7 @@ class Peer:
         if self.again_at_ms is None or self.again_at_ms > soon:
             self.again_at_ms = soon
 
-    def pump(self, standing: Standing, epoch: int, in_sync: bool, now_ms: int) -> None:
+    def pump(self, standing: ReplicaState, epoch: int, in_sync: bool, now_ms: int) -> None:
         """Send what it lacks, as far as its window and the log let."""
         leo = standing.progress.leo
         while self.linked and standing.log_start <= self.next < leo:
@@ -117,7 +117,7 @@ class Peer:
                 return
             self._forward(standing, epoch, min(leo, self.next + most), live, now_ms)
 
-    def again(self, standing: Standing, epoch: int, in_sync: bool, now_ms: int) -> None:
+    def again(self, standing: ReplicaState, epoch: int, in_sync: bool, now_ms: int) -> None:
         """The time has come: send again from what it reported, or the news alone. Where messages do not arrive, or the
         log was trimmed under what it reported, only the news, until something is heard."""
         if self.linked and self.next > self.leo and self.acked_seq < self.seq:
@@ -127,12 +127,12 @@ class Peer:
         if self.seq == before:
             self._forward(standing, epoch, self.next, True, now_ms)
 
-    def _forward(self, standing: Standing, epoch: int, end: int, live: bool, now_ms: int) -> None:
+    def _forward(self, standing: ReplicaState, epoch: int, end: int, live: bool, now_ms: int) -> None:
         progress, record = standing.progress, standing.known
         self.seq += 1
         before = epoch_at(standing.table, self.next - 1) if self.next else 0
         isr = tuple(sorted(member.node for member in record.isr))
-        head = Forward(epoch, self.seq, self.next, before, progress.hw, progress.leo, record.version, isr)
+        head = AppendEntries(epoch, self.seq, self.next, before, progress.hw, progress.leo, record.version, isr)
         if end > self.next:
             standing.effects.append(Replicate(self.member.node, head, end, live))
         else:
@@ -142,10 +142,12 @@ class Peer:
         self.again_at_ms = now_ms + RESEND_MS
 
 
-def views(peers: Iterator[Peer], durable: dict[Member, int], isr: frozenset[Member]) -> list[FollowerView]:
+def views(
+    peers: Iterator[FollowerProgress], durable: dict[Member, int], isr: frozenset[Member]
+) -> list[FollowerStatus]:
     """The followers for people, by name."""
     return [
-        FollowerView(
+        FollowerStatus(
             p.member.node, p.member.gen, p.leo, durable.get(p.member, 0), max(0, p.hw), p.member in isr, p.linked
         )
         for p in sorted(peers, key=lambda p: p.member.node)

@@ -28,16 +28,16 @@ LATE_MS: Final = 250
 
 
 @dataclass(slots=True)
-class Stalls:
+class AckLagTracker:
     """The marks of one leadership: (log end before the append, when)."""
 
     marks: deque[tuple[int, int]]
     check_at_ms: int | None = None
 
     @staticmethod
-    def since(now_ms: int) -> Stalls:
+    def since(now_ms: int) -> AckLagTracker:
         """A leadership begins: everything in the log is owed from now on."""
-        return Stalls(deque([(0, now_ms)]))
+        return AckLagTracker(deque([(0, now_ms)]))
 
     def appended(self, leo_before: int, limit_ms: int, now_ms: int) -> None:
         """Entries were appended at `leo_before`."""
@@ -95,7 +95,7 @@ after it has registered."""
 
 
 @dataclass(slots=True)
-class Pauses:
+class RejoinBackoff:
     """`left`: node -> (when it may come back, or did; after which pause). `refused`: node -> (when it may be proposed
     again, after which pause), of those whose registration a write did not find. `reasons`: node -> (why it was taken
     out, when), for people, as long as it is out."""

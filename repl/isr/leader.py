@@ -17,25 +17,33 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from isthmus.repl.isr import state_transfer
-from isthmus.repl.isr.effects import Role, Send, SendFar, WriteRecord
+from isthmus.repl.isr.effects import ReplicaRole, Send, SendTransferChunk, WriteRecord
 from isthmus.repl.isr.epochs import common_prefix
 from isthmus.repl.isr.events import Append
-from isthmus.repl.isr.follower_tracker import RESEND_MS, Peer
+from isthmus.repl.isr.follower_tracker import RESEND_MS, FollowerProgress
 from isthmus.repl.isr.give_way import GiveWay, Solitude
-from isthmus.repl.isr.lag_detector import CHECKS, Pauses, Stalls
+from isthmus.repl.isr.lag_detector import CHECKS, AckLagTracker, RejoinBackoff
 from isthmus.repl.isr.membership import (
     WRITE_ANSWER_MS,
     WRITE_REPEAT_MS,
-    PendingWrite,
+    PendingRecordWrite,
     drop_members,
     maximal_isr,
     too_few_in_sync,
     with_member,
 )
-from isthmus.repl.isr.messages import Ack, FarAsk, Hello, HelloOk, HelloRefused, Nack, Refusal
-from isthmus.repl.isr.read_index import Reads
-from isthmus.repl.isr.reassignment import Done, HandOver, Reassignment
-from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.messages import (
+    AppendAck,
+    AppendRejected,
+    FollowAccepted,
+    FollowRejected,
+    FollowRejection,
+    FollowRequest,
+    TransferRequest,
+)
+from isthmus.repl.isr.read_index import ReadIndex
+from isthmus.repl.isr.reassignment import LeaderHandOver, Reassignment, ReassignmentFinished
+from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus
 
@@ -47,19 +55,19 @@ class Leadership:
     the ISR that are to leave it, the latter the furthest first and never below min-ISR. `rows_below`: how far
     followers are that take rows."""
 
-    role: ClassVar[Role] = Role.LEADER
+    role: ClassVar[ReplicaRole] = ReplicaRole.LEADER
 
     epoch: int
     barrier: int
-    stalls: Stalls
+    stalls: AckLagTracker
     acked: dict[Member, int] = field(default_factory=dict)
-    peers: dict[str, Peer] = field(default_factory=dict)
-    reads: Reads = field(default_factory=Reads)
-    pending: PendingWrite | None = None
+    peers: dict[str, FollowerProgress] = field(default_factory=dict)
+    reads: ReadIndex = field(default_factory=ReadIndex)
+    pending: PendingRecordWrite | None = None
     ready: bool = False
     stalled: frozenset[Member] = frozenset()
     lagging: tuple[Member, ...] = ()
-    pauses: Pauses = field(default_factory=Pauses)
+    pauses: RejoinBackoff = field(default_factory=RejoinBackoff)
     reassignment: Reassignment = field(default_factory=Reassignment)
     rows_below: dict[str, int] = field(default_factory=dict)
     solitude: Solitude = field(default_factory=Solitude)
@@ -91,7 +99,7 @@ class Leadership:
         """Everybody who may be elected, for all that this leader knows."""
         return self.maximal(record) | record.elr
 
-    def advance(self, standing: Standing, now_ms: int) -> None:
+    def advance(self, standing: ReplicaState, now_ms: int) -> None:
         """Move hw as far as the commit rule allows, and let the followers know."""
         progress = standing.progress
         end = self.committed_end(standing.known, progress.durable)
@@ -103,7 +111,7 @@ class Leadership:
 
     # -- followers ------------------------------------------------------------------------------
 
-    def greet(self, node: str, hello: Hello, standing: Standing, now_ms: int) -> None:
+    def greet(self, node: str, hello: FollowRequest, standing: ReplicaState, now_ms: int) -> None:
         """A follower asks to follow: find where the logs agree and send it on from there (R-TRUNC)."""
         before = self.peers.get(node)
         late = before is not None and before.linked and before.member.gen > hello.gen  # gens rise
@@ -112,40 +120,43 @@ class Leadership:
         progress = standing.progress
         member = Member(node, hello.gen)
         if hello.durable < self.acked.get(member, 0):
-            refused = HelloRefused(self.epoch, hello.nonce, Refusal.REGRESSED, standing.log_start)
+            refused = FollowRejected(self.epoch, hello.nonce, FollowRejection.REGRESSED, standing.log_start)
             standing.effects.append(Send(node, refused))
             return
         common = common_prefix(standing.table, progress.leo, hello.table, hello.leo)
         refusal = state_transfer.horizon(member in self.electable(standing.known), common, hello.rounds, standing)
         if refusal is not None:
             self.peers.pop(node, None)
-            standing.effects.append(Send(node, HelloRefused(self.epoch, hello.nonce, refusal, standing.log_start)))
+            standing.effects.append(Send(node, FollowRejected(self.epoch, hello.nonce, refusal, standing.log_start)))
             return
         seq = before.seq if before is not None else 0
-        again_at_ms = now_ms + RESEND_MS  # should its first Ack be lost, and there be nothing else to say
-        peer = Peer(member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, again_at_ms=again_at_ms)
+        again_at_ms = now_ms + RESEND_MS  # should its first AppendAck be lost, and there be nothing else to say
+        peer = FollowerProgress(
+            member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, again_at_ms=again_at_ms
+        )
         self.peers[node] = peer
         self.rows_below.pop(node, None)
-        ok = HelloOk(self.epoch, hello.nonce, common, progress.hw, progress.leo)
+        ok = FollowAccepted(self.epoch, hello.nonce, common, progress.hw, progress.leo)
         standing.effects.append(Send(node, ok))
         peer.pump(standing, self.epoch, member in standing.known.isr, now_ms)
 
-    def far_asked(self, node: str, asked: FarAsk, standing: Standing) -> None:
-        """A follower that is far asks for the next chunk; or did, before it said Hello: what is sent to it goes on."""
+    def far_asked(self, node: str, asked: TransferRequest, standing: ReplicaState) -> None:
+        """A follower that is far asks for the next chunk; or did, before it said FollowRequest: what is sent to it goes
+        on."""
         if node not in standing.known.replicas:
             return
         electable = Member(node, asked.gen) in self.electable(standing.known)
         later = not self.ready and node not in self.rows_below
         refusal = state_transfer.serve(node, asked, electable, standing, later=later)
-        if refusal is None and standing.effects and isinstance(standing.effects[-1], SendFar):
+        if refusal is None and standing.effects and isinstance(standing.effects[-1], SendTransferChunk):
             self.rows_below[node] = asked.position
             self.solitude.hear()
         if refusal is not None:
             self.rows_below.pop(node, None)
-            standing.effects.append(Send(node, HelloRefused(self.epoch, asked.nonce, refusal, standing.log_start)))
+            standing.effects.append(Send(node, FollowRejected(self.epoch, asked.nonce, refusal, standing.log_start)))
 
-    def acknowledged(self, node: str, ack: Ack, standing: Standing, now_ms: int) -> None:
-        """A follower says what it has; only of the gen that said Hello, and only what this leader has, too."""
+    def acknowledged(self, node: str, ack: AppendAck, standing: ReplicaState, now_ms: int) -> None:
+        """A follower says what it has; only of the gen that said FollowRequest, and only what this leader has, too."""
         peer = self.peers.get(node)
         if peer is None or peer.member.gen != ack.gen or ack.leo > standing.progress.leo:
             return
@@ -158,14 +169,14 @@ class Leadership:
         in_sync = member in standing.known.isr
         peer.pump(standing, self.epoch, in_sync, now_ms)
 
-    def missed(self, node: str, nack: Nack, standing: Standing, now_ms: int) -> None:
-        """A follower lacks what lies before a Forward."""
+    def missed(self, node: str, nack: AppendRejected, standing: ReplicaState, now_ms: int) -> None:
+        """A follower lacks what lies before an AppendEntries."""
         peer = self.peers.get(node)
         if peer is not None and peer.member.gen == nack.gen:
             peer.missed(nack)
             peer.pump(standing, self.epoch, peer.member in standing.known.isr, now_ms)
 
-    def appended(self, leo_before: int, standing: Standing, now_ms: int) -> None:
+    def appended(self, leo_before: int, standing: ReplicaState, now_ms: int) -> None:
         """Entries were appended here: send them to whoever keeps up."""
         self.stalls.appended(leo_before, standing.options.max_time_lag_ms, now_ms)
         isr = standing.known.isr
@@ -173,7 +184,7 @@ class Leadership:
             peer.pump(standing, self.epoch, peer.member in isr, now_ms)
 
     def link_down(self, node: str) -> None:
-        """What is under way to `node` may be lost; it will say Hello again."""
+        """What is under way to `node` may be lost; it will say FollowRequest again."""
         peer = self.peers.get(node)
         if peer is not None:
             peer.linked = False
@@ -195,7 +206,7 @@ class Leadership:
 
     # -- who is in sync -------------------------------------------------------------------------
 
-    def judge(self, standing: Standing, now_ms: int) -> bool:
+    def judge(self, standing: ReplicaState, now_ms: int) -> bool:
         """Look who of the ISR owes too much; True when it is this leader's own disk that is too slow (H19)."""
         record, progress, options = standing.known, standing.progress, standing.options
         limit_ms = options.max_time_lag_ms
@@ -217,7 +228,7 @@ class Leadership:
         self.stalls.check_at_ms = now_ms + limit_ms // CHECKS if owing else None
         return False
 
-    def _far_behind(self, standing: Standing) -> tuple[Member, ...]:
+    def _far_behind(self, standing: ReplicaState) -> tuple[Member, ...]:
         """Members that may hold everything and are too far behind with what they know to be committed, the furthest
         first (Fluvio's lagging follower)."""
         floor = standing.progress.hw - standing.options.max_record_lag
@@ -232,7 +243,7 @@ class Leadership:
         lagging = [member for member in self.lagging if member in record.isr and member not in leaving]
         return leaving | dict.fromkeys(lagging[: max(0, spare)], "lags")
 
-    def _joining(self, standing: Standing, now_ms: int) -> Peer | None:
+    def _joining(self, standing: ReplicaState, now_ms: int) -> FollowerProgress | None:
         """A follower out of sync that has caught up (H17) and owes nothing old, if the time of one has come."""
         record, progress = standing.known, standing.progress
         patience_ms = standing.options.max_time_lag_ms // 2
@@ -252,7 +263,7 @@ class Leadership:
 
     # -- conditional writes ---------------------------------------------------------------------
 
-    def want(self, standing: Standing, now_ms: int) -> HandOver | None:
+    def want(self, standing: ReplicaState, now_ms: int) -> LeaderHandOver | None:
         """Ask for the next conditional write, if one is wanted, one at a time; returns to whom leadership is to go
         for a change of replicas, if that is next.
 
@@ -282,19 +293,19 @@ class Leadership:
             self.pauses.joins(peer.member.node, now_ms)
             self.write(joined, standing, now_ms, needs=(peer.member,), adds=joined.isr)
             return None
-        way = self._alone(standing, now_ms) if self.role is Role.LEADER else None
+        way = self._alone(standing, now_ms) if self.role is ReplicaRole.LEADER else None
         if way is not None:
             self.write(way.record, standing, now_ms, needs=(way.to,))
             return None
-        if not (record.adding or record.removing) or self.role is not Role.LEADER:
+        if not (record.adding or record.removing) or self.role is not ReplicaRole.LEADER:
             return None
         step = self.reassignment.next(standing, self.epoch, self.barrier, self.acked, now_ms)
-        if isinstance(step, Done):
+        if isinstance(step, ReassignmentFinished):
             self.write(step.record, standing, now_ms, needs=step.needs)
             return None
         return step
 
-    def _alone(self, standing: Standing, now_ms: int) -> GiveWay | None:
+    def _alone(self, standing: ReplicaState, now_ms: int) -> GiveWay | None:
         """Whether it is time to give way, since no follower is heard of (R-GIVE-WAY)."""
         leo = standing.progress.leo
         keeps_up = any(peer.linked and peer.leo >= leo for peer in self.peers.values())
@@ -303,16 +314,16 @@ class Leadership:
     def write(
         self,
         record: PartitionRecord,
-        standing: Standing,
+        standing: ReplicaState,
         now_ms: int,
         needs: tuple[Member, ...] = (),
         adds: frozenset[Member] = frozenset(),
     ) -> None:
         """Ask for a conditional write; none may be under way."""
-        self.pending = PendingWrite(record, now_ms + WRITE_ANSWER_MS, needs, adds)
+        self.pending = PendingRecordWrite(record, now_ms + WRITE_ANSWER_MS, needs, adds)
         standing.effects.append(WriteRecord(record, needs))
 
-    def refused_as_it_stands(self, standing: Standing, now_ms: int) -> None:
+    def refused_as_it_stands(self, standing: ReplicaState, now_ms: int) -> None:
         """The write was refused though the version, as far as is known, has not moved. Where it depended on a
         registration, that is not what it was; a copy of the write may still be under way, so whom it adds
         counts on until another write on the same version, which changes nothing, is decided (R-AMBIG)."""
@@ -326,7 +337,7 @@ class Leadership:
             pending.record, pending.needs = standing.known, ()
         pending.repeat_at_ms = now_ms + WRITE_REPEAT_MS
 
-    def repeat(self, standing: Standing, now_ms: int) -> None:
+    def repeat(self, standing: ReplicaState, now_ms: int) -> None:
         """Send the undecided write again when its time has come."""
         pending = self.pending
         if pending is not None and pending.repeat_at_ms <= now_ms:
@@ -335,7 +346,7 @@ class Leadership:
 
     # -- time -----------------------------------------------------------------------------------
 
-    def deadline_ms(self, standing: Standing) -> int | None:
+    def deadline_ms(self, standing: ReplicaState) -> int | None:
         """When something is due."""
         due_ms = self.stalls.check_at_ms
         for peer in self.peers.values():
@@ -358,7 +369,7 @@ class Leadership:
                     due_ms = at_ms
         return due_ms
 
-    def tick(self, standing: Standing, now_ms: int) -> bool:
+    def tick(self, standing: ReplicaState, now_ms: int) -> bool:
         """Do what is due; True when this leader should hand over because its own disk is too slow."""
         slow = False
         self.ticked_ms = now_ms
@@ -379,7 +390,7 @@ class Leader(Leadership):
     """It leads: appends, and after its barrier is applied serves clients."""
 
 
-def refusal(leader: Leader, standing: Standing, append: Append) -> str | None:
+def refusal(leader: Leader, standing: ReplicaState, append: Append) -> str | None:
     """The code with which `append` is refused, or None when it may be appended.
 
     The window counts what is appended and not applied, which bounds the memory of a stalled partition
@@ -399,18 +410,18 @@ def refusal(leader: Leader, standing: Standing, append: Append) -> str | None:
 
 
 @dataclass(slots=True)
-class Resigning(Leadership):
+class ResigningLeader(Leadership):
     """It is to go: appends nothing new, drains, and then has itself taken out of the record. `target`, a member in
     sync, takes over if it can; `deadline_at_ms` ends the attempt and it leads on, None for a process that leaves: then
     whoever is closest will do as well."""
 
-    role: ClassVar[Role] = Role.RESIGNING
+    role: ClassVar[ReplicaRole] = ReplicaRole.RESIGNING
 
     target: str | None = None
     deadline_at_ms: int | None = None
     why: str = "resigned"
 
-    def want(self, standing: Standing, now_ms: int) -> HandOver | None:
+    def want(self, standing: ReplicaState, now_ms: int) -> LeaderHandOver | None:
         """The record without a leader, once everything that was appended is applied, and so answered, and on the
         target; before that whatever a leader wants, since draining may need it."""
         progress, record = standing.progress, standing.known
@@ -439,7 +450,7 @@ class Resigning(Leadership):
         """True once the record without this leader has been sent: it may be decided at any time."""
         return self.pending is not None and self.pending.record.leader is None
 
-    def deadline_ms(self, standing: Standing) -> int | None:
+    def deadline_ms(self, standing: ReplicaState) -> int | None:
         """See Leadership; and the end of the attempt."""
         due_ms = Leadership.deadline_ms(self, standing)
         if self.deadline_at_ms is not None and not self.given_up:

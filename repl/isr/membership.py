@@ -24,7 +24,7 @@ Far above a healthy round trip (about 10 ms); a needless repeat is refused by it
 
 
 @dataclass(slots=True)
-class PendingWrite:
+class PendingRecordWrite:
     """A conditional write that is not decided. It is repeated verbatim until the record's version has moved,
     whatever the answers say (R-AMBIG, H14). `needs` are the members whose registration it depends on; `adds` whom this
     write, or a refused one before it on the same version, may have added to the ISR (R-MAX)."""

@@ -5,9 +5,9 @@ Each message carries the epoch in which it was said; the receiver takes it only 
 its nonce (R-NONCE). Messages may be lost, repeated, reordered and late; the core sorts that out. Partition,
 sender and cluster are the transport's to add (`repl.transport`).
 
-    follower -> leader   Hello, Ack, Nack, ProbeOk, FarAsk
-    leader -> follower   HelloOk, HelloRefused, Forward, Probe, FarRows, FarState
-    either way           Fenced
+    follower -> leader   FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk, TransferRequest
+    leader -> follower   FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck, TransferRows, TransferMetadata
+    either way           StaleEpoch
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.model.entry import Entry
 
 
-class Hello(NamedTuple):
+class FollowRequest(NamedTuple):
     """A follower asks to follow: where its log ends, what of it is durable, its whole epoch table (H2); how many
     transfer rounds it has finished since it last followed (R-FAR)."""
 
@@ -32,7 +32,7 @@ class Hello(NamedTuple):
     rounds: int = 0
 
 
-class HelloOk(NamedTuple):
+class FollowAccepted(NamedTuple):
     """The leader takes it: the logs agree below `common`; the follower drops the rest and is sent on from there.
     `hw` and `leo` are the leader's."""
 
@@ -43,7 +43,7 @@ class HelloOk(NamedTuple):
     leo: int
 
 
-class Refusal(StrEnum):
+class FollowRejection(StrEnum):
     """Why a leader does not take a follower."""
 
     REGRESSED = "regressed"
@@ -59,16 +59,16 @@ class Refusal(StrEnum):
     """What the follower has applied contradicts the leader's log."""
 
 
-class HelloRefused(NamedTuple):
+class FollowRejected(NamedTuple):
     """The leader cannot take it now; `log_start` is where the leader's log begins."""
 
     epoch: int
     nonce: int
-    refusal: Refusal
+    refusal: FollowRejection
     log_start: int
 
 
-class Forward(NamedTuple):
+class AppendEntries(NamedTuple):
     """Entries from `start` on, none for news alone. `before` is the epoch of the entry below `start` (0: none);
     `seq` rises with each that is sent to this follower in this epoch; `hw`, `leo`, `isr` and the record's `version`
     are the leader's at the time of sending."""
@@ -84,8 +84,8 @@ class Forward(NamedTuple):
     entries: tuple[Entry, ...] = ()
 
 
-class Ack(NamedTuple):
-    """What a follower has: log end, durable end, hw. `seq` is the greatest of the Forwards that it has handled."""
+class AppendAck(NamedTuple):
+    """What a follower has: log end, durable end, hw. `seq` is the greatest of the AppendEntries that it has handled."""
 
     epoch: int
     gen: int
@@ -95,8 +95,8 @@ class Ack(NamedTuple):
     hw: int
 
 
-class Nack(NamedTuple):
-    """A Forward did not fit: the log ends at `leo`, go on from there."""
+class AppendRejected(NamedTuple):
+    """An AppendEntries did not fit: the log ends at `leo`, go on from there."""
 
     epoch: int
     gen: int
@@ -104,7 +104,7 @@ class Nack(NamedTuple):
     leo: int
 
 
-class Probe(NamedTuple):
+class LeadershipCheck(NamedTuple):
     """A leader asks whether it still leads, for the committed reads that came before (R-READ); or whether a copy is
     still what it counts on, before it removes another one (R-RF)."""
 
@@ -112,7 +112,7 @@ class Probe(NamedTuple):
     nonce: int
 
 
-class ProbeOk(NamedTuple):
+class LeadershipCheckOk(NamedTuple):
     """This replica has not heard of a higher epoch. `durable`: how far its log is durable and known to be the
     leader's; 0 while it does not follow."""
 
@@ -122,13 +122,13 @@ class ProbeOk(NamedTuple):
     durable: int = 0
 
 
-class Fenced(NamedTuple):
+class StaleEpoch(NamedTuple):
     """An answer to a message of another epoch: `epoch` is the highest heard of here. Only a hint to read the record."""
 
     epoch: int
 
 
-class FarAsk(NamedTuple):
+class TransferRequest(NamedTuple):
     """A follower that is far asks for the next chunk (R-FAR): it has all rows whose latest change is below `position`;
     `position_epoch` is the epoch of the entry just below it (0: not known). `whole` is 1 while its rows are the effect
     of exactly all below. `end` is 0 while it asks for rows; once it has all of a round's, that round's end, and then
@@ -144,7 +144,7 @@ class FarAsk(NamedTuple):
     after: bytes
 
 
-class FarRows(NamedTuple):
+class TransferRows(NamedTuple):
     """All rows whose latest change lies in [start, upto), of a snapshot at `end`; `upto_epoch` is the epoch of the
     entry just below `upto` (0: not known). `rows` are bytes of `repl.store.row_codec`."""
 
@@ -157,7 +157,7 @@ class FarRows(NamedTuple):
     rows: bytes
 
 
-class FarState(NamedTuple):
+class TransferMetadata(NamedTuple):
     """What is not rows at `end`, in the order of names: behind `after`, up to `last`. With `done` (1) the round is
     whole, and `table` is the epoch table of a log that ends at `end`. Empty `rows`: what the follower has is right."""
 
@@ -171,4 +171,17 @@ class FarState(NamedTuple):
     rows: bytes
 
 
-Message = Hello | HelloOk | HelloRefused | Forward | Ack | Nack | Probe | ProbeOk | Fenced | FarAsk | FarRows | FarState
+Message = (
+    FollowRequest
+    | FollowAccepted
+    | FollowRejected
+    | AppendEntries
+    | AppendAck
+    | AppendRejected
+    | LeadershipCheck
+    | LeadershipCheckOk
+    | StaleEpoch
+    | TransferRequest
+    | TransferRows
+    | TransferMetadata
+)

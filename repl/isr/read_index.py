@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from isthmus.repl.isr.effects import ReadReady, ReadRefused, Send, SyncRecord
-from isthmus.repl.isr.messages import Probe, ProbeOk
-from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.effects import ReadReady, ReadRecordSync, ReadRefused, Send
+from isthmus.repl.isr.messages import LeadershipCheck, LeadershipCheckOk
+from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.record import Member, PartitionRecord
 
@@ -27,7 +27,7 @@ that is cut off answers none for as long as that lasts: some 6 MB in the shell. 
 
 
 @dataclass(slots=True)
-class Round:
+class ReadIndexRound:
     """A question under way. `index`: what was committed when it was asked. `version`: the record's then."""
 
     nonce: int
@@ -39,16 +39,16 @@ class Round:
 
 
 @dataclass(slots=True)
-class Reads:
+class ReadIndex:
     """The reads of one leadership."""
 
     waiting: list[int] = field(default_factory=list)
-    round: Round | None = None
+    round: ReadIndexRound | None = None
     confirmed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(index, tokens) of rounds that wait until all below the index is applied."""
     unanswered: int = 0
 
-    def ask(self, token: int, standing: Standing, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+    def ask(self, token: int, standing: ReplicaState, epoch: int, members: frozenset[Member], now_ms: int) -> None:
         """Take a read; `members` are all who might be elected, this leader included."""
         if self.unanswered >= READS_MAX:
             standing.effects.append(ReadRefused((token,), Overloaded.reason))
@@ -58,7 +58,7 @@ class Reads:
         if self.round is None:
             self._begin(standing, epoch, members, now_ms)
 
-    def _begin(self, standing: Standing, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+    def _begin(self, standing: ReplicaState, epoch: int, members: frozenset[Member], now_ms: int) -> None:
         tokens, self.waiting = tuple(self.waiting), []
         missing = {member for member in members if member != standing.member}
         index = standing.progress.hw
@@ -67,17 +67,23 @@ class Reads:
             return
         nonce = standing.next_nonce()
         version = standing.known.version
-        self.round = Round(nonce, tokens, missing, index, version, now_ms + PROBE_REPEAT_MS)
+        self.round = ReadIndexRound(nonce, tokens, missing, index, version, now_ms + PROBE_REPEAT_MS)
         self._probe(standing, epoch)
 
-    def _probe(self, standing: Standing, epoch: int) -> None:
+    def _probe(self, standing: ReplicaState, epoch: int) -> None:
         current = self.round
         assert current is not None
         for member in sorted(current.missing):
-            standing.effects.append(Send(member.node, Probe(epoch, current.nonce)))
+            standing.effects.append(Send(member.node, LeadershipCheck(epoch, current.nonce)))
 
     def answered(
-        self, node: str, ok: ProbeOk, standing: Standing, epoch: int, members: frozenset[Member], now_ms: int
+        self,
+        node: str,
+        ok: LeadershipCheckOk,
+        standing: ReplicaState,
+        epoch: int,
+        members: frozenset[Member],
+        now_ms: int,
     ) -> None:
         """A member says that it has heard of no higher epoch."""
         current = self.round
@@ -90,7 +96,7 @@ class Reads:
         self,
         nonce: int,
         record: PartitionRecord,
-        standing: Standing,
+        standing: ReplicaState,
         epoch: int,
         members: frozenset[Member],
         now_ms: int,
@@ -107,7 +113,7 @@ class Reads:
             self.round = None
             self._begin(standing, epoch, members, now_ms)
 
-    def _end(self, standing: Standing, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+    def _end(self, standing: ReplicaState, epoch: int, members: frozenset[Member], now_ms: int) -> None:
         current = self.round
         assert current is not None
         self.round = None
@@ -115,30 +121,30 @@ class Reads:
         if self.waiting:
             self._begin(standing, epoch, members, now_ms)
 
-    def _confirm(self, index: int, tokens: tuple[int, ...], standing: Standing) -> None:
+    def _confirm(self, index: int, tokens: tuple[int, ...], standing: ReplicaState) -> None:
         if standing.progress.applied >= index:
             self._serve(tokens, standing)
         else:
             self.confirmed.append((index, tokens))
 
-    def applied(self, standing: Standing) -> None:
+    def applied(self, standing: ReplicaState) -> None:
         """More is applied: serve the rounds that waited for it."""
         while self.confirmed and self.confirmed[0][0] <= standing.progress.applied:
             self._serve(self.confirmed.pop(0)[1], standing)
 
-    def _serve(self, tokens: tuple[int, ...], standing: Standing) -> None:
+    def _serve(self, tokens: tuple[int, ...], standing: ReplicaState) -> None:
         self.unanswered -= len(tokens)
         standing.effects.append(ReadReady(tokens))
 
-    def tick(self, standing: Standing, epoch: int, now_ms: int) -> None:
+    def tick(self, standing: ReplicaState, epoch: int, now_ms: int) -> None:
         """Ask the silent again, and the metastore instead of them."""
         current = self.round
         if current is not None and current.repeat_at_ms <= now_ms:
             current.repeat_at_ms = now_ms + PROBE_REPEAT_MS
             self._probe(standing, epoch)
-            standing.effects.append(SyncRecord(current.nonce))
+            standing.effects.append(ReadRecordSync(current.nonce))
 
-    def refuse(self, standing: Standing, reason: str) -> None:
+    def refuse(self, standing: ReplicaState, reason: str) -> None:
         """Leadership is over: none of these may be served as committed."""
         tokens = [*(self.round.tokens if self.round else ()), *self.waiting]
         tokens += [token for _, confirmed in self.confirmed for token in confirmed]

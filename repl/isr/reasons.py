@@ -11,10 +11,10 @@ from typing import assert_never
 
 from isthmus.repl.isr.candidate import Candidate
 from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.leader import Leader, Leadership, Resigning
+from isthmus.repl.isr.leader import Leader, Leadership, ResigningLeader
 from isthmus.repl.isr.membership import too_few_in_sync
 from isthmus.repl.isr.reassignment import waits_for
-from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.isr.states import Failed, Idle, Quarantined, State
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 
@@ -100,7 +100,7 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
             assert_never(record.status)
 
 
-def why(state: State, standing: Standing) -> str:
+def why(state: State, standing: ReplicaState) -> str:
     """Of a replica in any state."""
     record = standing.record
     match state:
@@ -114,9 +114,9 @@ def why(state: State, standing: Standing) -> str:
             return f"promoted: announced in epoch {epoch}, waits for a controller to confirm"
         case Leader() as leader:
             return _why_leader(leader, standing)
-        case Resigning(given_up=True):
+        case ResigningLeader(given_up=True):
             return "resigning: waits until the metastore confirms"
-        case Resigning():
+        case ResigningLeader():
             return "resigning: drains what was appended"
         case Quarantined(reason=reason) | Failed(reason=reason):
             return reason
@@ -124,13 +124,13 @@ def why(state: State, standing: Standing) -> str:
             assert_never(state)
 
 
-def why_reassigning(leadership: Leadership, standing: Standing) -> str:
+def why_reassigning(leadership: Leadership, standing: ReplicaState) -> str:
     """What a change of the partition's replicas waits for; "" when none is under way."""
     behind = leadership.behind(standing.progress.leo)
     return waits_for(standing, leadership.reassignment, behind, writing=leadership.pending is not None)
 
 
-def _why_leader(leadership: Leadership, standing: Standing) -> str:
+def _why_leader(leadership: Leadership, standing: ReplicaState) -> str:
     record = standing.known
     if too_few_in_sync(record):
         names = ", ".join(sorted({*record.replicas} - {member.node for member in record.isr}))

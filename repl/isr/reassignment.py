@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from isthmus.repl.isr.effects import Send
-from isthmus.repl.isr.messages import Probe, ProbeOk
-from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.messages import LeadershipCheck, LeadershipCheckOk
+from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.record import Member, PartitionRecord
 
 ASK_AGAIN_MS: Final = 200
@@ -39,13 +39,13 @@ HAND_OVER_PAUSE_MS: Final = 10_000
 """Pause before it tries that again: each try is felt by writers."""
 
 
-class HandOver(NamedTuple):
+class LeaderHandOver(NamedTuple):
     """The leader is to go: let this member take over."""
 
     target: str
 
 
-class Done(NamedTuple):
+class ReassignmentFinished(NamedTuple):
     """The change is over with this record, if `needs` are registered as what they are."""
 
     record: PartitionRecord
@@ -53,7 +53,7 @@ class Done(NamedTuple):
 
 
 @dataclass(slots=True)
-class Question:
+class DurabilityCheck:
     """Asked of those who stay, of one record: what was committed then must be durable on each."""
 
     nonce: int
@@ -67,12 +67,12 @@ class Question:
 class Reassignment:
     """What a leader remembers of it within its epoch. `resume_at_ms`: nothing is tried before."""
 
-    question: Question | None = None
+    question: DurabilityCheck | None = None
     resume_at_ms: int = 0
 
     def next(
-        self, standing: Standing, epoch: int, barrier: int, acked: Mapping[Member, int], now_ms: int
-    ) -> HandOver | Done | None:
+        self, standing: ReplicaState, epoch: int, barrier: int, acked: Mapping[Member, int], now_ms: int
+    ) -> LeaderHandOver | ReassignmentFinished | None:
         """The next step of a change that the known record asks for, when no write is under way; None while it waits."""
         record = standing.known
         stay = stayers(record)
@@ -81,25 +81,25 @@ class Reassignment:
             return None
         if standing.member.node in record.removing:
             self.resume_at_ms = now_ms + HAND_OVER_MS + HAND_OVER_PAUSE_MS
-            return HandOver(max(stay, key=lambda m: (acked.get(m, 0), m.node)).node)
+            return LeaderHandOver(max(stay, key=lambda m: (acked.get(m, 0), m.node)).node)
         if not record.removing:
             return _done(record, stay, ())
         if self.question is None or self.question.version != record.version:
             missing = {member for member in stay if member != standing.member}
             hw = standing.progress.hw
-            self.question = Question(standing.next_nonce(), record.version, hw, missing, now_ms + ASK_AGAIN_MS)
+            self.question = DurabilityCheck(standing.next_nonce(), record.version, hw, missing, now_ms + ASK_AGAIN_MS)
             self._ask(standing, epoch)
         if self.question.missing:
             return None
         self.question = None
         return _done(record, stay, stay)
 
-    def _ask(self, standing: Standing, epoch: int) -> None:
+    def _ask(self, standing: ReplicaState, epoch: int) -> None:
         assert self.question is not None
         for member in sorted(self.question.missing):
-            standing.effects.append(Send(member.node, Probe(epoch, self.question.nonce)))
+            standing.effects.append(Send(member.node, LeadershipCheck(epoch, self.question.nonce)))
 
-    def answered(self, node: str, ok: ProbeOk) -> bool:
+    def answered(self, node: str, ok: LeadershipCheckOk) -> bool:
         """True when this was the last answer that was waited for."""
         question = self.question
         if question is None or ok.nonce != question.nonce or ok.durable < question.floor:
@@ -117,7 +117,7 @@ class Reassignment:
             return self.question.repeat_at_ms
         return self.resume_at_ms if self.resume_at_ms > ticked_ms else None
 
-    def tick(self, standing: Standing, epoch: int, now_ms: int) -> None:
+    def tick(self, standing: ReplicaState, epoch: int, now_ms: int) -> None:
         """Ask the silent again."""
         if self.question is not None and self.question.repeat_at_ms <= now_ms:
             self.question.repeat_at_ms = now_ms + ASK_AGAIN_MS
@@ -143,18 +143,18 @@ def obstacle(record: PartitionRecord, stay: tuple[Member, ...]) -> str:
     return ""
 
 
-def _done(record: PartitionRecord, stay: tuple[Member, ...], needs: tuple[Member, ...]) -> Done:
+def _done(record: PartitionRecord, stay: tuple[Member, ...], needs: tuple[Member, ...]) -> ReassignmentFinished:
     gone = f"{', '.join(record.removing)} removed" if record.removing else "all replicas are in sync"
     after = replace(record, replicas=record.staying, isr=frozenset(stay), adding=(), removing=(), before=())
     after = replace(after, reason=gone)
-    return Done(after, needs)
+    return ReassignmentFinished(after, needs)
 
 
 def _names(members: frozenset[Member]) -> str:
     return ", ".join(sorted(member.node for member in members))
 
 
-def waits_for(standing: Standing, reassignment: Reassignment, behind: Mapping[str, str], *, writing: bool) -> str:
+def waits_for(standing: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], *, writing: bool) -> str:
     """What a change waits for, for people; "" when none is under way. `behind`: how far replicas are that are not in
     sync; `writing`: a write is under way."""
     record = standing.known
@@ -165,7 +165,7 @@ def waits_for(standing: Standing, reassignment: Reassignment, behind: Mapping[st
     return f"{what}: {_waits_for(standing, reassignment, behind, writing)}"
 
 
-def _waits_for(standing: Standing, reassignment: Reassignment, behind: Mapping[str, str], writing: bool) -> str:
+def _waits_for(standing: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], writing: bool) -> str:
     record, question = standing.known, reassignment.question
     stay = stayers(record)
     why = obstacle(record, stay)

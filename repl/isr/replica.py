@@ -45,12 +45,12 @@ from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr import state_transfer as far
 from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate, objection
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.epochs import EpochTable, last_epoch, with_epoch
 from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.follower_tracker import FollowerView, views
-from isthmus.repl.isr.lag_detector import CHECKS, Stalls
-from isthmus.repl.isr.leader import Leader, Leadership, Resigning, closest, refusal
+from isthmus.repl.isr.follower_tracker import FollowerStatus, views
+from isthmus.repl.isr.lag_detector import CHECKS, AckLagTracker
+from isthmus.repl.isr.leader import Leader, Leadership, ResigningLeader, closest, refusal
 from isthmus.repl.isr.membership import WRITE_REPEAT_MS, guard
 from isthmus.repl.isr.reasons import (
     another_leader,
@@ -63,18 +63,18 @@ from isthmus.repl.isr.reasons import (
     why_reassigning,
 )
 from isthmus.repl.isr.reassignment import HAND_OVER_MS
-from isthmus.repl.isr.replica_state import FarCopy, Options, Progress, Standing
+from isthmus.repl.isr.replica_state import LogProgress, ReplicaOptions, ReplicaState, StateTransfer
 from isthmus.repl.isr.states import Failed, Idle, Quarantined, State
 from isthmus.repl.model.errors import NotLeader, NotReady, OutOfStorage
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
-__all__ = ["LEAVING", "SLOW_HAND_OVER_MS", "SUSPICION_PAUSE_MS", "Replica", "Role", "Roles", "Suspicion", "View"]
+__all__ = ["LEAVING", "SLOW_HAND_OVER_MS", "SUSPICION_PAUSE_MS", "Replica", "ReplicaRole", "Roles", "Suspicion", "View"]
 
 
 class View:
     """The readable half of `Replica`."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: ReplicaState) -> None:
         self._standing = standing
         self._state: State = Idle()
 
@@ -89,7 +89,7 @@ class View:
         return self._standing.member
 
     @property
-    def options(self) -> Options:
+    def options(self) -> ReplicaOptions:
         """The numbers that it goes by."""
         return self._standing.options
 
@@ -109,7 +109,7 @@ class View:
         return self._standing.table
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ReplicaRole:
         """What the replica is."""
         return self._state.role
 
@@ -199,7 +199,7 @@ class View:
         state = self._state
         return state.pauses.reasons.get(node, ("", 0))[0] if isinstance(state, Leadership) else ""
 
-    def followers(self) -> list[FollowerView]:
+    def followers(self) -> list[FollowerStatus]:
         """The followers as this leader sees them; empty when it does not lead."""
         state = self._state
         if not isinstance(state, Leadership):
@@ -242,7 +242,7 @@ class Roles(View):
     or an earlier one has followed or stood in; `_newest` the newest record that was believed, also in an earlier
     session of this process; `_suspicion` the synced read that is to tell whether the metastore went back behind it."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: ReplicaState) -> None:
         super().__init__(standing)
         self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
         self._rolled_back_lineage: int | None = None
@@ -255,7 +255,7 @@ class Roles(View):
         """The store was found to have applied all below `end`, the last entry in `epoch`, and may lack rows of it."""
         self._standing.found = (epoch, end)
 
-    def reconfigure(self, options: Options, now_ms: int) -> None:
+    def reconfigure(self, options: ReplicaOptions, now_ms: int) -> None:
         """Go by other numbers from now on, also where something was timed by the old ones."""
         state = self._state
         self._standing.options = options
@@ -306,7 +306,7 @@ class Roles(View):
         assert isinstance(candidate, Candidate)
         durable = standing.progress.durable
         assert durable > candidate.barrier, "elected before the barrier was durable"
-        leader = Leader(candidate.epoch, candidate.barrier, Stalls.since(now_ms), {standing.member: durable})
+        leader = Leader(candidate.epoch, candidate.barrier, AckLagTracker.since(now_ms), {standing.member: durable})
         self._become(leader, f"elected: in epoch {candidate.epoch}")
         for node, hello in candidate.early.items():
             leader.greet(node, hello, standing, now_ms)
@@ -335,8 +335,8 @@ class Roles(View):
             case ev.AppliedTo(end):
                 standing.progress.applied_to(end)
             case ev.Append(entries=entries):
-                standing.effects.append(fx.Refused(OutOfStorage.reason, len(entries)))
-            case ev.Read(token):
+                standing.effects.append(fx.AppendRefused(OutOfStorage.reason, len(entries)))
+            case ev.ReadRequested(token):
                 standing.effects.append(fx.ReadRefused((token,), NotReady.reason))
             case _:
                 pass
@@ -352,7 +352,7 @@ class Roles(View):
         state, standing = self._state, self._standing
         if isinstance(state, Candidate) and deadline_ms is None:
             self._leave(reason)
-        elif isinstance(state, Resigning) and deadline_ms is None:
+        elif isinstance(state, ResigningLeader) and deadline_ms is None:
             state.deadline_at_ms, state.target = None, target
         elif isinstance(state, Leader):
             if deadline_ms is not None:
@@ -360,12 +360,12 @@ class Roles(View):
                 if target is None or all(m.node != target for m in standing.known.isr - {standing.member}):
                     return
             kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
-            resigning = Resigning(**kept, target=target, deadline_at_ms=deadline_ms, why=reason)
+            resigning = ResigningLeader(**kept, target=target, deadline_at_ms=deadline_ms, why=reason)
             self._become(resigning, reason)
             resigning.reads.refuse(standing, NotReady.reason)
             self._want(resigning, now_ms)
 
-    def _lead_on(self, state: Resigning) -> None:
+    def _lead_on(self, state: ResigningLeader) -> None:
         """Resigning -> Leader: the hand-over did not happen."""
         kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
         self._become(Leader(**kept), "hand-over not done in time: leads on")
@@ -382,7 +382,7 @@ class Roles(View):
         """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
         record = self._standing.known
         quiet = len(record.isr) == len(record.replicas) and not (leadership.stalled or leadership.lagging or record.elr)
-        if not quiet or isinstance(leadership, Resigning) or record.adding or record.removing:
+        if not quiet or isinstance(leadership, ResigningLeader) or record.adding or record.removing:
             step = leadership.want(self._standing, now_ms)
             if step is not None:
                 why = f"hands over to {step.target}: this node is to be no replica any more"
@@ -401,7 +401,7 @@ class Roles(View):
         if asked is None or now_ms >= asked.again_at_ms:
             nonce = standing.next_nonce()
             self._suspicion = Suspicion(nonce, newest.version, newest.lineage, now_ms + SUSPICION_PAUSE_MS)
-            standing.effects.append(fx.SyncRecord(nonce))
+            standing.effects.append(fx.ReadRecordSync(nonce))
 
     def _went_back(self, record: PartitionRecord, reason: str) -> None:
         """The metastore went back behind this process, for certain: of this lineage nothing is believed any more."""
@@ -445,20 +445,20 @@ class Replica(Roles):
         epoch_table: EpochTable,
         applied: int,
         epoch_seen: int,
-        options: Options,
+        options: ReplicaOptions,
         durable: int,
         log_start: int = 0,
         nonce_base: int = 0,
-        far: ev.FarStored | None = None,
+        far: ev.TransferStored | None = None,
         committed: int = 0,
         epoch_owner: Incarnation | None = None,
     ) -> None:
         assert max(0, committed) <= durable <= leo
         assert options.window_entries > 0
-        standing = Standing(
+        standing = ReplicaState(
             partition=partition,
             member=Member(node, gen),
-            progress=Progress(leo=leo, durable=durable, hw=max(applied, committed), applied=applied),
+            progress=LogProgress(leo=leo, durable=durable, hw=max(applied, committed), applied=applied),
             table=epoch_table,
             log_start=log_start,
             options=options,
@@ -466,7 +466,7 @@ class Replica(Roles):
             epoch_wanted=epoch_seen,
             epoch_owner=epoch_owner,
             nonce=nonce_base,
-            far=None if far is None else FarCopy(far.position, far.epoch, far.whole),
+            far=None if far is None else StateTransfer(far.position, far.epoch, far.whole),
         )
         super().__init__(standing)
 
@@ -489,14 +489,14 @@ class Replica(Roles):
                 self._applied_to(event.end, now_ms)
             case ev.Received(node, message):
                 self._receive(node, message, now_ms)
-            case ev.Read(token):
+            case ev.ReadRequested(token):
                 self._read(token, now_ms)
             case ev.RecordSeen(record) | ev.WriteConfirmed(record):
                 self._see(record, now_ms)
             case ev.WriteRefused(base_version, current):
                 self._see(current, now_ms)
                 self._refused(base_version, now_ms)
-            case ev.WriteUndecided(base_version):
+            case ev.WriteOutcomeUnknown(base_version):
                 self._undecided(base_version, now_ms)
             case ev.RecordSynced(nonce, record):
                 self._synced(nonce, record, now_ms)
@@ -525,7 +525,7 @@ class Replica(Roles):
                 standing.renewed(gen)
                 if isinstance(self._state, Follower):
                     self._state.ask(standing, now_ms)
-            case ev.FarStored() | ev.FarEnded():
+            case ev.TransferStored() | ev.TransferFinished():
                 far.told(standing, event)
                 if isinstance(self._state, Follower):
                     self._state.ask(standing, now_ms)
@@ -534,7 +534,7 @@ class Replica(Roles):
             case ev.Resign(heir):
                 self._told_to_resign = True
                 self._resign(heir, None, LEAVING, now_ms)
-            case ev.HandOver(target, deadline_ms):
+            case ev.TransferLeadership(target, deadline_ms):
                 self._resign(target, deadline_ms, f"hands over to {target or 'another member'}", now_ms)
             case ev.Tick():
                 self._tick(now_ms)
@@ -636,7 +636,7 @@ class Replica(Roles):
     def _receive(self, node: str, message: ms.Message, now_ms: int) -> None:
         """Take a message of this epoch; of a lower one tell the sender so, of a higher one read the record."""
         standing, state = self._standing, self._state
-        if isinstance(message, ms.Fenced):
+        if isinstance(message, ms.StaleEpoch):
             if message.epoch > standing.epoch_wanted:
                 standing.hint(now_ms)
             return
@@ -644,32 +644,32 @@ class Replica(Roles):
             if message.epoch > standing.epoch_wanted:
                 standing.hint(now_ms)
             else:
-                standing.effects.append(fx.Send(node, ms.Fenced(standing.epoch_wanted)))
+                standing.effects.append(fx.Send(node, ms.StaleEpoch(standing.epoch_wanted)))
             return
         match message:
-            case ms.Probe(epoch, nonce):
+            case ms.LeadershipCheck(epoch, nonce):
                 durable = standing.progress.durable if self.following else 0
-                standing.effects.append(fx.Send(node, ms.ProbeOk(epoch, standing.member.gen, nonce, durable)))
-            case ms.Forward() if isinstance(state, Follower) and state.leader == node:
+                standing.effects.append(fx.Send(node, ms.LeadershipCheckOk(epoch, standing.member.gen, nonce, durable)))
+            case ms.AppendEntries() if isinstance(state, Follower) and state.leader == node:
                 state.take(message, standing, now_ms)
-            case ms.HelloOk() if isinstance(state, Follower) and state.leader == node:
+            case ms.FollowAccepted() if isinstance(state, Follower) and state.leader == node:
                 state.accepted(message, standing)
                 self._quarantine_if(state.diverged)
-            case ms.HelloRefused() if isinstance(state, Follower) and state.leader == node:
+            case ms.FollowRejected() if isinstance(state, Follower) and state.leader == node:
                 state.refused(message, standing, now_ms)
                 self._quarantine_if(state.diverged)
-            case ms.FarRows() | ms.FarState() if isinstance(state, Follower) and state.leader == node:
+            case ms.TransferRows() | ms.TransferMetadata() if isinstance(state, Follower) and state.leader == node:
                 far.came(message, standing)
-            case ms.FarAsk() if isinstance(state, Leadership):
+            case ms.TransferRequest() if isinstance(state, Leadership):
                 state.far_asked(node, message, standing)
-            case ms.Ack() if isinstance(state, Leadership):
+            case ms.AppendAck() if isinstance(state, Leadership):
                 state.acknowledged(node, message, standing, now_ms)
                 self._want(state, now_ms)
-            case ms.Nack() if isinstance(state, Leadership):
+            case ms.AppendRejected() if isinstance(state, Leadership):
                 state.missed(node, message, standing, now_ms)
-            case ms.Hello() if isinstance(state, Leadership | Candidate):
+            case ms.FollowRequest() if isinstance(state, Leadership | Candidate):
                 state.greet(node, message, standing, now_ms)
-            case ms.ProbeOk() if isinstance(state, Leadership):
+            case ms.LeadershipCheckOk() if isinstance(state, Leadership):
                 members = state.electable(standing.known)
                 state.reads.answered(node, message, standing, state.epoch, members, now_ms)
                 if state.reassignment.answered(node, message):
@@ -693,9 +693,9 @@ class Replica(Roles):
         if isinstance(state, Leader):
             refused = refusal(state, standing, event)
         else:
-            refused = NotReady.reason if isinstance(state, Candidate | Resigning) else NotLeader.reason
+            refused = NotReady.reason if isinstance(state, Candidate | ResigningLeader) else NotLeader.reason
         if refused is not None:
-            standing.effects.append(fx.Refused(refused, len(event.entries)))
+            standing.effects.append(fx.AppendRefused(refused, len(event.entries)))
             return
         assert isinstance(state, Leader)
         before = standing.progress.leo
@@ -726,7 +726,7 @@ class Replica(Roles):
                 state.ready = True
                 standing.effects.append(fx.LeadershipReady(state.epoch))  # it may yet lead on
             state.reads.applied(standing)
-            if isinstance(state, Resigning):
+            if isinstance(state, ResigningLeader):
                 self._want(state, now_ms)
 
     def _read(self, token: int, now_ms: int) -> None:
@@ -757,7 +757,7 @@ class Replica(Roles):
                 follower.tick(standing, now_ms)
             case Leadership() as leadership:
                 slow = leadership.tick(standing, now_ms)
-                if isinstance(leadership, Resigning):
+                if isinstance(leadership, ResigningLeader):
                     deadline_ms = leadership.deadline_at_ms
                     if deadline_ms is not None and deadline_ms <= now_ms and not leadership.given_up:
                         self._lead_on(leadership)

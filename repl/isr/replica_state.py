@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isthmus.repl.isr.effects import Apply, Effect, ReadRecord
+from isthmus.repl.isr.effects import Apply, Effect, RefreshRecord
 from isthmus.repl.isr.epochs import EpochTable, epoch_at
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
 
 @dataclass(slots=True)
-class Progress:
+class LogProgress:
     """`leo`: first free offset. `durable`: first that a power loss may take. `hw`: first not known to be
     committed. `applied`: first that is not in the store.
 
@@ -66,7 +66,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplicaOptions:
     """Of all replicas of a node. `window_entries` bounds what is appended and not applied."""
 
     window_entries: int = 10_000
@@ -81,9 +81,9 @@ HINT_PAUSE_MS = 200
 
 
 @dataclass(slots=True)
-class FarCopy:
+class StateTransfer:
     """A copy that is far (docs/protocol.md R-FAR): it has the rows below `position`; `busy` while its shell is at work.
-    `end` and `after`: see FarAsk. `since`: the nonce of the first question for what is awaited now.
+    `end` and `after`: see TransferRequest. `since`: the nonce of the first question for what is awaited now.
     `round_end`: where the round ends, 0 before anything came."""
 
     position: int
@@ -97,17 +97,17 @@ class FarCopy:
 
 
 @dataclass(slots=True)
-class Standing:
+class ReplicaState:
     """`epoch_wanted` is the highest epoch heard of, `epoch_owner` who leads or stands in it, None while that is not
     known; `epoch_seen` is the highest that is durable here. `truncating`
     counts Truncate effects that are not answered: reports of durability are about the log as it was until then."""
 
     partition: int
     member: Member
-    progress: Progress
+    progress: LogProgress
     table: EpochTable
     log_start: int
-    options: Options
+    options: ReplicaOptions
     epoch_seen: int
     epoch_wanted: int
     nonce: int
@@ -115,7 +115,7 @@ class Standing:
     record: PartitionRecord | None = None
     inc: int | None = None
     truncating: int = 0
-    far: FarCopy | None = None
+    far: StateTransfer | None = None
     far_rounds: int = 0
     """Transfer rounds that were finished since this copy last followed."""
     found: tuple[int, int] | None = None
@@ -181,4 +181,4 @@ class Standing:
         """Somebody knows a newer record."""
         if now_ms - self._hinted_at_ms >= HINT_PAUSE_MS:
             self._hinted_at_ms = now_ms
-            self.effects.append(ReadRecord())
+            self.effects.append(RefreshRecord())

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from isthmus.repl.isr.candidate import Candidate
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.leader import Leader, Resigning
+from isthmus.repl.isr.leader import Leader, ResigningLeader
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Idle:
     """Neither leads nor stands nor has a leader to follow. `objection` says why it does not follow the known record, if
     it does not."""
 
-    role: ClassVar[Role] = Role.IDLE
+    role: ClassVar[ReplicaRole] = ReplicaRole.IDLE
 
     objection: str = ""
 
@@ -30,7 +30,7 @@ class Quarantined:
     """This copy contradicts what its leader says is committed, and is left untouched. It keeps up with the record, and
     does nothing else until that no longer names this node, or the process begins anew."""
 
-    role: ClassVar[Role] = Role.FAILED
+    role: ClassVar[ReplicaRole] = ReplicaRole.FAILED
 
     reason: str
 
@@ -39,9 +39,9 @@ class Quarantined:
 class Failed:
     """The disk cannot be believed, and the process is expected to leave. Final."""
 
-    role: ClassVar[Role] = Role.FAILED
+    role: ClassVar[ReplicaRole] = ReplicaRole.FAILED
 
     reason: str
 
 
-State = Idle | Follower | Candidate | Leader | Resigning | Quarantined | Failed
+State = Idle | Follower | Candidate | Leader | ResigningLeader | Quarantined | Failed

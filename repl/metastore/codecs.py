@@ -156,7 +156,7 @@ def decode_registration(data: bytes, node: str, inc: int) -> Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LogIdentityRecord:
     """What a conditional write goes by that is to name a node's copy: kept persistently, so that its version moves
     with every change and never begins anew, as that of an ephemeral does in the next session."""
 
@@ -181,10 +181,10 @@ def encode_standing(registration: Registration) -> bytes:
     )
 
 
-def decode_standing(data: bytes) -> Standing:
+def decode_standing(data: bytes) -> LogIdentityRecord:
     """The standing in `data`. Raises CodecError."""
     fields = _Fields(data, "standing", FORM_VERSION)
-    standing = Standing(
+    standing = LogIdentityRecord(
         active=fields.take("active", _flag),
         spare_gen=fields.take("spare_gen", _count),
         gens=dict(fields.take("gens", _list_of(_gen))),

@@ -18,15 +18,15 @@ from typing import Final
 import structlog
 
 from isthmus.repl.metastore.codecs import (
-    Standing,
+    LogIdentityRecord,
     decode_registration,
     decode_standing,
     encode_registration,
     encode_standing,
     parsed,
 )
-from isthmus.repl.metastore.port import Ambiguous, Conflict, NameTaken, Unavailable
-from isthmus.repl.metastore.tree_port import Check, Stat, Tree
+from isthmus.repl.metastore.port import Ambiguous, NameTaken, Unavailable, VersionConflict
+from isthmus.repl.metastore.tree_port import Stat, VersionCheck, ZnodeClient
 from isthmus.repl.model.errors import Corruption, WrongIdentity
 from isthmus.repl.model.record import Member, Registration
 
@@ -40,10 +40,10 @@ ATTEMPTS_LIMIT: Final = 8
 somebody else won one; eight in a row do not happen among a handful of nodes."""
 
 
-class Presence:
+class Liveness:
     """The presence of nodes below `base`."""
 
-    def __init__(self, tree: Tree, base: str) -> None:
+    def __init__(self, tree: ZnodeClient, base: str) -> None:
         self._tree = tree
         self._base = base
 
@@ -111,7 +111,7 @@ class Presence:
             try:
                 await self._tree.ensure(self._base + IDS_PATH)
                 await self._tree.create(path, value)
-            except (Conflict, Ambiguous) as error:
+            except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.register_retried", error=repr(error))
             else:
                 return True
@@ -125,7 +125,7 @@ class Presence:
             if held != str(registration.id) and found is not None and found[0] == registration.node.encode():
                 try:
                     await self._tree.delete(path, found[1].version)
-                except (Conflict, Ambiguous) as error:  # the next start of a process gives it up
+                except (VersionConflict, Ambiguous) as error:  # the next start of a process gives it up
                     log.warning("metastore.id_kept", holder=registration.node, id=held, error=repr(error))
 
     async def claim(self, path: str, value: bytes) -> bool:
@@ -134,25 +134,27 @@ class Presence:
         held = await self._hold(path, value, self._tree.session(), lambda _left, _stat: False, armed=True)
         return isinstance(held, Stat)
 
-    async def checks(self, partition: int, needs: Collection[Member]) -> list[Check]:
+    async def checks(self, partition: int, needs: Collection[Member]) -> list[VersionCheck]:
         """What a commit must check so that it names these members only while each is registered, active, and has
-        noted this gen of `partition`. Raises Conflict when one is not, Unavailable."""
-        checks: list[Check] = []
+        noted this gen of `partition`. Raises VersionConflict when one is not, Unavailable."""
+        checks: list[VersionCheck] = []
         for node, gen in needs:
             standing = await self._standing(node)
             here = await self._tree.stat(f"{self._base}/nodes/{node}", armed=False)
             if standing is None or here is None:
-                raise Conflict(f"{node} is not registered")
+                raise VersionConflict(f"{node} is not registered")
             if not standing[0].active:
-                raise Conflict(f"{node} is leaving")
+                raise VersionConflict(f"{node} is leaving")
             if standing[0].gen_of(partition) != gen:
-                raise Conflict(f"{node} has gen {standing[0].gen_of(partition)} of partition {partition}, not {gen}")
+                raise VersionConflict(
+                    f"{node} has gen {standing[0].gen_of(partition)} of partition {partition}, not {gen}"
+                )
             # The version of the ephemeral alone would not do: it begins at 0 again in the node's next session.
-            checks.append(Check(f"{self._base}/replicas/{node}", standing[1]))
-            checks.append(Check(f"{self._base}/nodes/{node}", here.version))
+            checks.append(VersionCheck(f"{self._base}/replicas/{node}", standing[1]))
+            checks.append(VersionCheck(f"{self._base}/nodes/{node}", here.version))
         return checks
 
-    async def _standing(self, node: str) -> tuple[Standing, int] | None:
+    async def _standing(self, node: str) -> tuple[LogIdentityRecord, int] | None:
         path = f"{self._base}/replicas/{node}"
         found = await self._tree.read(path, armed=False)
         return None if found is None else (parsed(path, found[0], decode_standing), found[1].version)
@@ -168,7 +170,7 @@ class Presence:
                     await self._tree.create(path, data)
                 elif found[0] != data:
                     await self._tree.set(path, data, found[1].version)
-            except (Conflict, Ambiguous) as error:
+            except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.register_retried", error=repr(error))
             else:
                 return
@@ -198,7 +200,7 @@ class Presence:
                     return left
                 log.info("metastore.stale_ephemeral", path=full, owner=stat.owner)
                 await self._tree.delete(full, stat.version)
-            except (Conflict, Ambiguous) as error:
+            except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.register_retried", error=repr(error))
         raise Unavailable(f"{full} could not be made")
 

@@ -24,10 +24,18 @@ from isthmus.repl.metastore.codecs import (
     encode_record,
     parsed,
 )
-from isthmus.repl.metastore.liveness import ATTEMPTS_LIMIT, Presence
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Planned, SessionState, Unavailable, Unmoved, Versioned
-from isthmus.repl.metastore.tree_port import Check, Create, Op, Set, Stat, Tree
-from isthmus.repl.metastore.watch_cache import Mirror
+from isthmus.repl.metastore.liveness import ATTEMPTS_LIMIT, Liveness
+from isthmus.repl.metastore.port import (
+    Ambiguous,
+    ConditionalWrite,
+    Precondition,
+    SessionState,
+    Unavailable,
+    VersionConflict,
+    Versioned,
+)
+from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck, ZnodeClient
+from isthmus.repl.metastore.watch_cache import WatchCache
 from isthmus.repl.model.errors import Corruption, TooLarge, Unreadable
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
@@ -50,15 +58,15 @@ class TreeMetastore:
     def __init__(self, base: str) -> None:
         """Everything lies below `base`, "" or an absolute path."""
         self._base = base
-        self._keeper: Tree | None = None
+        self._keeper: ZnodeClient | None = None
         self._on_change: list[Callable[[str], None]] = []
         self._versions: dict[str, int] = {}
 
-    def _settle(self, keeper: Tree) -> None:
+    def _settle(self, keeper: ZnodeClient) -> None:
         self._keeper = keeper
-        self._presence = Presence(keeper, self._base)
-        self._records: Mirror[PartitionRecord] = Mirror(keeper, f"{self._base}/p", self._seen_record, keep=True)
-        self._registrations: Mirror[Registration] = Mirror(
+        self._presence = Liveness(keeper, self._base)
+        self._records: WatchCache[PartitionRecord] = WatchCache(keeper, f"{self._base}/p", self._seen_record, keep=True)
+        self._registrations: WatchCache[Registration] = WatchCache(
             keeper,
             f"{self._base}/nodes",
             lambda name, path, data, stat: parsed(path, data, partial(decode_registration, node=name, inc=stat.czxid)),
@@ -66,7 +74,7 @@ class TreeMetastore:
         )
 
     @property
-    def _tree(self) -> Tree:
+    def _tree(self) -> ZnodeClient:
         assert self._keeper is not None, "start() comes first"
         return self._keeper
 
@@ -105,7 +113,7 @@ class TreeMetastore:
                 return parsed(path, found[0], _uuid)
             try:
                 await self._tree.create(path, proposed.hex().encode())
-            except (Conflict, Ambiguous) as error:
+            except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.uuid_retried", error=repr(error))
         raise Unavailable(f"{path} could not be agreed on")
 
@@ -120,7 +128,7 @@ class TreeMetastore:
                     return 1
                 gen = parsed(path, found[0], _gen) + 1
                 await self._tree.set(path, str(gen).encode(), found[1].version)
-            except (Conflict, Ambiguous) as error:
+            except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.gen_retried", error=repr(error))
             else:
                 return gen
@@ -163,7 +171,10 @@ class TreeMetastore:
         return self._record(str(partition), path, *found)
 
     async def create_records(
-        self, records: list[PartitionRecord], with_values: Collection[Planned] = (), unmoved: Collection[Unmoved] = ()
+        self,
+        records: list[PartitionRecord],
+        with_values: Collection[ConditionalWrite] = (),
+        unmoved: Collection[Precondition] = (),
     ) -> bool:
         """See the port. One commit; what does not fit into it is TooLarge. Raises Ambiguous, Unavailable."""
         ops: list[Op] = [Create(f"{self._base}/p/{record.partition}", encode_record(record)) for record in records]
@@ -181,12 +192,12 @@ class TreeMetastore:
             await self._tree.ensure(parent)
         try:
             await self._tree.commit(f"creating {len(records)} records", ops)
-        except Conflict:
+        except VersionConflict:
             return False
         return True
 
     async def write_record(
-        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Unmoved] = ()
+        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Precondition] = ()
     ) -> PartitionRecord:
         """See the port."""
         path, value = f"/p/{record.partition}", encode_record(record)
@@ -227,10 +238,10 @@ class TreeMetastore:
                 return None
         raise Unavailable(f"{full} comes and goes")
 
-    def _checks(self, unmoved: Collection[Unmoved]) -> list[Check]:
-        return [Check(self._base + each.path, each.version) for each in unmoved]
+    def _checks(self, unmoved: Collection[Precondition]) -> list[VersionCheck]:
+        return [VersionCheck(self._base + each.path, each.version) for each in unmoved]
 
-    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Unmoved] = ()) -> int:
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Precondition] = ()) -> int:
         """See the port."""
         _check_size(path, len(value))
         assert version is None or version >= 0, "a conditional write needs the version on which it is based"

@@ -34,7 +34,7 @@ class Versioned:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ConditionalWrite:
     """A conditional write of a small value, to be made together with others; `version` None: must not exist."""
 
     path: str
@@ -43,14 +43,14 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmoved:
+class Precondition:
     """What a conditional write rests on besides: the value at `path` must still be of `version`."""
 
     path: str
     version: int
 
 
-class Conflict(Exception):
+class VersionConflict(Exception):
     """A conditional write was refused: the version had moved. Nothing was written."""
 
 
@@ -118,28 +118,31 @@ class Metastore(Protocol):
         to anybody before. Raises LookupError when there is none, Unavailable."""
 
     async def create_records(
-        self, records: list[PartitionRecord], with_values: Collection[Planned] = (), unmoved: Collection[Unmoved] = ()
+        self,
+        records: list[PartitionRecord],
+        with_values: Collection[ConditionalWrite] = (),
+        unmoved: Collection[Precondition] = (),
     ) -> bool:
         """Create these records and write these values, all or nothing; False when a record exists already, or
         the version of a value, or of one of those `unmoved`, has moved."""
 
     async def write_record(
-        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Unmoved] = ()
+        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Precondition] = ()
     ) -> PartitionRecord:
         """Write `record` if the stored version is `record.version`, every node of `needs` is registered, active, and
         has noted that gen for the record's partition, and all those `unmoved` are as they were, in one conditional
-        multi-write; returns it with its new version. Raises Conflict, Ambiguous, Unavailable."""
+        multi-write; returns it with its new version. Raises VersionConflict, Ambiguous, Unavailable."""
 
     async def get(self, path: str) -> Versioned | None:
         """A small value kept beside the records (queue owners, suspensions, options); None if absent."""
 
-    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Unmoved] = ()) -> int:
-        """Conditional write: `version` None means must not exist. Returns the new version. Raises Conflict (one of
-        those `unmoved` has moved, too), Ambiguous, Unavailable. At most 512 KB (a larger znode is a lost connection):
-        BadInput."""
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Precondition] = ()) -> int:
+        """Conditional write: `version` None means must not exist. Returns the new version. Raises VersionConflict (one
+        of those `unmoved` has moved, too), Ambiguous, Unavailable. At most 512 KB (a larger znode is a lost
+        connection): BadInput."""
 
     async def delete(self, path: str, version: int) -> None:
-        """Conditional delete. Raises Conflict, Ambiguous, Unavailable."""
+        """Conditional delete. Raises VersionConflict, Ambiguous, Unavailable."""
 
     async def children(self, path: str) -> list[str]:
         """Names below `path`, sorted; empty when it does not exist."""

@@ -24,7 +24,7 @@ class Stat(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class VersionCheck:
     """Part of a commit: `path` must exist in this version."""
 
     path: str
@@ -48,12 +48,12 @@ class Create:
     value: bytes
 
 
-Op = Check | Set | Create
+Op = VersionCheck | Set | Create
 
 
-class Tree(Protocol):
-    """The tree in the current session. Reads raise Unavailable, LocalFault; writes Conflict and Ambiguous besides.
-    None where nothing is. An `armed` read is followed by one hint when what was read has changed."""
+class ZnodeClient(Protocol):
+    """The tree in the current session. Reads raise Unavailable, LocalFault; writes VersionConflict and Ambiguous
+    besides. None where nothing is. An `armed` read is followed by one hint when what was read has changed."""
 
     def session(self) -> int:
         """The session's id. Raises Unavailable when there is no connection."""

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
-from isthmus.repl.metastore.tree_port import Stat, Tree, gather_all
+from isthmus.repl.metastore.tree_port import Stat, ZnodeClient, gather_all
 from isthmus.repl.model.errors import LocalFault, Unreadable
 
 FULL_READ_INTERVAL_S: Final = 60.0
@@ -23,12 +23,14 @@ FULL_READ_INTERVAL_S: Final = 60.0
 V = TypeVar("V")
 
 
-class Mirror(Generic[V]):
+class WatchCache(Generic[V]):
     """The values below `parent`, each made by `parse(name, path, value, stat)`. What is Unreadable stands in
     `unreadable`, and among the values as it was read last, with `keep`, or not at all. With `keep` so does what the
     tree refuses to read out: an access list on one path is the affair of what it is about."""
 
-    def __init__(self, tree: Tree, parent: str, parse: Callable[[str, str, bytes, Stat], V], *, keep: bool) -> None:
+    def __init__(
+        self, tree: ZnodeClient, parent: str, parse: Callable[[str, str, bytes, Stat], V], *, keep: bool
+    ) -> None:
         self._tree = tree
         self._parent = parent
         self._parse = parse

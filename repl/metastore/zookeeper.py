@@ -13,8 +13,8 @@ from collections.abc import Callable
 import structlog
 
 from isthmus.repl.metastore.metastore import GROUND, TreeMetastore
-from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
-from isthmus.repl.metastore.zookeeper_session import RECONNECT_DELAY_FIRST_S, ZooKeeperLink
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
+from isthmus.repl.metastore.zookeeper_session import RECONNECT_DELAY_FIRST_S, ZooKeeperSession
 from isthmus.repl.model.errors import LocalFault
 
 log = structlog.get_logger(__name__)
@@ -40,14 +40,16 @@ class ZooKeeperMetastore(TreeMetastore):
         self._tls = tls
         self._session_timeout_ms = session_timeout_ms
         self._connect_timeout_s = connect_timeout_ms / 1000
-        self._link: ZooKeeperLink | None = None
+        self._link: ZooKeeperSession | None = None
         self._state = SessionState.SUSPENDED
         self._connected = asyncio.Event()
         self._on_session: Callable[[SessionState], None] | None = None
 
     async def start(self, on_session: Callable[[SessionState], None]) -> None:
         """See the port. `on_session` hears its first state just before this returns."""
-        self._link = ZooKeeperLink(self._hosts, self._session_timeout_ms, self._session_event, self._changed, self._tls)
+        self._link = ZooKeeperSession(
+            self._hosts, self._session_timeout_ms, self._session_event, self._changed, self._tls
+        )
         self._settle(self._link)
         self._link.start()
         try:
@@ -66,13 +68,13 @@ class ZooKeeperMetastore(TreeMetastore):
         self._on_session = on_session
         on_session(self._state)
 
-    async def _make_ground(self, link: ZooKeeperLink) -> None:
+    async def _make_ground(self, link: ZooKeeperSession) -> None:
         while True:
             await self._connected.wait()
             try:
                 for path in GROUND:
                     await link.ensure(self._base + path)
-            except (Conflict, Ambiguous, Unavailable) as error:
+            except (VersionConflict, Ambiguous, Unavailable) as error:
                 log.warning("metastore.start_retried", hosts=self._hosts, error=repr(error))
                 await asyncio.sleep(RECONNECT_DELAY_FIRST_S)
             else:

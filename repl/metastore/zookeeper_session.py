@@ -2,9 +2,10 @@
 
 kazoo's own threads do the waiting: each request here is one of kazoo's asynchronous ones, whose answer comes back to
 the loop as a future; session and watch callbacks only put an event on the loop, and act on nothing themselves. All of
-them come in the order in which the server sent them. Driver errors are translated: a refusal by version is Conflict, a
-write whose answer is missing Ambiguous (docs/protocol.md R-AMBIG), what had no effect Unavailable, a refusal that
-no repetition mends LocalFault. What lies where in the tree is not known here: that is `repl.metastore.metastore`.
+them come in the order in which the server sent them. Driver errors are translated: a refusal by version is
+VersionConflict, a write whose answer is missing Ambiguous (docs/protocol.md R-AMBIG), what had no effect Unavailable, a
+refusal that no repetition mends LocalFault. What lies where in the tree is not known here: that is
+`repl.metastore.metastore`.
 
 A server whose data went back is refused by the protocol itself while this process lives, since each connection offers
 the last zxid that was seen, over sessions, too (H32); `repl.metastore.rollback_guard` finds out that this is why
@@ -27,9 +28,9 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.rollback_guard import watch_for_rollback
-from isthmus.repl.metastore.tree_port import Check, Create, Op, Set, Stat, gather_all
+from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck, gather_all
 from isthmus.repl.model.errors import LocalFault
 
 log = structlog.get_logger(__name__)
@@ -99,7 +100,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         callback.func(*callback.args)
 
 
-class _Knocking(ConnectionHandler):  # type: ignore[misc]
+class _ConnectProbe(ConnectionHandler):  # type: ignore[misc]
     """Gives an attempt to connect up before it costs the session: a ZooKeeper that is coming up may take a connection
     and neither answer nor close it, and kazoo waits for an only server as long as the session lives."""
 
@@ -115,7 +116,7 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._connection = _Knocking(self, self._conn_retry.copy(), logger=self.logger)
+        self._connection = _ConnectProbe(self, self._conn_retry.copy(), logger=self.logger)
 
     def _reset(self) -> None:
         seen = self.last_zxid
@@ -123,7 +124,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         self.last_zxid = seen
 
 
-class ZooKeeperLink:
+class ZooKeeperSession:
     """A session that is renewed for ever: lost connections are re-made, an expired session is followed by a new one."""
 
     def __init__(
@@ -284,8 +285,8 @@ class ZooKeeperLink:
     async def confirm(self, path: str, version: int) -> bool:
         """See `repl.metastore.tree_port`. A majority logs a commit that only checks as any other, be it refused."""
         try:
-            await self.commit(f"confirming {path}", [Check(path, version)])
-        except Conflict:
+            await self.commit(f"confirming {path}", [VersionCheck(path, version)])
+        except VersionConflict:
             return False
         except Ambiguous as error:
             raise Unavailable(str(error)) from error
@@ -311,7 +312,7 @@ class ZooKeeperLink:
         except zk.ZookeeperError as error:
             raise LocalFault(f"ZooKeeper at {self.hosts} refuses a read: {error!r}") from error
 
-    # --- writes: Conflict, Ambiguous, Unavailable, LocalFault ---
+    # --- writes: VersionConflict, Ambiguous, Unavailable, LocalFault ---
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> Stat:
         """Create what must not exist; missing parents are made."""
@@ -343,7 +344,7 @@ class ZooKeeperLink:
         transaction = self._client.transaction()
         for op in ops:
             match op:
-                case Check():
+                case VersionCheck():
                     transaction.check(op.path, op.version)
                 case Set():
                     transaction.set_data(op.path, op.value, op.version)
@@ -354,7 +355,7 @@ class ZooKeeperLink:
         results = await self._ask_write(what, transaction.commit_async)
         for op, result in zip(ops, results, strict=False):
             if isinstance(result, _REFUSED):
-                raise Conflict(f"{what}: {type(result).__name__} of {op.path}") from result
+                raise VersionConflict(f"{what}: {type(result).__name__} of {op.path}") from result
         errors = [result for result in results if isinstance(result, Exception)]
         if errors or len(results) != len(ops):
             raise LocalFault(f"ZooKeeper at {self.hosts} refuses {what}: {errors!r}")
@@ -365,7 +366,7 @@ class ZooKeeperLink:
         try:
             return await self._ask(send)
         except _REFUSED as error:
-            raise Conflict(f"{what}: {type(error).__name__}") from error
+            raise VersionConflict(f"{what}: {type(error).__name__}") from error
         except zk.ConnectionClosedError as error:  # said before the request is queued
             raise Unavailable(f"{what}: the connection to ZooKeeper is closed") from error
         except (*_UNDECIDED, TimeoutError) as error:

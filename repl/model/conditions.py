@@ -49,7 +49,7 @@ class Condition(NamedTuple):
     """The clock that the key must have."""
 
 
-class Standing(NamedTuple):
+class ConditionState(NamedTuple):
     """What a condition is judged against; `tag` is empty and the time 0 of a key that does not exist, whose tombstone
     may still have a clock."""
 
@@ -59,7 +59,7 @@ class Standing(NamedTuple):
     clock: Clock
 
 
-class Verdict(StrEnum):
+class ConditionVerdict(StrEnum):
     """What becomes of a read."""
 
     SHOW = "show"
@@ -79,7 +79,7 @@ def needs_tag(condition: Condition) -> bool:
     return any(tags is not None and tags != ANY for tags in (condition.if_match, condition.if_none_match))
 
 
-def judge_write(condition: Condition, standing: Standing) -> ConditionFailed | None:
+def judge_write(condition: Condition, standing: ConditionState) -> ConditionFailed | None:
     """Why a write must not be carried out; None when it may. `modified_since_s` is a matter of reads (RFC 9110
     13.1.3)."""
     if condition.clock is not None and not (
@@ -95,20 +95,20 @@ def judge_write(condition: Condition, standing: Standing) -> ConditionFailed | N
     return None
 
 
-def judge_read(condition: Condition, standing: Standing, now_s: int) -> Verdict:
+def judge_read(condition: Condition, standing: ConditionState, now_s: int) -> ConditionVerdict:
     """What becomes of a read of a key that exists, in the order of RFC 9110 13.2.2. A date that lies ahead of `now_s`
     says nothing."""
     if _failed(condition, standing):
-        return Verdict.FAILED
+        return ConditionVerdict.FAILED
     if condition.if_none_match is not None:
-        return Verdict.NOT_MODIFIED if _none_match_fails(condition, standing) else Verdict.SHOW
+        return ConditionVerdict.NOT_MODIFIED if _none_match_fails(condition, standing) else ConditionVerdict.SHOW
     since_s = condition.modified_since_s
     if since_s is not None and standing.last_modified_s <= since_s <= now_s:
-        return Verdict.NOT_MODIFIED
-    return Verdict.SHOW
+        return ConditionVerdict.NOT_MODIFIED
+    return ConditionVerdict.SHOW
 
 
-def _failed(condition: Condition, standing: Standing) -> str:
+def _failed(condition: Condition, standing: ConditionState) -> str:
     """Why If-Match or If-Unmodified-Since does not hold; "" when they do."""
     if condition.if_match is not None:
         if not standing.exists:
@@ -122,7 +122,7 @@ def _failed(condition: Condition, standing: Standing) -> str:
     return ""
 
 
-def _none_match_fails(condition: Condition, standing: Standing) -> bool:
+def _none_match_fails(condition: Condition, standing: ConditionState) -> bool:
     tags = condition.if_none_match
     if tags is None or not standing.exists:
         return False

@@ -169,7 +169,7 @@ class BadConfig(IsthmusError):
     reason = "bad-config"
 
 
-def let_go(error: Raised) -> Raised:
+def clear_traceback(error: Raised) -> Raised:
     """The error itself, which holds nothing more of the calls that it came through. Where one is kept among answers in
     a call that it went through, the two make a ring, which the collector finds late (`node.daemon`): until then
     the bodies of refused writes would fill the memory."""

@@ -193,7 +193,7 @@ def _pack_object(clock: bytes, siblings: tuple[Sibling, ...]) -> bytes:
     return packed
 
 
-def seal(obj: Object) -> tuple[bytes, Summary]:
+def encode_with_summary(obj: Object) -> tuple[bytes, Summary]:
     """(canonical bytes, summary) of `obj`: what a leader makes of each object, once. Raises TooLarge for a clock that
     nobody could read again: contexts and merges bring in what others say that they have seen."""
     if len(obj.clock) > CLOCK_ENTRIES_MAX:
@@ -266,7 +266,7 @@ def _sibling(item: object) -> Sibling:
     return Sibling((actor, counter), modified, tombstone, value, ctype, cenc, metadata, links, indexes)
 
 
-def glanced(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
+def peek_summary(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
     """(encoded clock, clock, hash64, last modified in ms, tombstone) of an object of one sibling without metadata,
     links and indexes, as most are, checked without building it; None of any other, of bytes that are none, and of the
     same in another form than the canonical one."""
@@ -290,12 +290,12 @@ def glanced(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
 def summarize_encoded(data: bytes) -> Summary:
     """The summary of an object of which only the bytes are at hand (a push). Raises CodecError as
     `decode_object` does; the common object of one sibling is checked without building it."""
-    seen = glanced(data)
+    seen = peek_summary(data)
     if seen is not None:
         encoded, _, hash64, modified_ms, tombstone = seen
         return Summary(encoded, hash64, modified_ms, len(data), 1, tombstone)
     obj = decode_object(data)
-    canonical, summary = seal(obj)
+    canonical, summary = encode_with_summary(obj)
     if canonical != data:
         raise CodecError("not an object in canonical form: its bytes would change")
     return summary

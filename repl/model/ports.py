@@ -11,7 +11,7 @@ from typing import Protocol
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.requests import Isolation, PushItem, PushResult, WriteRequest, Written
+from isthmus.repl.model.requests import Isolation, PushItem, PushResult, WriteRequest, WriteResult
 
 
 class TimeSource(Protocol):
@@ -48,10 +48,10 @@ class KeyValue(Protocol):
         """As `get`, one answer per key, in order. Once the answers have reached `room_bytes` the rest is Overloaded.
         `waits` False: a key whose partition has no leader that serves now is refused at once, not after a moment."""
 
-    async def write(self, request: WriteRequest) -> Written:
+    async def write(self, request: WriteRequest) -> WriteResult:
         """Durable and applied. Raises BadInput, Retryable, OutcomeUnknown."""
 
-    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[WriteResult | IsthmusError]:
         """Not atomic; one answer per item, in request order."""
 
     async def push(self, items: Sequence[PushItem]) -> list[PushResult]:

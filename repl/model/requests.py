@@ -47,7 +47,7 @@ class WriteRequest(NamedTuple):
     condition: Condition | None = None
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """A durable, applied write: the canonical bytes of the object as it stands and its encoded clock. `created`
     is False when a delete found nothing to delete (nothing was written, `payload` is empty). `repeated`: its request
     id was known, so nothing was written now, and this is what the key holds; of a key that was reaped since, `payload`

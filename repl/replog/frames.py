@@ -95,7 +95,7 @@ class RunKind(IntEnum):
 _KINDS: Final = {kind.value: kind for kind in RunKind}
 
 
-class Run(NamedTuple):
+class EntryRun(NamedTuple):
     """One run of a frame's body; its payload is body[payload_from:payload_to]."""
 
     partition: int
@@ -198,9 +198,9 @@ def encode_state(partition: int, start: int, leo: int, table: EpochTable, kind: 
     return head + _U64.pack(leo) + rows
 
 
-def decode_runs(body: bytes, run_count: int) -> list[Run]:
+def decode_runs(body: bytes, run_count: int) -> list[EntryRun]:
     """The runs of a frame's body. Raises Corruption when they do not add up."""
-    runs: list[Run] = []
+    runs: list[EntryRun] = []
     at = 0
     for _ in range(run_count):
         try:
@@ -223,13 +223,13 @@ def decode_runs(body: bytes, run_count: int) -> list[Run]:
                 fine = length == _U64.size + count * _STATE_ROW.size
         if not fine:
             raise Corruption(f"a run of kind {kind.name} contradicts itself")
-        runs.append(Run(partition, kind, epoch, previous_epoch, base, count, payload_from, at))
+        runs.append(EntryRun(partition, kind, epoch, previous_epoch, base, count, payload_from, at))
     if at != len(body):
         raise Corruption("a frame has bytes after its last run")
     return runs
 
 
-def decode_wires(body: bytes, run: Run, from_offset: int, to_offset: int) -> list[bytes]:
+def decode_wires(body: bytes, run: EntryRun, from_offset: int, to_offset: int) -> list[bytes]:
     """The bytes of the entries [from, to) of a run of entries. Raises Corruption when the lengths do not add up."""
     lengths: tuple[int, ...] = unpack_from(f"<{run.item_count}I", body, run.payload_from)
     at = run.payload_from + run.item_count * _LENGTH_BYTES
@@ -244,7 +244,7 @@ def decode_wires(body: bytes, run: Run, from_offset: int, to_offset: int) -> lis
     return wires
 
 
-def decode_state(body: bytes, run: Run) -> tuple[int, EpochTable]:
+def decode_state(body: bytes, run: EntryRun) -> tuple[int, EpochTable]:
     """(LEO, epoch table) of a STATE or START run. Raises Corruption when they contradict each other."""
     (leo,) = _U64.unpack_from(body, run.payload_from)
     rows = _STATE_ROW.iter_unpack(body[run.payload_from + _U64.size : run.payload_to])

@@ -36,7 +36,7 @@ class LogFile:
     disk_bytes: int = 0
 
 
-class Place(NamedTuple):
+class IndexPosition(NamedTuple):
     """Where to begin to read: the file, a frame at or before the wanted entry, and which runs count (copied or
     new ones) up to which offset."""
 
@@ -81,10 +81,10 @@ class Extent:
         part.cut(end)
         return part
 
-    def place(self, offset: int) -> Place:
+    def place(self, offset: int) -> IndexPosition:
         """Where to begin to read for `offset`, which lies in [first, end)."""
         point = max(0, bisect_right(self._offsets, offset) - 1)
-        return Place(self.sequence, self._positions[point], self.end, self.copied)
+        return IndexPosition(self.sequence, self._positions[point], self.end, self.copied)
 
 
 class PartitionIndex:
@@ -188,7 +188,7 @@ class PartitionIndex:
             at = max(at, extent.end)
         return min(at, self.leo)
 
-    def place(self, offset: int) -> Place:
+    def place(self, offset: int) -> IndexPosition:
         """Where to begin to read for `offset`, which lies in [start, leo)."""
         extent = self.extents[bisect_right(self.extents, offset, key=lambda extent: extent.first) - 1]
         assert extent.first <= offset < extent.end, f"offset {offset} is in no extent"

@@ -19,9 +19,9 @@ from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
+    EntryRun,
     FileHeader,
     FrameHeader,
-    Run,
     RunKind,
     decode_file_header,
     decode_frame_header,
@@ -38,14 +38,14 @@ SEARCH_BYTES: Final = 1024 * 1024
 """Looked through at once when a frame is searched behind a bad place."""
 
 
-class Frame(NamedTuple):
+class LogFrame(NamedTuple):
     """A frame whose checksums hold; `end` is where the next one begins."""
 
     position: int
     end: int
     header: FrameHeader
     body: bytes
-    runs: list[Run]
+    runs: list[EntryRun]
 
 
 class BadFrame(Corruption):
@@ -98,7 +98,7 @@ class LogFileReader:
         except Corruption as error:
             raise BadFrame(f"{self.name} at byte {position}: {error}", position) from error
 
-    def frame(self, position: int) -> Frame:
+    def frame(self, position: int) -> LogFrame:
         """The frame at `position`. Raises BadFrame."""
         header = self.frame_header(position)
         body_from = position + FRAME_HEADER_BYTES
@@ -112,9 +112,9 @@ class LogFileReader:
             runs = decode_runs(body, header.run_count)
         except Corruption as error:
             raise BadFrame(f"{self.name} at byte {position}: {error}", position, end) from error
-        return Frame(position, end, header, body, runs)
+        return LogFrame(position, end, header, body, runs)
 
-    def frames(self, position: int) -> Iterator[Frame]:
+    def frames(self, position: int) -> Iterator[LogFrame]:
         """The frames from `position` to the end of the file as it was when opened. Raises BadFrame."""
         while position < self.size:
             frame = self.frame(position)

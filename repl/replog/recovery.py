@@ -28,11 +28,11 @@ from typing import Final
 from isthmus.repl.model.errors import Corruption, WrongIdentity
 from isthmus.repl.replog.epochs import epoch_at, extended, last_epoch
 from isthmus.repl.replog.files import FileIO
-from isthmus.repl.replog.frames import FILE_HEADER_BYTES, LogPosition, Run, RunKind, decode_state
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRun, LogPosition, RunKind, decode_state
 from isthmus.repl.replog.index import LogFile, LogIndex, PartitionIndex
 from isthmus.repl.replog.names import sequence_of
 from isthmus.repl.replog.port import RecoveredPartition
-from isthmus.repl.replog.reader import BadFrame, Frame, LogFileReader
+from isthmus.repl.replog.reader import BadFrame, LogFileReader, LogFrame
 
 NOWHERE: Final = LogPosition(0, 0)
 """Before the first file, whose number is 1."""
@@ -62,13 +62,13 @@ def recover(io: FileIO, directory: Path, cluster_uuid: bytes, known_durable: Map
     """Read the log in `directory`. `known_durable` names, for every partition that this node holds, an
     offset below which all was durable (what its store has applied). Raises WrongIdentity for another cluster's
     log, LocalFault for a later format, OSError when the files cannot be read."""
-    scan = _Scan(io, cluster_uuid, known_durable)
+    scan = _LogScan(io, cluster_uuid, known_durable)
     paths = {sequence_of(name): directory / name for name in io.names(directory)}
     scan.files([(sequence, path) for sequence, path in paths.items() if sequence is not None])
     return scan.finish()
 
 
-class _Scan:
+class _LogScan:
     def __init__(self, io: FileIO, cluster_uuid: bytes, known_durable: Mapping[int, int]) -> None:
         self._io = io
         self._cluster_uuid = cluster_uuid
@@ -110,7 +110,7 @@ class _Scan:
         for frame in self._frames(file, reader, is_last=is_last):
             self._frame(file, frame)
 
-    def _frames(self, file: LogFile, reader: LogFileReader, *, is_last: bool) -> Iterator[Frame]:
+    def _frames(self, file: LogFile, reader: LogFileReader, *, is_last: bool) -> Iterator[LogFrame]:
         """All whole frames of the file, past any bad places."""
         position = FILE_HEADER_BYTES
         if reader.size == position:
@@ -158,7 +158,7 @@ class _Scan:
         for index in self._found.index.partitions.values():
             index.interrupt()
 
-    def _frame(self, file: LogFile, frame: Frame) -> None:
+    def _frame(self, file: LogFile, frame: LogFrame) -> None:
         found = self._found
         found.durable = max(found.durable, frame.header.durable)
         for run in frame.runs:
@@ -168,7 +168,7 @@ class _Scan:
         found.marked = frame.header.complete
         found.end = LogPosition(file.sequence, frame.end)
 
-    def _run(self, file: LogFile, frame: Frame, run: Run) -> None:
+    def _run(self, file: LogFile, frame: LogFrame, run: EntryRun) -> None:
         index = self._found.index.partition(run.partition)
         match run.kind:
             case RunKind.ENTRIES:
@@ -191,7 +191,7 @@ class _Scan:
                 self._in_doubt.discard(run.partition)
                 self._holes.pop(run.partition, None)
 
-    def _attach(self, run: Run, index: PartitionIndex) -> None:
+    def _attach(self, run: EntryRun, index: PartitionIndex) -> None:
         """Let the partition end at the run's base, in the epoch that the run says stands below it. Two logs that
         hold the same (offset, epoch) agree on all below it (I-LOG-MATCH), so then nothing is missing."""
         self._in_doubt.discard(run.partition)

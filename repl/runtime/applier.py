@@ -327,7 +327,7 @@ class Checkpointer:
         if before == self._applied and (before != self._rested_at or (idle and before != self._idle_at)):
             self._rested_at = before
             self._idle_at = before if idle else self._idle_at
-            self._store.rest(idle=idle)
+            self._store.compact_when_idle(idle=idle)
         self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()}, self._pins())
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ from isthmus.repl.model.errors import DamagedChunk, DamagedRow, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.storage import Storage
-from isthmus.repl.store.port import Applied, FarMark, Store
+from isthmus.repl.store.port import AppliedPosition, FarMark, Store
 from isthmus.repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class _Tally:
         self.bytes = 0
 
 
-class FarTaking:
+class TransferReceiver:
     """Of one node. `step` feeds a core; `fail` ends the process."""
 
     def __init__(
@@ -76,24 +76,26 @@ class FarTaking:
         self.chunks_refused = 0
         self.bytes_taken = 0
 
-    def perform(self, partition: Partition, effect: fx.GoFar | fx.InstallRows | fx.InstallState | fx.EndFar) -> None:
+    def perform(
+        self, partition: Partition, effect: fx.BeginTransfer | fx.InstallRows | fx.InstallMetadata | fx.FinishTransfer
+    ) -> None:
         """Carry out an effect; the core has none of this partition under way."""
         self._tasks[partition.id] = self._loop.create_task(self._perform(partition, effect))
 
     async def _perform(
-        self, partition: Partition, effect: fx.GoFar | fx.InstallRows | fx.InstallState | fx.EndFar
+        self, partition: Partition, effect: fx.BeginTransfer | fx.InstallRows | fx.InstallMetadata | fx.FinishTransfer
     ) -> None:
         try:
             match effect:
-                case fx.GoFar(empty, reason, again):
+                case fx.BeginTransfer(empty, reason, again):
                     await self._begin(partition, empty, reason, again=again)
                 case fx.InstallRows(rows, upto, epoch, end):
                     self._count(partition, rows, upto, end)
                     await self._install_rows(partition, rows, upto, epoch)
-                case fx.InstallState(rows, after, last):
+                case fx.InstallMetadata(rows, after, last):
                     self._count(partition, rows, 0, 0)
                     await self._install(partition, last, self._install_state, partition.id, rows, after)
-                case fx.EndFar():
+                case fx.FinishTransfer():
                     await self._end(partition, effect)
         except (IsthmusError, OSError) as error:
             self._fail(error)
@@ -141,7 +143,7 @@ class FarTaking:
     def _install_state(self, partition: int, rows: bytes, after: bytes) -> FarMark:
         return self._store.far.install_state(partition, rows, first=not after)
 
-    async def _end(self, partition: Partition, effect: fx.EndFar) -> None:
+    async def _end(self, partition: Partition, effect: fx.FinishTransfer) -> None:
         loop, far = self._loop, self._store.far
         if effect.rows:
             try:
@@ -153,13 +155,13 @@ class FarTaking:
         durable = self._restarts[partition.id] = loop.create_future()
         self._storage.restart(partition, effect.end, effect.table)
         await durable
-        await loop.run_in_executor(self._pool, far.finish, partition.id, Applied(effect.epoch, effect.end))
+        await loop.run_in_executor(self._pool, far.finish, partition.id, AppliedPosition(effect.epoch, effect.end))
         self.rounds += 1
         self._reasons.pop(partition.id, None)
         tally = self._tallies.pop(partition.id, None)
         rows, size = (tally.rows, tally.bytes) if tally else (0, 0)
         log.warning("far.round_ends", partition=partition.id, applied=effect.end, chunks=rows, bytes=size)
-        self._step(partition, ev.FarEnded(effect.end, effect.table))
+        self._step(partition, ev.TransferFinished(effect.end, effect.table))
         self._storage.flush()
 
     def log_restarted(self, partition: int) -> bool:
@@ -172,7 +174,7 @@ class FarTaking:
         return True
 
     def _told(self, partition: Partition, mark: FarMark, after: bytes) -> None:
-        self._step(partition, ev.FarStored(mark.position, mark.epoch, mark.whole, after))
+        self._step(partition, ev.TransferStored(mark.position, mark.epoch, mark.whole, after))
         self._storage.flush()
 
     def _count(self, partition: Partition, rows: bytes, upto: int, end: int) -> None:

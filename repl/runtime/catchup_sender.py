@@ -23,11 +23,11 @@ import structlog
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.epochs import cut, epoch_at
-from isthmus.repl.isr.messages import FarAsk, FarRows, FarState, HelloRefused, Refusal
+from isthmus.repl.isr.messages import FollowRejected, FollowRejection, TransferMetadata, TransferRequest, TransferRows
 from isthmus.repl.model.errors import Corruption, DamagedRow, LocalFault
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.runtime.partition import Partition
-from isthmus.repl.store.port import REAPED, Chunk, Snapshot, StateChunk, Store
+from isthmus.repl.store.port import REAPED, Snapshot, StateChunk, Store, TransferChunk
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
 
@@ -59,9 +59,9 @@ class _Round:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self.ahead: tuple[int, Chunk] | None = None
+        self.ahead: tuple[int, TransferChunk] | None = None
         """The snapshot's chunk from an offset on, read before it is asked for."""
-        self.asked: FarAsk | None = None
+        self.asked: TransferRequest | None = None
         self.task: asyncio.Task[None] | None = None
         self.sent_all = False
         self.heard_ms = 0
@@ -69,7 +69,7 @@ class _Round:
         self.end = 0
 
 
-class FarServing:
+class TransferSender:
     """Of one node. `fail` takes a disk that cannot be read."""
 
     def __init__(self, links: Links, store: Store, time: TimeSource, fail: Callable[[Exception], None]) -> None:
@@ -87,11 +87,11 @@ class FarServing:
         self.bytes_sent = 0
         self.rows_unreadable = 0
 
-    def answer(self, partition: Partition, effect: fx.SendFar) -> None:
+    def answer(self, partition: Partition, effect: fx.SendTransferChunk) -> None:
         """Send the chunk that was asked for, soon; a newer question takes the place of one that waits."""
         asked = effect.asked
         if effect.table is not None:
-            message = FarState(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
+            message = TransferMetadata(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
             self._links.send(effect.to, partition.id, message, live=False)
             return
         key = (partition.id, effect.to)
@@ -114,12 +114,12 @@ class FarServing:
                     await self._unreadable(partition.id, to, of, error)
                     continue
                 if chunk is None:
-                    refused = HelloRefused(asked.epoch, asked.nonce, Refusal.AHEAD, partition.log_start)
+                    refused = FollowRejected(asked.epoch, asked.nonce, FollowRejection.AHEAD, partition.log_start)
                     self._links.send(to, partition.id, refused, live=False)
                     continue
                 if not _stale(partition, asked) and await self._room(to):
                     self._send(partition, to, of, asked, chunk)
-                    if isinstance(chunk, Chunk) and of.asked is None:
+                    if isinstance(chunk, TransferChunk) and of.asked is None:
                         with suppress(Corruption):  # told when it is asked for
                             await self._loop.run_in_executor(self._pool, self._read_ahead, of, chunk.upto)
         except (LocalFault, OSError) as error:
@@ -137,7 +137,7 @@ class FarServing:
         self.on_damaged(partition, error.segment if isinstance(error, DamagedRow) else None)
         await asyncio.sleep(UNREADABLE_PAUSE_S)
 
-    def _read(self, partition: int, of: _Round, asked: FarAsk) -> Chunk | StateChunk | None:
+    def _read(self, partition: int, of: _Round, asked: TransferRequest) -> TransferChunk | StateChunk | None:
         """In the thread: the chunk that was asked for, of this round's snapshot or, where it was of another, of a new
         round's, which goes on from the follower's position. None where a tombstone was reaped at or above that: no row
         tells it, so the follower must begin with an empty copy (R-REAP)."""
@@ -168,20 +168,24 @@ class FarServing:
         if of.snapshot is not None and position < of.snapshot.end.offset:
             of.ahead = (position, of.snapshot.rows(position, CHUNK_BYTES))
 
-    def _send(self, partition: Partition, to: str, of: _Round, asked: FarAsk, chunk: Chunk | StateChunk) -> None:
+    def _send(
+        self, partition: Partition, to: str, of: _Round, asked: TransferRequest, chunk: TransferChunk | StateChunk
+    ) -> None:
         assert of.snapshot is not None
         end = of.snapshot.end
         table = partition.replica.epoch_table
-        message: FarRows | FarState
-        if isinstance(chunk, Chunk):
+        message: TransferRows | TransferMetadata
+        if isinstance(chunk, TransferChunk):
             epoch = end.epoch if chunk.upto == end.offset else epoch_at(table, chunk.upto - 1)
-            message = FarRows(asked.epoch, asked.nonce, asked.position, chunk.upto, epoch, end.offset, chunk.rows)
+            message = TransferRows(asked.epoch, asked.nonce, asked.position, chunk.upto, epoch, end.offset, chunk.rows)
             self.rows_sent += chunk.row_count
         else:
             of.sent_all = chunk.done
             done = int(chunk.done)
             at_end = cut(table, end.offset)
-            message = FarState(asked.epoch, asked.nonce, end.offset, asked.after, chunk.last, done, at_end, chunk.rows)
+            message = TransferMetadata(
+                asked.epoch, asked.nonce, end.offset, asked.after, chunk.last, done, at_end, chunk.rows
+            )
         self.bytes_sent += len(chunk.rows)
         self._links.send(to, partition.id, message, live=False)
 
@@ -245,5 +249,5 @@ class FarServing:
         ]
 
 
-def _stale(partition: Partition, asked: FarAsk) -> bool:
+def _stale(partition: Partition, asked: TransferRequest) -> bool:
     return not partition.leads or partition.replica.epoch != asked.epoch

@@ -37,7 +37,7 @@ TROUBLE: Final = (
 LEADER_TROUBLE: Final = f"out-of-storage: the log's disk is full, writes are refused: free space ({ROOM_WANTED})"
 
 
-class FullDisk:
+class DiskFullPolicy:
     """What a node remembers of its log's disk."""
 
     def __init__(self, replog: Replog) -> None:

@@ -2,7 +2,7 @@
 
 The controller has its plan from the metastore; how far the target is only the leader knows, so it refuses here what
 would make its writers wait. What is accepted is the core's to carry out: it drains, has itself taken out of the record,
-or leads on (`Resigning` in `repl.isr.leader`). Who asks, and what becomes of a refusal:
+or leads on (`ResigningLeader` in `repl.isr.leader`). Who asks, and what becomes of a refusal:
 `repl.controller.leader_balancer`.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgpack
 
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
 from isthmus.repl.runtime.runtime import Runtime
 
@@ -33,7 +33,7 @@ def encode(partition: int, epoch: int, target: str, timeout_ms: int) -> bytes:
     return packed
 
 
-class HandingOver:
+class LeadershipTransfer:
     """Answers for the partitions of one node."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -48,12 +48,12 @@ class HandingOver:
         NotLeader, Fenced (another epoch), NotReady (it says why this leader must not or had better not)."""
         partition_id, epoch, target, timeout_ms = _decoded(node, body)
         partition = self._runtime.partitions.get(partition_id)
-        if partition is None or partition.replica.role not in (Role.LEADER, Role.RESIGNING):
+        if partition is None or partition.replica.role not in (ReplicaRole.LEADER, ReplicaRole.RESIGNING):
             raise NotLeader(f"node {self._runtime.node} does not lead partition {partition_id}")
         replica = partition.replica
         if replica.epoch != epoch:
             raise Fenced(f"partition {partition_id} is led in epoch {replica.epoch}, not {epoch}")
-        if not replica.ready or replica.role is Role.RESIGNING:
+        if not replica.ready or replica.role is ReplicaRole.RESIGNING:
             raise NotReady(f"partition {partition_id}: {replica.reason}")
         record = replica.record
         assert record is not None, "a leader has a record"

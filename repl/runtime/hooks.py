@@ -22,7 +22,7 @@ LOG_EVERY_S: Final = 10.0
 """Least time between two tracebacks: a bug may come with every apply, a thousand times a second."""
 
 
-class Hooks(list[AfterApply]):
+class ApplyListeners(list[AfterApply]):
     """Told in the order in which they were added; a bug of one is logged, and it is told again the next time."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.telemetry import Sample
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 TELLING: Final = (ev.WriteConfirmed, ev.RecordSeen, ev.WriteRefused, ev.RecordSynced)
 """The events by which a replica learns of a record: its own write without an answer may come by any of them."""
 
-LEADING: Final = (Role.LEADER, Role.RESIGNING)
+LEADING: Final = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
 STALLED: Final = "stalled"
 LAGS: Final = "lags"

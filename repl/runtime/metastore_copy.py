@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from isthmus.repl.metastore.codecs import decode_record, encode_record
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import BadInput, CodecError, Corruption, IsthmusError, LocalFault, NotReady
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
-from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, Slots
+from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, SlotFile
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ async def read_documents(metastore: Metastore) -> dict[str, bytes]:
 def load_copy(directory: Path) -> MetastoreCopy | None:
     """The copy in a data directory, None where there is none. The directory need not be locked. Raises Corruption,
     LocalFault."""
-    raw = Slots(directory, NAME).read()
+    raw = SlotFile(directory, NAME).read()
     if raw is None:
         return None
     if not isinstance(raw, dict) or raw.get("version") != VERSION:
@@ -106,7 +106,7 @@ class CopyKeeper:
         self._cluster_uuid = cluster_uuid
         self._time = time
         self._hinted = asyncio.Event()
-        self._slots = Slots(directory, NAME)
+        self._slots = SlotFile(directory, NAME)
         self._kept: MetastoreCopy | None = None
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -238,7 +238,7 @@ async def adopt(metastore: Metastore, adoption: Adoption) -> None:
                 await metastore.put(path, value, None if there is None else there.version)
     except (Unavailable, Ambiguous) as error:
         raise NotReady(f"the metastore does not answer: {error}; do it again") from error
-    except Conflict as error:
+    except VersionConflict as error:
         raise BadInput(f"somebody else writes into the metastore: stop the nodes, and do it again ({error})") from error
 
 

@@ -21,12 +21,12 @@ import structlog
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 
 log = structlog.get_logger(__name__)
 
@@ -54,12 +54,12 @@ RETRY_MS: Final = 500
 """Pause before the metastore is asked again for what a copy cannot go on without."""
 
 
-class RoundTrips:
+class MetastoreEffects:
     """All kinds, for all partitions of a node. `dispatch` takes the answers, `fail` a disk that refuses."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: NodeIdentity,
         metastore: Metastore,
         registrar: Registrar,
         dispatch: Callable[[Partition, ev.Event], None],
@@ -82,7 +82,7 @@ class RoundTrips:
         self._withholding: asyncio.Task[None] | None = None
 
     def perform(
-        self, partition: Partition, effect: fx.PersistEpoch | fx.WriteRecord | fx.SyncRecord | fx.RenewGen
+        self, partition: Partition, effect: fx.PersistEpoch | fx.WriteRecord | fx.ReadRecordSync | fx.NewLogIdentity
     ) -> None:
         """Carry out one of the core's effects of this kind."""
         match effect:
@@ -90,9 +90,9 @@ class RoundTrips:
                 self.persist_epoch(partition, epoch, owner)
             case fx.WriteRecord(record, needs):
                 self.write_record(partition, record, needs)
-            case fx.SyncRecord(nonce):
+            case fx.ReadRecordSync(nonce):
                 self.sync_record(partition, nonce)
-            case fx.RenewGen(reason):
+            case fx.NewLogIdentity(reason):
                 self.renew_gen(partition, reason)
             case _:
                 assert_never(effect)
@@ -132,7 +132,7 @@ class RoundTrips:
                 if not gen:
                     return
                 await self._registrar.register()
-            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:  # never this disk's fault
+            except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:  # never this disk's fault
                 log.warning("identity.gen_waits", partition=partition.id, error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
             else:
@@ -163,7 +163,7 @@ class RoundTrips:
             self._unsaid = False
             try:
                 await self._registrar.register()
-            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
+            except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
                 self._unsaid = True
                 log.warning("identity.copy_is_withheld_later", error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
@@ -180,13 +180,13 @@ class RoundTrips:
         event: ev.Event
         try:
             event = ev.WriteConfirmed(await self._metastore.write_record(record, needs))
-        except Conflict:
+        except VersionConflict:
             event = await self._refused(partition, record.version)
         except (Ambiguous, Unavailable):
-            event = ev.WriteUndecided(record.version)
+            event = ev.WriteOutcomeUnknown(record.version)
         except IsthmusError as error:
             log.warning("isr.record_not_written", partition=partition.id, error=str(error))
-            event = ev.WriteUndecided(record.version)
+            event = ev.WriteOutcomeUnknown(record.version)
         finally:
             del self._writes[partition.id]
         self._dispatch(partition, event)
@@ -197,10 +197,10 @@ class RoundTrips:
         try:
             return ev.WriteRefused(base_version, await self._metastore.synced_record(partition.id))
         except (Unavailable, Ambiguous, LookupError):
-            return ev.WriteUndecided(base_version)
+            return ev.WriteOutcomeUnknown(base_version)
         except IsthmusError as error:
             log.warning("isr.record_not_read", partition=partition.id, error=str(error))
-            return ev.WriteUndecided(base_version)
+            return ev.WriteOutcomeUnknown(base_version)
 
     def sync_record(self, partition: Partition, nonce: int) -> None:
         """Read the record after a sync. The newest question is answered by a read that began after it."""

@@ -29,7 +29,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.replog.port import Replog
@@ -94,7 +94,7 @@ def _replica_samples(partitions: Collection[Partition]) -> list[Sample]:
     """Of the replicas here, by role, and how safe those are that this node leads."""
     replicas = [partition.replica for partition in partitions]
     samples: list[Sample] = [
-        ("isthmus_partitions", {"role": role.value}, sum(r.role is role for r in replicas)) for role in Role
+        ("isthmus_partitions", {"role": role.value}, sum(r.role is role for r in replicas)) for role in ReplicaRole
     ]
     samples += [
         ("isthmus_partitions_ready", {}, sum(r.ready for r in replicas)),
@@ -172,7 +172,7 @@ WINDOW_MS: Final = 30_000
 """The recent past is this long at least, and twice as long at most: two or three scrapes of Prometheus."""
 
 
-class Recent(NamedTuple):
+class RateWindow(NamedTuple):
     """What was added lately: how many things, their times, and for how long "lately" reaches back."""
 
     things: int = 0
@@ -186,7 +186,7 @@ class Recent(NamedTuple):
         return 1000 * self.things / self.span_ms if self.span_ms else 0.0
 
 
-class Durations:
+class Histogram:
     """Of one kind of thing. `count` and `total_ms` are of all that was ever added."""
 
     __slots__ = ("_before", "_buckets", "_here_count", "_here_max_ms", "_here_ms", "_since_ms", "count", "total_ms")
@@ -197,7 +197,7 @@ class Durations:
         self._buckets = [0] * (len(BOUNDS_MS) + 1)
         self._since_ms = now_ms
         self._here_count = self._here_ms = self._here_max_ms = 0
-        self._before = Recent()
+        self._before = RateWindow()
 
     def add(self, duration_ms: int, count: int, now_ms: int) -> None:
         """`count` things took `duration_ms` each."""
@@ -211,12 +211,12 @@ class Durations:
         if duration_ms > self._here_max_ms:
             self._here_max_ms = duration_ms
 
-    def recent(self, now_ms: int) -> Recent:
+    def recent(self, now_ms: int) -> RateWindow:
         """The last WINDOW_MS to 2 * WINDOW_MS, or less when there was no more."""
         if now_ms - self._since_ms >= WINDOW_MS:
             self._turn(now_ms)
         before = self._before
-        return Recent(
+        return RateWindow(
             self._here_count + before.things,
             self._here_ms + before.total_ms,
             max(self._here_max_ms, before.max_ms),
@@ -228,9 +228,9 @@ class Durations:
         forgotten; after a silence of a whole window it is, too."""
         windows = (now_ms - self._since_ms) // WINDOW_MS
         if windows == 1:
-            self._before = Recent(self._here_count, self._here_ms, self._here_max_ms, WINDOW_MS)
+            self._before = RateWindow(self._here_count, self._here_ms, self._here_max_ms, WINDOW_MS)
         else:
-            self._before = Recent(span_ms=WINDOW_MS)
+            self._before = RateWindow(span_ms=WINDOW_MS)
         self._here_count = self._here_ms = self._here_max_ms = 0
         self._since_ms += windows * WINDOW_MS
 
@@ -261,16 +261,16 @@ class KindTimes(NamedTuple):
     """One kind's, for those who show it: since the node began, and lately."""
 
     entries: int
-    recent: Recent
+    recent: RateWindow
 
 
-class EntryTimes:
+class ReplicationLatency:
     """Of one node."""
 
     def __init__(self) -> None:
-        self._replicated: dict[tuple[bytes, int], Durations] = {}
-        self._applied: dict[tuple[bytes, int], Durations] = {}
-        self._failures: dict[tuple[bytes, int, str], Durations] = {}
+        self._replicated: dict[tuple[bytes, int], Histogram] = {}
+        self._applied: dict[tuple[bytes, int], Histogram] = {}
+        self._failures: dict[tuple[bytes, int, str], Histogram] = {}
         """Their times are of no account: counts and rates are."""
         self.batches = 0
         """Batches that were appended here as a leader and applied."""
@@ -294,12 +294,12 @@ class EntryTimes:
         key = (partition.bucket_type, int(kind), reason)
         durations = self._failures.get(key)
         if durations is None:
-            durations = self._failures[key] = Durations(now_ms - WINDOW_MS)  # or the first one would be a great rate
+            durations = self._failures[key] = Histogram(now_ms - WINDOW_MS)  # or the first one would be a great rate
         durations.add(0, count, now_ms)
 
-    def role_changed(self, partition: Partition, role: Role, now_ms: int) -> None:
+    def role_changed(self, partition: Partition, role: ReplicaRole, now_ms: int) -> None:
         """Where leadership, or candidacy, is over, what is not committed is lost to it."""
-        if role in (Role.CANDIDATE, Role.LEADER, Role.RESIGNING):
+        if role in (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING):
             return
         hw = partition.replica.hw
         while partition.appended and partition.appended[-1].end > hw:
@@ -333,11 +333,11 @@ class EntryTimes:
 
     @staticmethod
     def _add(
-        of: dict[tuple[bytes, int], Durations], key: tuple[bytes, int], duration_ms: int, count: int, now_ms: int
+        of: dict[tuple[bytes, int], Histogram], key: tuple[bytes, int], duration_ms: int, count: int, now_ms: int
     ) -> None:
         durations = of.get(key)
         if durations is None:
-            durations = of[key] = Durations(now_ms - duration_ms)
+            durations = of[key] = Histogram(now_ms - duration_ms)
         durations.add(duration_ms, count, now_ms)
 
     # -- what it came to --------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ class EntryTimes:
         """Entries by bucket type, name of the kind, and reason."""
         return {(of, KIND_NAMES[kind], reason): each.count for (of, kind, reason), each in self._failures.items()}
 
-    def recent_failures(self, now_ms: int) -> dict[tuple[bytes, str, str], Recent]:
+    def recent_failures(self, now_ms: int) -> dict[tuple[bytes, str, str], RateWindow]:
         """The same of the recent past."""
         return {
             (of, KIND_NAMES[kind], reason): each.recent(now_ms) for (of, kind, reason), each in self._failures.items()
@@ -378,7 +378,7 @@ class EntryTimes:
             yield "isthmus_replicate_failures_total", labels, count
 
 
-def _shown(of: dict[tuple[bytes, int], Durations], now_ms: int) -> dict[tuple[bytes, str], KindTimes]:
+def _shown(of: dict[tuple[bytes, int], Histogram], now_ms: int) -> dict[tuple[bytes, str], KindTimes]:
     return {
         (bucket_type, KIND_NAMES[kind]): KindTimes(durations.count, durations.recent(now_ms))
         for (bucket_type, kind), durations in of.items()

@@ -13,8 +13,8 @@ is dropped from memory from its durable end only, since the log reads back nothi
 
 Soft cursors of one partition on their way to its followers: the newest of each queue, and who has been told.
 
-They travel with Forwards, at most once a second to each follower and at a hand-over at once; what is lost on the way
-is only delivered to a sink again (docs/protocol.md R-SOFT). Pure; `repl.runtime.replication_sender` sends, the time
+They travel with AppendEntries, at most once a second to each follower and at a hand-over at once; what is lost on the
+way is only delivered to a sink again (docs/protocol.md R-SOFT). Pure; `repl.runtime.replication_sender` sends, the time
 comes in.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import PartitionRecord
@@ -36,7 +36,7 @@ from isthmus.repl.transport.port import NO_CURSORS
 _WIRE: Final = itemgetter(Entry._fields.index("wire"))
 
 
-class Stretch(NamedTuple):
+class EntryRange(NamedTuple):
     """Entries [start, end) to be applied; `entries` is None where they are to be read back from the log."""
 
     start: int
@@ -49,7 +49,7 @@ def wire_bytes(entries: Sequence[Entry]) -> int:
     return sum(map(len, map(_WIRE, entries)))
 
 
-class Unapplied:
+class UnappliedBuffer:
     """Of one partition. `held_bytes` counts what is in memory, here or on its way into the store."""
 
     __slots__ = ("_entries", "first", "held_bytes", "submitted")
@@ -84,7 +84,7 @@ class Unapplied:
             return None
         return self._entries[start - first : end - first]
 
-    def hand_over(self, end: int, *, keep: bool = True) -> list[Stretch]:
+    def hand_over(self, end: int, *, keep: bool = True) -> list[EntryRange]:
         """What is to be applied next so that all below `end` is. Without `keep` it leaves the memory instead and is
         read back when its turn comes."""
         start = self.submitted
@@ -93,17 +93,17 @@ class Unapplied:
         self.submitted = end
         taken = end - self.first
         if taken <= 0:
-            return [Stretch(start, end, None)]
+            return [EntryRange(start, end, None)]
         entries = self._entries[:taken]
         assert len(entries) == taken, f"asked to apply up to {end}, beyond the log's end"
         del self._entries[:taken]
         first, self.first = self.first, end
         if not keep:
             self.held_bytes -= wire_bytes(entries)
-            return [Stretch(start, end, None)]
+            return [EntryRange(start, end, None)]
         if start < first:
-            return [Stretch(start, first, None), Stretch(first, end, entries)]
-        return [Stretch(start, end, entries)]
+            return [EntryRange(start, first, None), EntryRange(first, end, entries)]
+        return [EntryRange(start, end, entries)]
 
     def applied(self, entries: Sequence[Entry]) -> int:
         """Entries that were handed over in memory are in the store; returns their bytes."""
@@ -132,7 +132,7 @@ TRAVEL_INTERVAL_MS: Final = 1_000
 """Least time between two copies to one follower: a busy queue moves its cursor with each batch."""
 
 
-class SoftCursors:
+class CursorGossip:
     """Of one partition. Payloads are the queues' affair."""
 
     __slots__ = ("_newest", "_told", "_version")
@@ -150,7 +150,7 @@ class SoftCursors:
             self._version += 1
 
     def due(self, node: str, now_ms: int, *, at_once: bool) -> Mapping[bytes, bytes]:
-        """What the next Forward to `node` should carry: all of them, or nothing."""
+        """What the next AppendEntries to `node` should carry: all of them, or nothing."""
         told = self._told.get(node)
         if self._version == (0 if told is None else told[0]):
             return NO_CURSORS
@@ -167,7 +167,7 @@ class SoftCursors:
         self._told.pop(node, None)
 
 
-class Waiter:
+class BatchResult:
     """One request's outcome, spread over one or more partitions.
 
     `results[slot]` is filled when an item is decided; the future is done when every group is. A group that
@@ -188,12 +188,12 @@ class Waiter:
             self.future.set_result(self.results)
 
 
-class PendingGroup:
+class PendingBatch:
     """The items of one request in one partition that wait until all below `end` is applied."""
 
     __slots__ = ("end", "slots", "waiter")
 
-    def __init__(self, end: int, waiter: Waiter, slots: Sequence[int]) -> None:
+    def __init__(self, end: int, waiter: BatchResult, slots: Sequence[int]) -> None:
         self.end = end
         self.waiter = waiter
         self.slots = slots
@@ -241,13 +241,13 @@ class Partition:
         self.partition_count = record.partition_count
         self.replica = replica
         self.actor = actor
-        self.unapplied = Unapplied(replica.applied, replica.leo)
+        self.unapplied = UnappliedBuffer(replica.applied, replica.leo)
         self.log_start = log_start
         """Where the log begins, as the core was told."""
         self.pending_rows: dict[tuple[bytes, bytes], Entry] = {}
         """(bucket, key) -> its newest entry that is not applied: a leader reads its own writes. Proposals begin once
         the barrier is applied, so all that they must see here was proposed in the same leadership."""
-        self.groups: deque[PendingGroup] = deque()
+        self.groups: deque[PendingBatch] = deque()
         self.appended: deque[Appended] = deque()
         """Each batch appended here as a leader or candidate and not applied; `repl.runtime.metrics` keeps it."""
         self.committed: deque[tuple[int, int]] = deque()
@@ -255,7 +255,7 @@ class Partition:
         self.reads: dict[int, asyncio.Future[None]] = {}
         """Committed reads that wait for the core's word, by token."""
         self.reaped_pushes = ReapedPushes()
-        self.soft = SoftCursors()
+        self.soft = CursorGossip()
         self.told_leading = False
         """The hooks know that this node leads, from its barrier on until it steps down: also while it hands over, which
         may not come about. Whatever is applied meanwhile is theirs."""
@@ -280,7 +280,7 @@ class Partition:
     @property
     def leads(self) -> bool:
         """True while it leads, also while it hands over."""
-        return self.replica.role in (Role.LEADER, Role.RESIGNING)
+        return self.replica.role in (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
     @property
     def removed(self) -> bool:

@@ -31,11 +31,11 @@ from typing import Final
 
 import structlog
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, NameTaken, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, NameTaken, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.port import RecoveredPartition
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family
 
@@ -69,7 +69,7 @@ HELP: Final[Mapping[str, Family]] = {
 class Registrar:
     """Registers `self_portrait`, completed with the directory's gens and the wish to be elected, and keeps it so."""
 
-    def __init__(self, metastore: Metastore, identity: Identity, self_portrait: Registration) -> None:
+    def __init__(self, metastore: Metastore, identity: NodeIdentity, self_portrait: Registration) -> None:
         self._metastore = metastore
         self._identity = identity
         self._portrait = self_portrait
@@ -123,7 +123,7 @@ class Registrar:
             except NameTaken:  # told when it was found out; `seen` or the pause ends the wait
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
-            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
+            except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
                 if not self.inc:
                     self.why = str(error) or self.why
                 log.warning("metastore.register_failed", error=str(error))
@@ -183,13 +183,13 @@ class Registrar:
         try:
             async with asyncio.timeout(min(WITHDRAW_S, timeout_s)):
                 await self.register()
-        except (Unavailable, Ambiguous, Conflict, IsthmusError, TimeoutError) as error:
+        except (Unavailable, Ambiguous, VersionConflict, IsthmusError, TimeoutError) as error:
             log.warning("metastore.not_withdrawn", error=str(error))
 
 
-async def settle(
+async def verify_local_replicas(
     metastore: Metastore,
-    identity: Identity,
+    identity: NodeIdentity,
     recovered: Mapping[int, RecoveredPartition],
     store: Store,
     *,
@@ -220,7 +220,7 @@ async def settle(
     return records
 
 
-def _wholly_doubted(identity: Identity, boot_id: str, durability: str) -> str:
+def _wholly_doubted(identity: NodeIdentity, boot_id: str, durability: str) -> str:
     """Why no copy of this directory may count as what it was; "" when they may."""
     if identity.doubt:
         return identity.doubt
@@ -230,7 +230,7 @@ def _wholly_doubted(identity: Identity, boot_id: str, durability: str) -> str:
 
 
 def _doubted(
-    identity: Identity, recovered: Mapping[int, RecoveredPartition], store: Store, wholly: str
+    identity: NodeIdentity, recovered: Mapping[int, RecoveredPartition], store: Store, wholly: str
 ) -> dict[int, str]:
     """Partition -> why its copy here must not count as the one that the record means. One that is far is out of the
     guard already."""

@@ -14,7 +14,7 @@ from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.store.port import Store
 
 
-class Replay:
+class LogReplay:
     """Of one store. `fail` takes, from any thread, an error that ends the process."""
 
     def __init__(self, store: Store, fail: Callable[[Exception], None]) -> None:

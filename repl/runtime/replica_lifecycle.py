@@ -32,21 +32,21 @@ from typing import Final
 import structlog
 
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.isr.replica import Replica
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.isr.succession import successors
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.replay import Replay
+from isthmus.repl.runtime.replay import LogReplay
 from isthmus.repl.runtime.storage import Storage
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
 
@@ -59,7 +59,7 @@ NONCE_BITS: Final = 62
 """Of the random base of a process's nonces: a number that fits msgpack, with room to count."""
 
 
-class Attaching:
+class ReplicaOpener:
     """Makes replicas. `take` gets each one that is ready to be fed; `fail` a disk that refuses."""
 
     def __init__(
@@ -67,12 +67,12 @@ class Attaching:
         *,
         node: str,
         cluster_uuid: bytes,
-        options_of: Callable[[str], Options],
-        identity: Identity,
+        options_of: Callable[[str], ReplicaOptions],
+        identity: NodeIdentity,
         registrar: Registrar,
         replog: Replog,
         store: Store,
-        replay: Replay,
+        replay: LogReplay,
         take: Callable[[list[Partition]], None],
         fail: Callable[[Exception], None],
     ) -> None:
@@ -139,7 +139,7 @@ class Attaching:
         holds = found.offset <= leo and epoch_at(self._replog.epoch_table(partition), found.offset - 1) == found.epoch
         return found.offset if holds else 0
 
-    def _far(self, partition: int, applied: int, log_start: int, *, removed: bool) -> ev.FarStored | None:
+    def _far(self, partition: int, applied: int, log_start: int, *, removed: bool) -> ev.TransferStored | None:
         """What a copy has whose rows come from elsewhere. One whose store ends below its log begins anew, and has
         another gen already (`repl.runtime.registration`); so does one whose rows must be replayed (H36) while its
         record does not name this node: nobody would say what of its log is committed. Blocks, at a start, while rows
@@ -153,7 +153,7 @@ class Attaching:
             log.warning("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
             mark = self._store.far.begin(partition, empty=True)
             self._replay.forget(partition)
-        return None if mark is None else ev.FarStored(mark.position, mark.epoch, mark.whole)
+        return None if mark is None else ev.TransferStored(mark.position, mark.epoch, mark.whole)
 
     def wanted(self, records: Mapping[int, PartitionRecord], present: Collection[int]) -> None:
         """Begin to make the copies that `records` want of this node and that are not among `present`."""
@@ -182,7 +182,7 @@ class Attaching:
                 log.info("attaching.new_copies", gens=gens)
             try:
                 await self._registrar.register()
-            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:  # never this disk's fault
+            except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:  # never this disk's fault
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
@@ -201,7 +201,7 @@ REST_S: Final = 0.02
 """Rest after each step of a deletion (some thousand rows, about 10 ms of the interpreter)."""
 
 
-class Clearing:
+class ReplicaRemover:
     """Of one node. `partitions` are the replicas that are fed; what is condemned leaves them. `busy` says whether
     something of a replica is under way, `let_go` frees what of it is in memory, `fail` hears of a disk that refuses."""
 
@@ -210,7 +210,7 @@ class Clearing:
         *,
         node: str,
         partitions: dict[int, Partition],
-        identity: Identity,
+        identity: NodeIdentity,
         metastore: Metastore,
         registrar: Registrar,
         store: Store,
@@ -254,7 +254,7 @@ class Clearing:
             left_ms = max(0, since_ms + self._grace_ms - now_ms)
             when = f"in {left_ms // 1000} s" if left_ms else "as soon as the metastore has confirmed it"
             partition.deletion = f"its copy here is deleted {when}"
-            if not left_ms and partition.replica.role is Role.IDLE and not self._busy(partition):
+            if not left_ms and partition.replica.role is ReplicaRole.IDLE and not self._busy(partition):
                 due.append(partition)
         if (due or self._identity.condemned()) and (self._task is None or self._task.done()) and not self._stopping:
             self._task = asyncio.get_running_loop().create_task(self._clear(due))
@@ -273,7 +273,7 @@ class Clearing:
         try:
             record = await self._metastore.synced_record(partition.id)
             gen = await self._metastore.allocate_gen()
-        except (Unavailable, Ambiguous, Conflict, LookupError, IsthmusError) as error:
+        except (Unavailable, Ambiguous, VersionConflict, LookupError, IsthmusError) as error:
             log.warning("clearing.waits", partition=partition.id, error=str(error))
             return
         await self._condemn(partition, record, gen)
@@ -291,7 +291,7 @@ class Clearing:
         self.going.discard(partition.id)  # not after a failure: the process ends then
         try:
             await self._registrar.register()
-        except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
+        except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
             log.warning("clearing.waits", partition=partition.id, error=str(error))
 
     def _named(self, record: PartitionRecord, partition: Partition) -> bool:
@@ -337,7 +337,7 @@ def _step(removal: Iterator[int]) -> int | None:
     return next(removal, None)
 
 
-class Copies:
+class ReplicaManager:
     """`partitions` gains and loses what is made and deleted; `dispatch` feeds a core, `busy` says whether something of
     a replica is under way outside of log and store, `fail` ends the process. `inc` is this process's session, None
     without one."""
@@ -347,8 +347,8 @@ class Copies:
         *,
         node: str,
         cluster_uuid: bytes,
-        options_of: Callable[[str], Options],
-        identity: Identity,
+        options_of: Callable[[str], ReplicaOptions],
+        identity: NodeIdentity,
         metastore: Metastore,
         registrar: Registrar,
         replog: Replog,
@@ -367,7 +367,7 @@ class Copies:
         self._busy_elsewhere = busy
         self._records: Mapping[int, PartitionRecord] = {}
         self.inc: int | None = None
-        self._attaching = Attaching(
+        self._attaching = ReplicaOpener(
             node=node,
             cluster_uuid=cluster_uuid,
             options_of=options_of,
@@ -379,7 +379,7 @@ class Copies:
             take=self._take,
             fail=fail,
         )
-        self._clearing = Clearing(
+        self._clearing = ReplicaRemover(
             node=node,
             partitions=partitions,
             identity=identity,
@@ -389,7 +389,7 @@ class Copies:
             replog=replog,
             grace_ms=removed_grace_ms,
             busy=self._busy,
-            let_go=storage.let_go,
+            let_go=storage.release_memory,
             fail=fail,
         )
 

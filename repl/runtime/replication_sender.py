@@ -3,7 +3,8 @@
 Messages go as they are. Entries come from memory where they are still there, which is the way of a follower that keeps
 up; otherwise they are read back from the log's files in threads, a bounded part at a time, and sent as the
 catch-up lane takes them. All entries for one follower of one partition go in the order in which the core asked for
-them. Soft cursors ride along with Forwards (`repl.runtime.partition`). Everything may be lost: the core sends again.
+them. Soft cursors ride along with AppendEntries (`repl.runtime.partition`). Everything may be lost: the core sends
+again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.isr import effects as fx
-from isthmus.repl.isr.messages import Forward
+from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.ports import TimeSource
@@ -46,7 +47,7 @@ READ_THREADS: Final = 2
 """Threads that read the log for followers: two files at a time keep a disk busy."""
 
 
-class _Feed:
+class _FollowerQueue:
     """What waits to be sent to one follower of one partition, in order."""
 
     __slots__ = ("task", "waiting")
@@ -56,7 +57,7 @@ class _Feed:
         self.task: asyncio.Task[None] | None = None
 
 
-class Outbox:
+class ReplicationSender:
     """Of all partitions of a node. `fail` is told of a log that cannot be read, `trimmed` of one that begins above what
     the core wanted to send."""
 
@@ -75,8 +76,8 @@ class Outbox:
         self._trimmed = trimmed
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="catch-up")
-        self._feeds: dict[tuple[int, str], _Feed] = {}
-        self._heads: dict[tuple[int, str], Forward] = {}
+        self._feeds: dict[tuple[int, str], _FollowerQueue] = {}
+        self._heads: dict[tuple[int, str], AppendEntries] = {}
         self.entries_sent = 0
         self.entries_read_back = 0
         self.dropped = 0
@@ -84,13 +85,15 @@ class Outbox:
     # -- messages -------------------------------------------------------------------------------------
 
     def send(self, partition: Partition, effect: fx.Send) -> None:
-        """Send a message; a Forward without entries carries soft cursors like any other."""
-        if isinstance(effect.message, Forward):
+        """Send a message; an AppendEntries without entries carries soft cursors like any other."""
+        if isinstance(effect.message, AppendEntries):
             self._forward(partition, effect.to, effect.message, live=True)
         elif not self._links.send(effect.to, partition.id, effect.message):
             self.dropped += 1
 
-    def _forward(self, partition: Partition, to: str, head: Forward, *, live: bool, at_once: bool = False) -> bool:
+    def _forward(
+        self, partition: Partition, to: str, head: AppendEntries, *, live: bool, at_once: bool = False
+    ) -> bool:
         now_ms = self._time.now_ms()
         cursors = partition.soft.due(to, now_ms, at_once=at_once)
         if not self._links.send(to, partition.id, head, live=live, cursors=cursors):
@@ -105,7 +108,7 @@ class Outbox:
     # -- entries ----------------------------------------------------------------------------------------
 
     def replicate(self, partition: Partition, effect: fx.Replicate) -> None:
-        """Send entries with a Forward; see the effect."""
+        """Send entries with an AppendEntries; see the effect."""
         key = (partition.id, effect.to)
         feed = self._feeds.get(key)
         if feed is None:
@@ -115,7 +118,7 @@ class Outbox:
                     if not self._forward(partition, effect.to, part, live=effect.live):
                         return
                 return
-            feed = self._feeds[key] = _Feed()
+            feed = self._feeds[key] = _FollowerQueue()
         if len(feed.waiting) >= FEED_EFFECTS:
             self.dropped += 1
             return
@@ -123,13 +126,15 @@ class Outbox:
         if feed.task is None:
             feed.task = self._loop.create_task(self._run(partition, key, feed))
 
-    async def _run(self, partition: Partition, key: tuple[int, str], feed: _Feed) -> None:
+    async def _run(self, partition: Partition, key: tuple[int, str], feed: _FollowerQueue) -> None:
         try:
             while feed.waiting:
                 await self._feed(partition, feed.waiting.popleft())
         except LookupError as error:
             log.info("outbox.trimmed", partition=partition.id, error=str(error))
-            self._trimmed(partition)  # else the core would want the same again for ever: only a Hello tells it, too
+            self._trimmed(
+                partition
+            )  # else the core would want the same again for ever: only a FollowRequest tells it, too
         except (LocalFault, OSError) as error:
             self._fail(error)
         finally:
@@ -174,8 +179,8 @@ class Outbox:
     # -- cursors and links ------------------------------------------------------------------------------
 
     def share_cursors(self, partition: Partition, *, at_once: bool = False) -> None:
-        """Let soft cursors that wait go to the followers though nothing else does: with the last Forward once more,
-        which says nothing new."""
+        """Let soft cursors that wait go to the followers though nothing else does: with the last AppendEntries once
+        more, which says nothing new."""
         epoch = partition.replica.epoch
         for follower in partition.replica.followers():
             head = self._heads.get((partition.id, follower.node))
@@ -211,12 +216,12 @@ class Outbox:
         ]
 
 
-def _stale(partition: Partition, head: Forward) -> bool:
+def _stale(partition: Partition, head: AppendEntries) -> bool:
     """True when nobody wants what `head` begins any more: its leadership is over."""
     return not partition.leads or partition.replica.epoch != head.epoch
 
 
-def _parts(head: Forward, entries: list[Entry], end: int) -> Iterator[Forward]:
+def _parts(head: AppendEntries, entries: list[Entry], end: int) -> Iterator[AppendEntries]:
     """`head` with the entries, in messages of bounded size. `end` is where the core's request ends: only the part that
     reaches it carries the head's `seq`, so that an acknowledgement of an earlier one is not taken for one of all."""
     start, before, size, first = head.start, head.before, 0, 0

@@ -41,9 +41,9 @@ import structlog
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.messages import FarRows, Forward, Hello
-from isthmus.repl.isr.replica import Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.messages import AppendEntries, FollowRequest, TransferRows
+from isthmus.repl.isr.replica import ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady
@@ -52,20 +52,20 @@ from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime import metrics as measures
 from isthmus.repl.runtime.applier import SOFT_CURSOR_INTERVAL_MS
-from isthmus.repl.runtime.catchup_receiver import FarTaking
-from isthmus.repl.runtime.catchup_sender import FarServing
-from isthmus.repl.runtime.disk_full import HAND_OVER_MS, FullDisk
-from isthmus.repl.runtime.hooks import Hooks
+from isthmus.repl.runtime.catchup_receiver import TransferReceiver
+from isthmus.repl.runtime.catchup_sender import TransferSender
+from isthmus.repl.runtime.disk_full import HAND_OVER_MS, DiskFullPolicy
+from isthmus.repl.runtime.hooks import ApplyListeners
 from isthmus.repl.runtime.isr_changes import TELLING, IsrChanges
-from isthmus.repl.runtime.metastore_effects import RollbackAlarm, RoundTrips
-from isthmus.repl.runtime.metrics import EntryTimes
+from isthmus.repl.runtime.metastore_effects import MetastoreEffects, RollbackAlarm
+from isthmus.repl.runtime.metrics import ReplicationLatency
 from isthmus.repl.runtime.partition import Partition, wire_bytes
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.replica_lifecycle import Copies
-from isthmus.repl.runtime.replication_sender import Outbox
+from isthmus.repl.runtime.replica_lifecycle import ReplicaManager
+from isthmus.repl.runtime.replication_sender import ReplicationSender
 from isthmus.repl.runtime.storage import Storage, barrier
-from isthmus.repl.runtime.waiters import Promises, refusal
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.runtime.waiters import Waiters, refusal
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Delivery, Links
@@ -79,7 +79,7 @@ LOOK_WITHIN_MS: Final = 50
 further away (see above), so no tick is late for it; a busy node looks 20 times a second, 2 us a replica."""
 
 
-class Ticking:
+class TickTimer:
     """Calls `tick(partition)` when the partition's replica is due, and `done()` after each look."""
 
     def __init__(
@@ -131,14 +131,14 @@ class Ticking:
             self._timer.cancel()
 
 
-class Inbox:
+class ReplicationReceiver:
     """Of one node. `step` feeds a core; `soft_cursor` takes what a leader says of a queue's cursor."""
 
     def __init__(
         self,
         partitions: Mapping[int, Partition],
         replog: Replog,
-        full_disk: FullDisk,
+        full_disk: DiskFullPolicy,
         step: Callable[[Partition, ev.Event], None],
         soft_cursor: Callable[[int, bytes, bytes], None],
     ) -> None:
@@ -161,16 +161,16 @@ class Inbox:
             if partition is None:
                 self._strange_messages += 1
                 continue
-            if isinstance(message, FarRows):
+            if isinstance(message, TransferRows):
                 if self._full_disk.refuses(partition, len(message.rows)):
                     continue
-            elif isinstance(message, Forward):
+            elif isinstance(message, AppendEntries):
                 if message.entries and self._full_disk.refuses(partition, wire_bytes(message.entries)):
                     continue
                 if cursors and partition.replica.following and message.epoch == partition.replica.epoch:
                     for queue, payload in cursors.items():
                         self._soft_cursor(partition_id, queue, payload)
-            elif isinstance(message, Hello):
+            elif isinstance(message, FollowRequest):
                 self.look_where_the_log_begins(partition)
             self._step(partition, ev.Received(node, message))
 
@@ -186,7 +186,7 @@ class Inbox:
         return [("isthmus_replicate_strange_messages_total", {}, self._strange_messages)]
 
 
-FarEffect = fx.GoFar | fx.InstallRows | fx.InstallState | fx.EndFar | fx.SendFar
+FarEffect = fx.BeginTransfer | fx.InstallRows | fx.InstallMetadata | fx.FinishTransfer | fx.SendTransferChunk
 
 
 class FarHorizon:
@@ -202,8 +202,8 @@ class FarHorizon:
         fail: Callable[[Exception], None],
     ) -> None:
         self._storage = storage
-        self._serving = FarServing(links, store, time, fail)
-        self._taking = FarTaking(store, storage, time, step, fail)
+        self._serving = TransferSender(links, store, time, fail)
+        self._taking = TransferReceiver(store, storage, time, step, fail)
         self.log_restarted = self._taking.log_restarted
 
     def report_damage(self, on_damaged: Callable[[int, int | None], None]) -> None:
@@ -212,7 +212,7 @@ class FarHorizon:
 
     def perform(self, partition: Partition, effect: FarEffect) -> None:
         """Carry out an effect."""
-        if isinstance(effect, fx.SendFar):
+        if isinstance(effect, fx.SendTransferChunk):
             self._serving.answer(partition, effect)
         else:
             self._taking.perform(partition, effect)
@@ -242,14 +242,14 @@ class Reports:
     def __init__(
         self,
         partitions: Mapping[int, Partition],
-        hooks: Hooks,
+        hooks: ApplyListeners,
         time: TimeSource,
         *,
-        copies: Copies,
+        copies: ReplicaManager,
         far: FarHorizon,
-        entry_times: EntryTimes,
-        promises: Promises,
-        ticking: Ticking,
+        entry_times: ReplicationLatency,
+        promises: Waiters,
+        ticking: TickTimer,
         feed: Callable[[Partition, ev.Event, int], None],
         perform: Callable[[Partition, Sequence[fx.Effect], int], object],
         quarantine: Callable[[Partition, Exception], None],
@@ -321,11 +321,11 @@ class Runtime:
         store: Store,
         replog: Replog,
         metastore: Metastore,
-        identity: Identity,
+        identity: NodeIdentity,
         registrar: Registrar,
         links: Links,
         time: TimeSource,
-        options_of: Callable[[str], Options],
+        options_of: Callable[[str], ReplicaOptions],
         window_bytes: int,
         entry_limit_bytes: int,
         checkpoint_interval_ms: int,
@@ -340,7 +340,7 @@ class Runtime:
         self.time = time
         self.entry_limit_bytes = entry_limit_bytes
         self.partitions: dict[int, Partition] = {}
-        self.hooks = Hooks()
+        self.hooks = ApplyListeners()
         self.on_promoted: Callable[[int, fx.Promoted], None] = lambda _partition, _effect: None
         self.on_record_hint: Callable[[], None] = lambda: None
         """The core has heard of a newer record: whoever reads records should do so soon."""
@@ -360,10 +360,12 @@ class Runtime:
         )
         self.mend = self._storage.mend
         self.drop_change = self._storage.drop_change
-        self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
-        self._outbox = Outbox(links, replog, time, self._fail, lambda p: self._inbox.look_where_the_log_begins(p))
+        self._round_trips = MetastoreEffects(identity, metastore, registrar, self.dispatch, self._fail)
+        self._outbox = ReplicationSender(
+            links, replog, time, self._fail, lambda p: self._inbox.look_where_the_log_begins(p)
+        )
         self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
-        self._copies = Copies(
+        self._copies = ReplicaManager(
             node=node,
             cluster_uuid=cluster_uuid,
             options_of=options_of,
@@ -379,11 +381,11 @@ class Runtime:
             busy=lambda p: self._round_trips.busy(p) or self._far.busy(p),
             fail=self._fail,
         )
-        self._promises = Promises()
-        self.entry_times = EntryTimes()
-        self._full_disk = FullDisk(replog)
-        self._inbox = Inbox(self.partitions, replog, self._full_disk, self._feed, self.soft_cursor)
-        self._ticking = Ticking(self.partitions, time, lambda p: self._feed(p, ev.Tick()), self._storage.flush)
+        self._promises = Waiters()
+        self.entry_times = ReplicationLatency()
+        self._full_disk = DiskFullPolicy(replog)
+        self._inbox = ReplicationReceiver(self.partitions, replog, self._full_disk, self._feed, self.soft_cursor)
+        self._ticking = TickTimer(self.partitions, time, lambda p: self._feed(p, ev.Tick()), self._storage.flush)
         self._reports = Reports(
             self.partitions,
             self.hooks,
@@ -425,7 +427,7 @@ class Runtime:
         for partition in self.partitions.values():
             self._feed(partition, ev.Resign(heirs.get(partition.id)))
         self._storage.flush()
-        leaving = (Role.IDLE, Role.FOLLOWER, Role.FAILED)
+        leaving = (ReplicaRole.IDLE, ReplicaRole.FOLLOWER, ReplicaRole.FAILED)
         while self._loop.time() < deadline and self._fatal is None:
             if self._storage.idle and all(p.replica.role in leaving for p in self.partitions.values()):
                 break
@@ -505,14 +507,14 @@ class Runtime:
         if partition.replica.confirms_alone and not self._closed:
             return self._promises.kept
         token, future = self._promises.read(partition)
-        self.dispatch(partition, ev.Read(token))
+        self.dispatch(partition, ev.ReadRequested(token))
         if self._closed:
             self._promises.break_all(partition)
         return future
 
     def hand_over(self, partition: Partition, target: str | None, timeout_ms: int) -> None:
         """Ask a leader to hand over to `target`, or to whoever is closest; it leads on after `timeout_ms`."""
-        self.dispatch(partition, ev.HandOver(target, self.time.now_ms() + timeout_ms))
+        self.dispatch(partition, ev.TransferLeadership(target, self.time.now_ms() + timeout_ms))
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Let a queue's soft cursor travel with the next apply batch, or alone within a second; and to followers."""
@@ -562,9 +564,9 @@ class Runtime:
 
     # -- effects of the core --------------------------------------------------------------------------------
 
-    def _perform(self, partition: Partition, effects: Sequence[fx.Effect], now_ms: int) -> fx.Refused | None:
+    def _perform(self, partition: Partition, effects: Sequence[fx.Effect], now_ms: int) -> fx.AppendRefused | None:
         """Carry out effects in order; returns the refusal among them, if any."""
-        refused: fx.Refused | None = None
+        refused: fx.AppendRefused | None = None
         for effect in effects:
             match effect:
                 case fx.Persist():
@@ -585,11 +587,17 @@ class Runtime:
                     self.entry_times.appended(partition, EntryKind.BARRIER, 1, now_ms)
                 case fx.Truncate():
                     self._storage.truncate(partition, effect.to_offset, effect.epoch)
-                case fx.PersistEpoch() | fx.WriteRecord() | fx.SyncRecord() | fx.RenewGen():
+                case fx.PersistEpoch() | fx.WriteRecord() | fx.ReadRecordSync() | fx.NewLogIdentity():
                     self._round_trips.perform(partition, effect)
-                case fx.ReadRecord():
+                case fx.RefreshRecord():
                     self.on_record_hint()
-                case fx.GoFar() | fx.InstallRows() | fx.InstallState() | fx.EndFar() | fx.SendFar():
+                case (
+                    fx.BeginTransfer()
+                    | fx.InstallRows()
+                    | fx.InstallMetadata()
+                    | fx.FinishTransfer()
+                    | fx.SendTransferChunk()
+                ):
                     self._far.perform(partition, effect)
                 case fx.Promoted():
                     self.on_promoted(partition.id, effect)
@@ -599,17 +607,17 @@ class Runtime:
                     self._ready(partition)
                 case fx.SteppedDown():
                     self._stepped_down(partition, effect)
-                case fx.Refused():
+                case fx.AppendRefused():
                     refused = effect
                 case _:
                     assert_never(effect)
         return refused
 
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
-        tell = log.error if effect.role is Role.FAILED else log.info
+        tell = log.error if effect.role is ReplicaRole.FAILED else log.info
         tell("isr.role", partition=partition.id, role=effect.role.value, epoch=effect.epoch, reason=effect.reason)
         self.entry_times.role_changed(partition, effect.role, self.time.now_ms())
-        if effect.role is Role.RESIGNING:
+        if effect.role is ReplicaRole.RESIGNING:
             self._outbox.share_cursors(partition, at_once=True)
 
     def _ready(self, partition: Partition) -> None:

@@ -20,8 +20,8 @@ from isthmus.repl.model.errors import IsthmusError, LocalFault, OutOfStorage, Ov
 from isthmus.repl.replog.port import EpochTable, Replog
 from isthmus.repl.runtime.applier import Applier, ApplyJob, Checkpointer
 from isthmus.repl.runtime.disk_full import ROOM_WANTED
-from isthmus.repl.runtime.partition import Partition, Unapplied, wire_bytes
-from isthmus.repl.runtime.replay import Replay
+from isthmus.repl.runtime.partition import Partition, UnappliedBuffer, wire_bytes
+from isthmus.repl.runtime.replay import LogReplay
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.telemetry import Sample
 
@@ -72,7 +72,7 @@ class Storage:
             checkpoint_interval_ms,
             self._failed_threadsafe,
         )
-        self.replay = Replay(store, self._failed_threadsafe)
+        self.replay = LogReplay(store, self._failed_threadsafe)
         self.pins: Mapping[int, int] = {}
         """Partition -> offset from which a follower needs the log; replaced as a whole."""
         self.mending: set[int] = set()
@@ -155,7 +155,7 @@ class Storage:
         """Let the log begin and end at `at_offset`."""
         self._replog.restart(partition.id, at_offset, table)
         self.held_bytes -= partition.unapplied.held_bytes
-        partition.unapplied = Unapplied(at_offset, at_offset)
+        partition.unapplied = UnappliedBuffer(at_offset, at_offset)
         partition.committed.clear()
         partition.log_start = at_offset
         log.info("log.restarted", partition=partition.id, at_offset=at_offset)
@@ -165,10 +165,10 @@ class Storage:
         files, however long the rows take."""
         self._replog.abandon(partition.id)
 
-    def let_go(self, partition: Partition) -> None:
+    def release_memory(self, partition: Partition) -> None:
         """Free what is in memory of a copy that is not fed any more; nothing of it is on its way to log or store."""
         self.held_bytes -= partition.unapplied.held_bytes
-        partition.unapplied = Unapplied(0, 0)
+        partition.unapplied = UnappliedBuffer(0, 0)
 
     def _durable_threadsafe(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
         self._call(self._on_durable, ends, truncations)

@@ -22,7 +22,7 @@ from isthmus.repl.model.errors import (
     Retryable,
     TooFewInSync,
 )
-from isthmus.repl.runtime.partition import Partition, PendingGroup
+from isthmus.repl.runtime.partition import Partition, PendingBatch
 
 REFUSALS: Final[Mapping[str, type[Retryable]]] = {
     cls.reason: cls for cls in (Fenced, TooFewInSync, Overloaded, OutOfStorage, NotReady, NotLeader)
@@ -39,7 +39,7 @@ def refusal(partition: Partition, reason: str) -> Retryable:
     return REFUSALS.get(reason, NotReady)(message)
 
 
-class Promises:
+class Waiters:
     """Of all partitions of a node."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Promises:
     def stepped_down(self, partition: Partition, effect: fx.SteppedDown) -> None:
         """Leadership is over: what is committed will yet be answered, of the rest nobody here knows."""
         error = OutcomeUnknown(f"partition {partition.id}: leadership of epoch {effect.epoch} ended: {effect.reason}")
-        kept: deque[PendingGroup] = deque()
+        kept: deque[PendingBatch] = deque()
         for group in partition.groups:
             if group.end <= effect.unknown_from:
                 kept.append(group)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.repl.model.errors import BadConfig
-from isthmus.repl.security.watched_files import Watched, check_private
+from isthmus.repl.security.watched_files import ReloadingFile, check_private
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 """How long a handshake may take, first byte included: two round trips and some milliseconds of arithmetic."""
@@ -105,7 +105,7 @@ class TlsFiles(NamedTuple):
         return (*(path for path in own if path is not None), *self.authorities)
 
 
-def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> Watched[ssl.SSLContext]:
+def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> ReloadingFile[ssl.SSLContext]:
     """For those who accept; `verify` says whether a certificate is asked of who comes. Raises BadConfig."""
 
     def make() -> ssl.SSLContext:
@@ -114,10 +114,10 @@ def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> Watched[ssl.SSLC
         context.verify_mode = verify
         return context
 
-    return Watched(files.all(), make)
+    return ReloadingFile(files.all(), make)
 
 
-def client_contexts(files: TlsFiles, *, check_host: bool) -> Watched[ssl.SSLContext]:
+def client_contexts(files: TlsFiles, *, check_host: bool) -> ReloadingFile[ssl.SSLContext]:
     """For those who dial; with `check_host` the other end's certificate must name the host that was dialled. Raises
     BadConfig."""
 
@@ -129,7 +129,7 @@ def client_contexts(files: TlsFiles, *, check_host: bool) -> Watched[ssl.SSLCont
             context.load_default_certs()
         return context
 
-    return Watched(files.all(), make)
+    return ReloadingFile(files.all(), make)
 
 
 def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
@@ -178,54 +178,58 @@ def _system(error: Exception) -> str:
 class LinkTls(NamedTuple):
     """How the nodes of a cluster speak: `take_plain` and `dial_plain` are for turning TLS on node by node."""
 
-    server: Watched[ssl.SSLContext]
-    client: Watched[ssl.SSLContext]
+    server: ReloadingFile[ssl.SSLContext]
+    client: ReloadingFile[ssl.SSLContext]
     take_plain: bool
     dial_plain: bool
 
 
-class Trouble(NamedTuple):
+class TlsFailure(NamedTuple):
     """What went wrong in a handshake: a stable code and words."""
 
     code: str
     words: str
 
 
-_TROUBLES: Final[Mapping[str, Trouble]] = {
-    "WRONG_VERSION_NUMBER": Trouble("plaintext", "the other end does not speak TLS"),
-    "HTTP_REQUEST": Trouble("plaintext", "the other end does not speak TLS"),
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": Trouble("no-certificate", "the other end shows no certificate"),
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": Trouble("no-certificate", "the other end wants a certificate of this one"),
-    "TLSV1_ALERT_UNKNOWN_CA": Trouble("unknown-authority", "the other end does not know the authority of what we show"),
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": Trouble("expired", "the other end says that our certificate has expired"),
-    "SSLV3_ALERT_BAD_CERTIFICATE": Trouble("refused", "the other end does not take our certificate"),
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": Trouble("refused", "the other end does not take our certificate"),
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": Trouble("refused", "the other end agrees to no version or cipher"),
-    "UNSUPPORTED_PROTOCOL": Trouble("old-version", "the other end speaks no TLS of version 1.2 or later"),
-    "TLSV1_ALERT_PROTOCOL_VERSION": Trouble("old-version", "the other end speaks no TLS of version 1.2 or later"),
-    "NO_SHARED_CIPHER": Trouble("no-cipher", "the two ends share no cipher"),
+_TROUBLES: Final[Mapping[str, TlsFailure]] = {
+    "WRONG_VERSION_NUMBER": TlsFailure("plaintext", "the other end does not speak TLS"),
+    "HTTP_REQUEST": TlsFailure("plaintext", "the other end does not speak TLS"),
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsFailure("no-certificate", "the other end shows no certificate"),
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": TlsFailure("no-certificate", "the other end wants a certificate of this one"),
+    "TLSV1_ALERT_UNKNOWN_CA": TlsFailure(
+        "unknown-authority", "the other end does not know the authority of what we show"
+    ),
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": TlsFailure("expired", "the other end says that our certificate has expired"),
+    "SSLV3_ALERT_BAD_CERTIFICATE": TlsFailure("refused", "the other end does not take our certificate"),
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": TlsFailure("refused", "the other end does not take our certificate"),
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": TlsFailure("refused", "the other end agrees to no version or cipher"),
+    "UNSUPPORTED_PROTOCOL": TlsFailure("old-version", "the other end speaks no TLS of version 1.2 or later"),
+    "TLSV1_ALERT_PROTOCOL_VERSION": TlsFailure("old-version", "the other end speaks no TLS of version 1.2 or later"),
+    "NO_SHARED_CIPHER": TlsFailure("no-cipher", "the two ends share no cipher"),
 }
 """By OpenSSL's name of the error."""
 
 
-def trouble_of(error: BaseException) -> Trouble:
+def trouble_of(error: BaseException) -> TlsFailure:
     """What an error of a handshake, or of a connection that was cut behind it, means."""
     if isinstance(error, ssl.SSLCertVerificationError):
         words = error.verify_message.rstrip(".")
         if "expired" in words:
-            return Trouble("expired", "the other end's certificate has expired")
+            return TlsFailure("expired", "the other end's certificate has expired")
         if "not yet valid" in words:
-            return Trouble("not-yet-valid", "the other end's certificate is not valid yet; are the clocks right?")
+            return TlsFailure("not-yet-valid", "the other end's certificate is not valid yet; are the clocks right?")
         if "ismatch" in words:
-            return Trouble("wrong-name", f"the other end's certificate is another's: {words}")
-        return Trouble("unknown-authority", f"the other end's certificate is of no authority that we know ({words})")
+            return TlsFailure("wrong-name", f"the other end's certificate is another's: {words}")
+        return TlsFailure("unknown-authority", f"the other end's certificate is of no authority that we know ({words})")
     if isinstance(error, TimeoutError):
-        return Trouble("timeout", f"the handshake was not over within {HANDSHAKE_TIMEOUT_S:g} s")
+        return TlsFailure("timeout", f"the handshake was not over within {HANDSHAKE_TIMEOUT_S:g} s")
     if isinstance(error, ssl.SSLEOFError | ConnectionError):
-        return Trouble("closed", "the other end closed the connection during the handshake; does it speak TLS?")
+        return TlsFailure("closed", "the other end closed the connection during the handshake; does it speak TLS?")
     if isinstance(error, ssl.SSLError):
         known = _TROUBLES.get(error.reason or "")
         if known is not None:
             return known
-        return Trouble("malformed", f"no TLS as we know it: {(error.reason or str(error)).lower().replace('_', ' ')}")
-    return Trouble("broken", " ".join(str(error).split()) or type(error).__name__)
+        return TlsFailure(
+            "malformed", f"no TLS as we know it: {(error.reason or str(error)).lower().replace('_', ' ')}"
+        )
+    return TlsFailure("broken", " ".join(str(error).split()) or type(error).__name__)

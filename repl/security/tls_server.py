@@ -20,7 +20,7 @@ from isthmus.repl.security.tls import (
     FIRST_BYTE,
     HANDSHAKE_TIMEOUT_S,
     SHUTDOWN_TIMEOUT_S,
-    Trouble,
+    TlsFailure,
     shown_address,
     trouble_of,
 )
@@ -44,8 +44,8 @@ LOG_INTERVAL_S: Final = 10.0
 ACCEPT_PAUSE_S: Final = 0.2
 """Pause after accepting failed: this process has no file descriptors left, and some may be closed by then."""
 
-PLAIN: Final = Trouble("plaintext", "the other end does not speak TLS")
-CUT: Final = Trouble("crowded", "others waited for the place of this handshake")
+PLAIN: Final = TlsFailure("plaintext", "the other end does not speak TLS")
+CUT: Final = TlsFailure("crowded", "others waited for the place of this handshake")
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_tls_handshakes": Family(
@@ -113,7 +113,7 @@ class TlsServer:
             try:
                 sock, address = await loop.sock_accept(self._socket)
             except OSError as error:
-                self._refuse(Trouble("not-accepted", f"cannot accept a connection: {error}"), "")
+                self._refuse(TlsFailure("not-accepted", f"cannot accept a connection: {error}"), "")
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             task = loop.create_task(self._welcome(sock, shown_address(address)))
@@ -171,7 +171,7 @@ class TlsServer:
             if not taken:
                 sock.close()
 
-    def _refuse(self, trouble: Trouble, address: str) -> None:
+    def _refuse(self, trouble: TlsFailure, address: str) -> None:
         self.refused[trouble.code] = self.refused.get(trouble.code, 0) + 1
         now_s = asyncio.get_running_loop().time()
         if now_s - self._said_s.get(trouble.code, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.repl.model.errors import BadConfig
-from isthmus.repl.security.watched_files import Watched, check_private
+from isthmus.repl.security.watched_files import ReloadingFile, check_private
 
 TOKENS_MAX: Final = 64
 """Tokens of a file: each costs every request a comparison. Rotation needs two."""
@@ -67,14 +67,14 @@ def check_token(text: str) -> str:
     return text
 
 
-def watched_token(path: Path) -> Watched[str]:
+def watched_token(path: Path) -> ReloadingFile[str]:
     """The token to show, read again when the file changes. Raises BadConfig."""
-    return Watched((path,), lambda: read_token(path))
+    return ReloadingFile((path,), lambda: read_token(path))
 
 
-def watched_digests(path: Path) -> Watched[tuple[bytes, ...]]:
+def watched_digests(path: Path) -> ReloadingFile[tuple[bytes, ...]]:
     """The digests to compare with, read again when the file changes. Raises BadConfig."""
-    return Watched((path,), lambda: read_digests(path))
+    return ReloadingFile((path,), lambda: read_digests(path))
 
 
 def is_among(digest: bytes, digests: tuple[bytes, ...]) -> bool:

@@ -39,7 +39,7 @@ def check_private(path: Path) -> None:
         raise BadConfig(f"{path} holds a secret, and everybody on this machine may read or write it: chmod o-rw it")
 
 
-class Watched(Generic[T]):
+class ReloadingFile(Generic[T]):
     """What `load` makes of `files`, made anew once one of them has changed. Safe for several threads.
 
     Raises what `load` raises (BadConfig) when made; later failures are logged once each, and the old value stays."""

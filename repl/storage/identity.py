@@ -20,7 +20,7 @@ from typing import Any, Final
 from isthmus.config.text import quantity
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
 from isthmus.repl.model.record import Incarnation
-from isthmus.repl.storage.slot_file import Slots, sync_directory
+from isthmus.repl.storage.slot_file import SlotFile, sync_directory
 
 IDENTITY_VERSION: Final = 1
 
@@ -41,11 +41,11 @@ class PartitionIdentity:
     epoch_owner: Incarnation | None = None
 
 
-class Identity:
+class NodeIdentity:
     """The identity of one open data directory. Hold exactly one; `close` frees the lock. Any thread may call it; those
     that note something block for an fsync, one at a time."""
 
-    def __init__(self, directory: Path, lock_fd: int, slots: Slots, value: dict[str, Any] | None) -> None:
+    def __init__(self, directory: Path, lock_fd: int, slots: SlotFile, value: dict[str, Any] | None) -> None:
         self.directory = directory
         self._lock_fd = lock_fd
         self._slots = slots
@@ -66,7 +66,7 @@ class Identity:
         self.is_new = value is None
 
     @staticmethod
-    def open(directory: Path) -> Identity:
+    def open(directory: Path) -> NodeIdentity:
         """Lock and read `directory`, making it when absent. Raises LocalFault in one line when it cannot be
         written or another process has it, Corruption when its identity is damaged."""
         try:
@@ -87,7 +87,7 @@ class Identity:
             ) from error
         try:
             sync_directory(directory)
-            slots = Slots(directory, NAME)
+            slots = SlotFile(directory, NAME)
             value = slots.read()
             if value is not None and (not isinstance(value, dict) or value.get("version") != IDENTITY_VERSION):
                 raise Corruption(
@@ -101,7 +101,7 @@ class Identity:
         except BaseException:
             os.close(lock_fd)
             raise
-        return Identity(directory, lock_fd, slots, value)
+        return NodeIdentity(directory, lock_fd, slots, value)
 
     def check_node(self, node: str) -> None:
         """Refuse a directory of another node. Raises WrongIdentity."""

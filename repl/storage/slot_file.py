@@ -35,7 +35,7 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-class Slots:
+class SlotFile:
     """The value named `name` in `directory`, in files `NAME.0` and `NAME.1`. Not thread-safe."""
 
     def __init__(self, directory: Path, name: str) -> None:

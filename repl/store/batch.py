@@ -13,12 +13,12 @@ from typing import Final, Protocol
 from isthmus.repl.model.entry import EntryKind, decode_key_row
 from isthmus.repl.store import rows
 from isthmus.repl.store.key_filter import SLOT_MASK
-from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.memory_index import MemoryIndexes
 from isthmus.repl.store.port import REAPED, PartitionStep
-from isthmus.repl.store.positions import End, Progress
+from isthmus.repl.store.positions import End, PositionTable
 from isthmus.repl.store.reaped_keys import encode_gone, gone_name
 from isthmus.repl.store.request_dedup import request_name
-from isthmus.repl.store.rows import Position, Prefixes
+from isthmus.repl.store.rows import Prefixes, StoredPosition
 
 _DATA: Final = int(EntryKind.DATA)
 _LEAVING: Final = int(EntryKind.LEAVING)
@@ -27,7 +27,7 @@ _REAP: Final = int(EntryKind.REAP)
 _PLAIN: Final = frozenset((int(EntryKind.BARRIER), int(EntryKind.CONFIG)))
 
 
-class Batch(Protocol):
+class RowBatch(Protocol):
     """Rows to be written and deleted together, later ones over earlier ones."""
 
     def put(self, name: bytes, value: bytes) -> None:
@@ -38,11 +38,11 @@ class Batch(Protocol):
 
 
 def fill(
-    batch: Batch,
+    batch: RowBatch,
     steps: Sequence[PartitionStep],
-    progress: Progress,
+    progress: PositionTable,
     prefixes_of: Callable[[int], Prefixes],
-    remembered: Remembered,
+    remembered: MemoryIndexes,
 ) -> tuple[End, ...]:
     """Put the rows of `steps` into `batch`; returns where they leave their partitions.
     What they leave of what is `remembered` is in the batch too; names of key rows are noted before they can be read.
@@ -112,7 +112,7 @@ def fill(
                 assert kind in _PLAIN, kind
         for gone in window.trim(expected - requests.offset_count):
             delete(request_prefix + pack_u64(gone))
-        end = progress.prepared(partition, first, Position(entries[-1].epoch, expected, mark_s))
+        end = progress.prepared(partition, first, StoredPosition(entries[-1].epoch, expected, mark_s))
         if end.moves_applied:
             put(applied_name, rows.encode_position(end.position))
         ends.append(end)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.repl.model.errors import Corruption, LocalFault
-from isthmus.repl.storage.slot_file import Slots, sync_directory
-from isthmus.repl.store.rows import Position
+from isthmus.repl.storage.slot_file import SlotFile, sync_directory
+from isthmus.repl.store.rows import StoredPosition
 
 FLOORS_VERSION: Final = 1
 """Version of the value in the slots; another one is refused at open."""
@@ -36,7 +36,7 @@ class Floors:
 
     boot_id: str
     clean: bool
-    positions: dict[int, Position] = field(default_factory=dict)
+    positions: dict[int, StoredPosition] = field(default_factory=dict)
 
 
 class Disk:
@@ -57,7 +57,7 @@ class Disk:
         """The directory's names are on disk."""
         sync_directory(path)
 
-    def write_slot(self, slots: Slots, value: Any) -> None:
+    def write_slot(self, slots: SlotFile, value: Any) -> None:
         """The value is the slots' newest."""
         slots.write(value)
 
@@ -78,14 +78,14 @@ def decode_floors(value: Any) -> Floors:
             for row in rows:
                 match row:
                     case [int(partition), int(epoch), int(offset), int(newest_mark_s)]:
-                        positions[partition] = Position(epoch, offset, newest_mark_s)
+                        positions[partition] = StoredPosition(epoch, offset, newest_mark_s)
                     case _:
                         raise Corruption("the store's floors have a row of a wrong shape")
             return Floors(boot_id, clean, positions)
     raise Corruption("the store's floors have a wrong shape")
 
 
-def read_floors(slots: Slots) -> Floors | None:
+def read_floors(slots: SlotFile) -> Floors | None:
     """What the slots hold, None while there is nothing. Raises Corruption, LocalFault."""
     value = slots.read()
     return None if value is None else decode_floors(value)

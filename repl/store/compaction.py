@@ -36,7 +36,7 @@ def size_of(directory: Path, suffix: str = "") -> int:
     return size
 
 
-def rest(driver: Any, directory: Path, *, idle: bool) -> None:
+def compact_when_idle(driver: Any, directory: Path, *, idle: bool) -> None:
     """Empty the write buffer of the database in `directory`, if much is in it, and give the free heap back to the
     system; when the node is `idle`, what is mapped of the tables, too. Takes some 10 ms after a large load, of the
     calling thread."""

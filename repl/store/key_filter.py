@@ -35,7 +35,7 @@ LEARNED_MAX: Final = SLOTS // 2
 """A store that has more key rows when it is opened is not read through: too few slots would stay empty."""
 
 
-class KeyNames:
+class KeyExistenceFilter:
     """Of one store. `slots[hash(name) & SLOT_MASK]` is set for every key row that was ever written, as far as `whole`;
     the hash is Python's own, since nothing of this outlives the process."""
 

@@ -25,14 +25,14 @@ from typing import Any, Final, NamedTuple
 import plyvel
 
 from isthmus.repl.model.errors import Corruption, LocalFault
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store.batch import fill
 from isthmus.repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
-from isthmus.repl.store.compaction import rest, size_of
-from isthmus.repl.store.memory_index import Remembered
-from isthmus.repl.store.port import Applied, PartitionStep
-from isthmus.repl.store.positions import End, Progress
-from isthmus.repl.store.reads import Reads
+from isthmus.repl.store.compaction import compact_when_idle, size_of
+from isthmus.repl.store.memory_index import MemoryIndexes
+from isthmus.repl.store.port import AppliedPosition, PartitionStep
+from isthmus.repl.store.positions import End, PositionTable
+from isthmus.repl.store.reads import StoreReads
 from isthmus.repl.store.recovery import (
     ROWS_NAME,
     check_identity,
@@ -46,7 +46,7 @@ from isthmus.repl.store.request_dedup import WINDOW_OFFSETS
 from isthmus.repl.store.row_source import Source
 from isthmus.repl.store.state_transfer import LevelFar
 from isthmus.repl.store.time_index import THIN_EVERY_S, thinning
-from isthmus.repl.store.write_stalls import AtOnce
+from isthmus.repl.store.write_stalls import WriteStallPredictor
 
 BLOOM_FILTER_BITS: Final = 10
 """Bits a key in each table's filter: about one absent key in a hundred costs a block read."""
@@ -64,7 +64,7 @@ SPARE_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """A batch that held more is let go, so that one large step does not keep its memory for ever."""
 
 
-class View:
+class LevelDbView:
     """A `Source` on a LevelDB database or a snapshot of it; the driver's errors become ours here. Blocks that come from
     disk are checked against their checksums; scans leave the block cache alone."""
 
@@ -122,9 +122,9 @@ class View:
         """Let go of a snapshot."""
         self._driver.close()
 
-    def open_snapshot(self) -> View:
+    def open_snapshot(self) -> LevelDbView:
         """The rows as they are now, until it is closed."""
-        return View(self._driver.snapshot(), self.directory)
+        return LevelDbView(self._driver.snapshot(), self.directory)
 
     @contextmanager
     def snapshot(self) -> Iterator[Source]:
@@ -140,7 +140,7 @@ class Prepared(NamedTuple):
     ends: tuple[End, ...]
 
 
-class LevelStore(Reads):
+class LevelStore(StoreReads):
     """`repl.store.port.Store` on one LevelDB database. Open it with `LevelStore.open`.
 
     Writes: `write`, or `prepare` by one thread and `commit` by one thread, in the same order. plyvel lets go of the
@@ -154,16 +154,16 @@ class LevelStore(Reads):
         self,
         directory: Path,
         db: Any,
-        progress: Progress,
-        remembered: Remembered,
-        slots: Slots,
+        progress: PositionTable,
+        remembered: MemoryIndexes,
+        slots: SlotFile,
         floors: Floors,
         boot_id: str,
         disk: Disk,
         write_buffer_bytes: int,
     ) -> None:
         """For `open` only."""
-        view = View(db, directory)
+        view = LevelDbView(db, directory)
         super().__init__(view, progress, remembered)
         self._directory = directory
         self._db = db
@@ -174,7 +174,7 @@ class LevelStore(Reads):
         self._needs_replay = progress.replaying()
         self._thinned_at_s: dict[int, int] = {}
         self._spare_batches: list[Any] = []
-        self._at_once = AtOnce(db.get_property, monotonic, write_buffer_bytes)
+        self._at_once = WriteStallPredictor(db.get_property, monotonic, write_buffer_bytes)
         self._checkpointing = Lock()
         self._failure = ""
         self._closed = False
@@ -212,7 +212,7 @@ class LevelStore(Reads):
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LocalFault(f"cannot make the store's directory {directory}: {error.strerror}") from error
-        slots = Slots(directory, FLOORS_NAME)
+        slots = SlotFile(directory, FLOORS_NAME)
         try:
             floors = read_floors(slots)
         except Corruption as error:
@@ -228,7 +228,7 @@ class LevelStore(Reads):
         except plyvel.Error as error:
             raise fault(error, directory) from error
         try:
-            view = View(db, directory)
+            view = LevelDbView(db, directory)
             if not check_identity(view, directory, cluster_uuid, floors, is_empty=is_empty(db)):
                 floors = Floors(boot_id, clean=False)
                 make_new(db, directory, cluster_uuid, slots, floors, disk)
@@ -254,7 +254,7 @@ class LevelStore(Reads):
         """The applied offset of every partition that has rows here."""
         return self._progress.applied_offsets()
 
-    def applied(self, partition: int) -> Applied:
+    def applied(self, partition: int) -> AppliedPosition:
         """How far the partition is applied; in a replay, as found at open until the replay has passed it."""
         return self._progress.applied(partition)
 
@@ -312,11 +312,11 @@ class LevelStore(Reads):
             self._thin_one_partition()
             self._remembered.names.learn(self._source)
 
-    def rest(self, *, idle: bool) -> None:
+    def compact_when_idle(self, *, idle: bool) -> None:
         """Nothing was written for a while: give back the memory that was for writing; see the port."""
         with self._checkpointing:
             if not self._closed:
-                rest(self._db, self._directory / ROWS_NAME, idle=idle)
+                compact_when_idle(self._db, self._directory / ROWS_NAME, idle=idle)
 
     def size_bytes(self) -> int:
         """Size of the database's files, among them obsolete ones that LevelDB has yet to delete."""

@@ -20,7 +20,7 @@ REAPED: Final = b"\0reaped"
 goes to a follower that is far with the cursors."""
 
 
-class Applied(NamedTuple):
+class AppliedPosition(NamedTuple):
     """How far a partition is applied: all entries below `offset`, the last of them in `epoch`."""
 
     epoch: int
@@ -81,7 +81,7 @@ class FarMark(NamedTuple):
     whole: bool
 
 
-class Chunk(NamedTuple):
+class TransferChunk(NamedTuple):
     """Change rows [from, upto) of a snapshot, with their keys and objects, as bytes of `repl.store.row_codec`."""
 
     rows: bytes
@@ -100,10 +100,10 @@ class StateChunk(NamedTuple):
 class Snapshot(Protocol):
     """One partition's rows as they were at one moment; used by one thread at a time, and closed before the store."""
 
-    end: Applied
+    end: AppliedPosition
     """How far it is applied."""
 
-    def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
+    def rows(self, from_offset: int, limit_bytes: int) -> TransferChunk:
         """The rows whose latest change is at `from_offset` or later, in that order: at least one, if any, then until
         `limit_bytes` are passed, or one is damaged; `upto` is `end.offset` when there are no more. Raises DamagedRow
         where the first one is damaged, DamagedChange where its change row cannot be decoded."""
@@ -175,7 +175,7 @@ class FarStore(Protocol):
     def sync(self) -> None:
         """All that was installed is on disk."""
 
-    def finish(self, partition: int, end: Applied) -> None:
+    def finish(self, partition: int, end: AppliedPosition) -> None:
         """It is applied to `end`, and not far any more, durably."""
 
     def remove(self, partition: int) -> Iterator[int]:
@@ -187,10 +187,10 @@ class FarStore(Protocol):
         """The partition's rows as they are now. Close it."""
 
     def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
-        """Write the rows of one key, the only ones of `chunk` (as `Chunk.rows`), over damaged ones; False when they are
-        not what they should be any more, and nothing was written. `seen` is the damaged key row, None where there is
-        none; `upto` the offset to which the copy was applied that the rows are from: a key whose row is still `seen`
-        has not changed since, and one without a row only if this copy is no further. Between two writes of the
+        """Write the rows of one key, the only ones of `chunk` (as `TransferChunk.rows`), over damaged ones; False when
+        they are not what they should be any more, and nothing was written. `seen` is the damaged key row, None where
+        there is none; `upto` the offset to which the copy was applied that the rows are from: a key whose row is still
+        `seen` has not changed since, and one without a row only if this copy is no further. Between two writes of the
         partition (`Store.commit`), never while it is far. Raises Corruption for a chunk of another shape."""
 
     def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
@@ -213,7 +213,7 @@ class Store(Protocol):
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""
 
-    def applied(self, partition: int) -> Applied:
+    def applied(self, partition: int) -> AppliedPosition:
         """How far the partition is applied as read now; Applied(0, 0) when nothing is."""
 
     def reach(self, partition: int) -> int:
@@ -246,7 +246,7 @@ class Store(Protocol):
         """Note the applied offsets, call `before_floors`, sync the logs and the directory, persist the noted offsets as
         the durable floors. Runs beside `write` in the writer thread or between writes."""
 
-    def rest(self, *, idle: bool) -> None:
+    def compact_when_idle(self, *, idle: bool) -> None:
         """Nothing was written for a while: give back the memory that was for writing. `idle`: the node did nothing else
         either, so what was for reading goes, too. Runs as `checkpoint` does."""
 

@@ -23,26 +23,28 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from isthmus.repl.model.errors import Corruption
-from isthmus.repl.store.port import Applied
-from isthmus.repl.store.rows import START, Position
+from isthmus.repl.store.port import AppliedPosition
+from isthmus.repl.store.rows import START, StoredPosition
 
 
 class End(NamedTuple):
     """Where a prepared batch leaves a partition; `moves_applied` is False below a replay's end."""
 
     partition: int
-    position: Position
+    position: StoredPosition
     moves_applied: bool
 
 
-class Progress:
+class PositionTable:
     """The positions of all partitions of one store.
 
     `prepared` belongs to the thread that prepares, `wrote` to the one that writes; the others may be
     called from any thread, since each reads or replaces whole values.
     """
 
-    def __init__(self, found: Mapping[int, Position], floors: Mapping[int, Position], *, trusted: bool) -> None:
+    def __init__(
+        self, found: Mapping[int, StoredPosition], floors: Mapping[int, StoredPosition], *, trusted: bool
+    ) -> None:
         """`found` are the applied rows, `floors` the last checkpoint's; without `trusted`, partitions whose floor
         is below what was found replay. Raises Corruption when a floor is above what was found."""
         for partition, floor in floors.items():
@@ -53,7 +55,7 @@ class Progress:
                 )
         self._applied = dict(found)
         self._floors = dict(floors)
-        self._replaying: dict[int, Position] = {}
+        self._replaying: dict[int, StoredPosition] = {}
         self._next = dict(found)
         if not trusted:
             for partition, position in found.items():
@@ -65,7 +67,7 @@ class Progress:
         self.stretches = [(p, self._next[p].offset, found.offset) for p, found in self._replaying.items()]
         """(partition, from, to) of what is replayed."""
 
-    def next(self, partition: int) -> Position:
+    def next(self, partition: int) -> StoredPosition:
         """Where the partition's next entry must begin."""
         return self._next.get(partition, START)
 
@@ -73,7 +75,7 @@ class Progress:
         """True while some partition is below the applied offset found at open."""
         return bool(self._replaying)
 
-    def prepared(self, partition: int, first_offset: int, end: Position) -> End:
+    def prepared(self, partition: int, first_offset: int, end: StoredPosition) -> End:
         """A batch with the partition's entries [first_offset, end.offset) was prepared.
 
         They begin where the last ones ended, in a replay too (asserted): rewound, a partition would hold older rows
@@ -95,11 +97,11 @@ class Progress:
             if moves_applied:
                 self._applied[partition] = position
 
-    def written(self) -> dict[int, Position]:
+    def written(self) -> dict[int, StoredPosition]:
         """What the database holds now: a checkpoint notes this before it syncs."""
         return dict(self._written)
 
-    def checkpointed(self, noted: Mapping[int, Position]) -> None:
+    def checkpointed(self, noted: Mapping[int, StoredPosition]) -> None:
         """A checkpoint that had noted these positions has finished."""
         self._floors = dict(noted)
 
@@ -107,7 +109,7 @@ class Progress:
         """True while rows of this partition may be missing."""
         return partition in self._replaying
 
-    def replayed(self, partition: int) -> Position | None:
+    def replayed(self, partition: int) -> StoredPosition | None:
         """How far the partition's replay has come in the database; None where none is under way. From any thread: the
         batch that ends it may be prepared and not yet be written."""
         applied = self._applied.get(partition, START)
@@ -119,14 +121,14 @@ class Progress:
         for positions in (self._next, self._written, self._applied, self._replaying, self._floors):
             positions.pop(partition, None)
 
-    def install(self, partition: int, position: Position) -> None:
+    def install(self, partition: int, position: StoredPosition) -> None:
         """Its rows are the effect of all below `position`, and nothing else is under way."""
         self._next[partition] = self._written[partition] = self._applied[partition] = position
 
-    def applied(self, partition: int) -> Applied:
+    def applied(self, partition: int) -> AppliedPosition:
         """What the applied row says."""
         epoch, offset, _ = self._applied.get(partition, START)
-        return Applied(epoch, offset)
+        return AppliedPosition(epoch, offset)
 
     def applied_offsets(self) -> dict[int, int]:
         """The applied offset of every partition that has an applied row."""

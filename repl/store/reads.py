@@ -16,9 +16,9 @@ from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from isthmus.repl.store import rows
 from isthmus.repl.store.key_filter import SLOT_MASK
-from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.memory_index import MemoryIndexes
 from isthmus.repl.store.port import Change, Cursor, DamagedChange, ListedKey
-from isthmus.repl.store.positions import Progress
+from isthmus.repl.store.positions import PositionTable
 from isthmus.repl.store.row_source import Source
 from isthmus.repl.store.rows import Prefixes
 
@@ -27,10 +27,10 @@ FULL_FOR_S: Final = 3_600
 guess."""
 
 
-class Reads:
+class StoreReads:
     """The reading half of a store (`repl.store.port.Store`)."""
 
-    def __init__(self, source: Source, progress: Progress, remembered: Remembered) -> None:
+    def __init__(self, source: Source, progress: PositionTable, remembered: MemoryIndexes) -> None:
         self._source = source
         self._progress = progress
         self._remembered = remembered

@@ -27,7 +27,7 @@ REFUSED_MAX: Final = 10_000
 """Refused pushes of one partition that are remembered; beyond it the oldest is forgotten, and refused once more."""
 
 
-class Stamp(NamedTuple):
+class EntryHeader(NamedTuple):
     """Where an entry is to stand, and when it was made."""
 
     epoch: int
@@ -35,7 +35,7 @@ class Stamp(NamedTuple):
     time_ms: int
 
 
-def reap_entry(stamp: Stamp, own: bytes, key: Key, hash64: int, previous_offset: int, gone: Summary) -> Entry:
+def reap_entry(stamp: EntryHeader, own: bytes, key: Key, hash64: int, previous_offset: int, gone: Summary) -> Entry:
     """A REAP entry: the tombstone `gone`, written at `previous_offset`, goes, and its clock is remembered. With
     NO_OFFSET there is none here; the clock is all."""
     return make_entry(

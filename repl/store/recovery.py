@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import rows
 from isthmus.repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors
-from isthmus.repl.store.memory_index import Remembered
-from isthmus.repl.store.positions import Progress
+from isthmus.repl.store.memory_index import MemoryIndexes
+from isthmus.repl.store.positions import PositionTable
 from isthmus.repl.store.reaped_keys import GONE, decode_gone
 from isthmus.repl.store.row_source import Source
 
@@ -58,14 +58,14 @@ def check_identity(
     return True
 
 
-def found_progress(source: Source, directory: Path, floors: Floors, *, trusted: bool) -> Progress:
+def found_progress(source: Source, directory: Path, floors: Floors, *, trusted: bool) -> PositionTable:
     """The partitions as the applied rows and the floors have them. Raises Corruption, LocalFault."""
     at = len(rows.APPLIED_TAG)
     found = list(source.scan(rows.APPLIED_TAG, rows.after_prefix(rows.APPLIED_TAG)))
     try:
         positions = {rows.decode_u32(name[at:]): rows.decode_position(value) for name, value in found}
         far = found_marks(source)
-        return Progress(positions, {p: f for p, f in floors.positions.items() if p not in far}, trusted=trusted)
+        return PositionTable(positions, {p: f for p, f in floors.positions.items() if p not in far}, trusted=trusted)
     except Corruption as error:
         raise damaged(str(error), directory) from error
 
@@ -77,10 +77,10 @@ def found_marks(source: Source) -> dict[int, tuple[rows.FarKind, int, int]]:
     return {rows.decode_u32(name[at:]): rows.decode_far(value) for name, value in found}
 
 
-def found_remembered(source: Source, directory: Path, progress: Progress, offset_count: int) -> Remembered:
+def found_remembered(source: Source, directory: Path, progress: PositionTable, offset_count: int) -> MemoryIndexes:
     """The remembered requests and reaped keys of all partitions. Those that a replay will bring again are left to it.
     Raises Corruption."""
-    remembered = Remembered(offset_count)
+    remembered = MemoryIndexes(offset_count)
     try:
         for partition in progress.applied_offsets():
             read_remembered(source, remembered, partition, progress.next(partition).offset)
@@ -90,7 +90,7 @@ def found_remembered(source: Source, directory: Path, progress: Progress, offset
     return remembered
 
 
-def read_remembered(source: Source, remembered: Remembered, partition: int, end: int) -> None:
+def read_remembered(source: Source, remembered: MemoryIndexes, partition: int, end: int) -> None:
     """Remember what a partition's entries below `end` left of requests and reaped keys. Raises as the source does."""
     prefixes = rows.prefixes(partition)
     prefix = prefixes.request
@@ -109,7 +109,7 @@ def is_empty(db: Any) -> bool:
         return next(names, None) is None
 
 
-def make_new(db: Any, directory: Path, cluster_uuid: bytes, slots: Slots, floors: Floors, disk: Disk) -> None:
+def make_new(db: Any, directory: Path, cluster_uuid: bytes, slots: SlotFile, floors: Floors, disk: Disk) -> None:
     """First floors, then the row that makes the database a store; both durable. Raises OSError, LocalFault."""
     disk.write_slot(slots, encode_floors(floors))
     with db.write_batch(sync=True) as batch:

@@ -26,7 +26,7 @@ STATE_TAGS: Final = tuple(sorted((rows.MARK_TAG, rows.CURSOR_TAG, rows.SOFT_TAG,
 """Kinds of rows that are not found by offset, in the order in which they go."""
 
 
-class Row(NamedTuple):
+class TransferRow(NamedTuple):
     """One key: the offset of its latest change, and its three rows' values."""
 
     offset: int
@@ -61,7 +61,7 @@ def _decode(chunk: bytes) -> list[Any]:
     return items
 
 
-def decode_rows(chunk: bytes) -> list[Row]:
+def decode_rows(chunk: bytes) -> list[TransferRow]:
     """The rows of a chunk. Raises DamagedChunk."""
     found = []
     before = -1
@@ -69,11 +69,11 @@ def decode_rows(chunk: bytes) -> list[Row]:
         if type(item) is not list or tuple(map(type, item)) != _ROW_TYPES or item[0] <= before:
             raise DamagedChunk("a chunk of rows has one of a wrong shape")
         before = item[0]
-        found.append(Row._make(item))
+        found.append(TransferRow._make(item))
     return found
 
 
-def decode_one(chunk: bytes) -> Row:
+def decode_one(chunk: bytes) -> TransferRow:
     """The row of a chunk of one. Raises DamagedChunk."""
     found = decode_rows(chunk)
     if len(found) != 1:

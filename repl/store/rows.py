@@ -72,7 +72,7 @@ NO_MARK: Final = -1
 """`newest_mark_s` of a partition that has no time mark yet."""
 
 
-class Position(NamedTuple):
+class StoredPosition(NamedTuple):
     """How far a partition is: entries below `offset`, the last of them in `epoch`; `newest_mark_s`
     is the second of its newest time mark, so that whoever goes on from here marks the same seconds."""
 
@@ -81,7 +81,7 @@ class Position(NamedTuple):
     newest_mark_s: int
 
 
-START: Final = Position(0, 0, NO_MARK)
+START: Final = StoredPosition(0, 0, NO_MARK)
 """A partition without an entry."""
 
 
@@ -153,16 +153,16 @@ def decode_format(value: bytes) -> tuple[int, bytes]:
     return version, cluster_uuid
 
 
-def encode_position(position: Position) -> bytes:
+def encode_position(position: StoredPosition) -> bytes:
     """The applied row's value."""
     return _APPLIED.pack(*position)
 
 
-def decode_position(value: bytes) -> Position:
+def decode_position(value: bytes) -> StoredPosition:
     """The position in an applied row. Raises Corruption."""
     if len(value) != _APPLIED.size:
         raise Corruption(f"an applied row of the store has {len(value)} bytes, {_APPLIED.size} expected")
-    return Position(*_APPLIED.unpack(value))
+    return StoredPosition(*_APPLIED.unpack(value))
 
 
 class FarKind(IntEnum):

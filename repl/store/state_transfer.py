@@ -18,14 +18,14 @@ import structlog
 from isthmus.repl.model.errors import Corruption, DamagedChunk, DamagedRow
 from isthmus.repl.model.keys import segment_of
 from isthmus.repl.store import row_codec, rows
-from isthmus.repl.store.memory_index import Remembered
-from isthmus.repl.store.port import Applied, Chunk, DamagedChange, FarMark, StateChunk
-from isthmus.repl.store.positions import Progress
+from isthmus.repl.store.memory_index import MemoryIndexes
+from isthmus.repl.store.port import AppliedPosition, DamagedChange, FarMark, StateChunk, TransferChunk
+from isthmus.repl.store.positions import PositionTable
 from isthmus.repl.store.reads import scan_key_pages, scan_key_rows, scan_segments
 from isthmus.repl.store.recovery import found_marks, read_remembered
 from isthmus.repl.store.row_codec import ROW_BYTES, STATE_TAGS
 from isthmus.repl.store.row_source import Source
-from isthmus.repl.store.rows import FarKind, Position
+from isthmus.repl.store.rows import FarKind, StoredPosition
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class Closable(Source, Protocol):
 class LevelSnapshot:
     """`repl.store.port.Snapshot`."""
 
-    def __init__(self, source: Closable, partition: int, replayed: Position | None) -> None:
+    def __init__(self, source: Closable, partition: int, replayed: StoredPosition | None) -> None:
         """`replayed`: how far a replay had come before `source` was taken; rows above may be missing (H36)."""
         self._source = source
         self._number = rows.U32.pack(partition)
@@ -53,9 +53,9 @@ class LevelSnapshot:
         value = source.get(self._prefixes.applied)
         found = rows.START if value is None else rows.decode_position(value)
         epoch, offset, _ = found if replayed is None else replayed
-        self.end = Applied(epoch, offset)
+        self.end = AppliedPosition(epoch, offset)
 
-    def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
+    def rows(self, from_offset: int, limit_bytes: int) -> TransferChunk:
         """See the port. A row is damaged, too, whose change is without its key or object."""
         prefix = self._prefixes.change
         found: list[tuple[int, bytes, bytes, bytes]] = []
@@ -68,13 +68,13 @@ class LevelSnapshot:
                     key_row, data = self._whole(offset, value)
                 except DamagedRow:
                     if found:  # these first; the next question begins with it
-                        return Chunk(row_codec.encode(found), offset, len(found))
+                        return TransferChunk(row_codec.encode(found), offset, len(found))
                     raise
                 size += len(value) + len(key_row) + len(data) + ROW_BYTES
                 if found and size > limit_bytes:
-                    return Chunk(row_codec.encode(found), offset, len(found))
+                    return TransferChunk(row_codec.encode(found), offset, len(found))
                 found.append((offset, value, key_row, data))
-        return Chunk(row_codec.encode(found), self.end.offset, len(found))
+        return TransferChunk(row_codec.encode(found), self.end.offset, len(found))
 
     def _whole(self, offset: int, change: bytes) -> tuple[bytes, bytes]:
         """(key row, object) of the key that changed at `offset`. Raises DamagedRow."""
@@ -160,8 +160,8 @@ class LevelFar:
     def __init__(
         self,
         source: Source,
-        progress: Progress,
-        remembered: Remembered,
+        progress: PositionTable,
+        remembered: MemoryIndexes,
         *,
         new_batch: Callable[[], Any],
         write: Callable[[Any], None],
@@ -340,7 +340,7 @@ class LevelFar:
             batch.put(name[:1] + number + name[1:], value)
         return self._mark(batch, partition, FarKind.PARTIAL, before.epoch, before.position)
 
-    def finish(self, partition: int, end: Applied) -> None:
+    def finish(self, partition: int, end: AppliedPosition) -> None:
         """See the port. The floor of the rows that were here before goes before the mark does: it may be above the end
         of a round that began with nothing, and would be called damage."""
         self._checkpoint()
@@ -348,7 +348,7 @@ class LevelFar:
         name, _ = self._source.last_before(rows.after_prefix(prefixes.mark))
         found = name.startswith(prefixes.mark)
         mark_s = rows.decode_u64(name[len(prefixes.mark) :]) if found else rows.NO_MARK
-        position = Position(end.epoch, end.offset, mark_s)
+        position = StoredPosition(end.epoch, end.offset, mark_s)
         batch = self._new_batch()
         batch.delete(rows.FAR_TAG + rows.U32.pack(partition))
         batch.put(prefixes.applied, rows.encode_position(position))

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Final, TypeVar
 
 from isthmus.repl.store import rows
-from isthmus.repl.store.batch import Batch
+from isthmus.repl.store.batch import RowBatch
 from isthmus.repl.store.reads import FULL_FOR_S
 from isthmus.repl.store.row_source import Source
 
@@ -23,7 +23,7 @@ THIN_EVERY_S: Final = 600
 """A partition is thinned once its newest mark has moved by this: at most 600 marks too many, and a scan of
 some 6,000 small rows (about 10 ms) every ten minutes."""
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=RowBatch)
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3_600

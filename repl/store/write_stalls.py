@@ -33,7 +33,7 @@ HOLD_S_MAX: Final = 3600.0
 hundredth of the loop's time is spent waiting, however the disk behaves; of stalls above 36 s one an hour is."""
 
 
-class AtOnce:
+class WriteStallPredictor:
     """Of one database. `get_property` is the driver's; `clock_s` is monotonic. One write at a time is `wrote`."""
 
     def __init__(

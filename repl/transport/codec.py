@@ -17,20 +17,20 @@ import msgpack
 
 from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.isr.messages import (
-    Ack,
-    FarAsk,
-    FarRows,
-    FarState,
-    Fenced,
-    Forward,
-    Hello,
-    HelloOk,
-    HelloRefused,
+    AppendAck,
+    AppendEntries,
+    AppendRejected,
+    FollowAccepted,
+    FollowRejected,
+    FollowRejection,
+    FollowRequest,
+    LeadershipCheck,
+    LeadershipCheckOk,
     Message,
-    Nack,
-    Probe,
-    ProbeOk,
-    Refusal,
+    StaleEpoch,
+    TransferMetadata,
+    TransferRequest,
+    TransferRows,
 )
 from isthmus.repl.model.entry import Entry, decode_entry
 from isthmus.repl.model.errors import CodecError
@@ -45,26 +45,38 @@ PARTITION_MAX: Final = (1 << 32) - 1
 _NUMBER_MAX: Final = (1 << 64) - 1
 """Of gens, nonces, sequence numbers and record versions: what msgpack holds."""
 
-FROM_FOLLOWER: Final = frozenset((Hello, Ack, Nack, ProbeOk, FarAsk))
+FROM_FOLLOWER: Final = frozenset((FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk, TransferRequest))
 """Go to a leader, over the connection that the follower dialled."""
 
-FROM_LEADER: Final = frozenset((HelloOk, HelloRefused, Forward, Probe, FarRows, FarState))
+FROM_LEADER: Final = frozenset(
+    (FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck, TransferRows, TransferMetadata)
+)
 """Come back over it. Fenced may go either way."""
 
 _pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
 
 _KIND_OF: Final[Mapping[type, int]] = {
-    Hello: 1, HelloOk: 2, HelloRefused: 3, Forward: 4, Ack: 5, Nack: 6, Probe: 7, ProbeOk: 8, Fenced: 9,
-    FarAsk: 10, FarRows: 11, FarState: 12,
-}  # fmt: skip
+    FollowRequest: 1,
+    FollowAccepted: 2,
+    FollowRejected: 3,
+    AppendEntries: 4,
+    AppendAck: 5,
+    AppendRejected: 6,
+    LeadershipCheck: 7,
+    LeadershipCheckOk: 8,
+    StaleEpoch: 9,
+    TransferRequest: 10,
+    TransferRows: 11,
+    TransferMetadata: 12,
+}
 
 _NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
-    2: (HelloOk, (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
-    5: (Ack, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
-    6: (Nack, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
-    7: (Probe, (MAX_EPOCH, _NUMBER_MAX)),
-    8: (ProbeOk, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
-    9: (Fenced, (MAX_EPOCH,)),
+    2: (FollowAccepted, (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
+    5: (AppendAck, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
+    6: (AppendRejected, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
+    7: (LeadershipCheck, (MAX_EPOCH, _NUMBER_MAX)),
+    8: (LeadershipCheckOk, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
+    9: (StaleEpoch, (MAX_EPOCH,)),
 }
 """Kinds that are made of numbers alone -> the class, and the greatest value of each field."""
 
@@ -74,11 +86,11 @@ _FAR_ROWS_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_
 _FAR_STATE_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET)
 _REFUSED_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX)
 _FORWARD_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET, MAX_OFFSET, _NUMBER_MAX)
-_HELLO, _REFUSED, _FORWARD = _KIND_OF[Hello], _KIND_OF[HelloRefused], _KIND_OF[Forward]
-_FAR: Final = frozenset((_KIND_OF[FarAsk], _KIND_OF[FarRows], _KIND_OF[FarState]))
+_HELLO, _REFUSED, _FORWARD = _KIND_OF[FollowRequest], _KIND_OF[FollowRejected], _KIND_OF[AppendEntries]
+_FAR: Final = frozenset((_KIND_OF[TransferRequest], _KIND_OF[TransferRows], _KIND_OF[TransferMetadata]))
 _FORWARD_FIELDS: Final = 13
 _FORWARD_HEAD: Final = list_head(_FORWARD_FIELDS)
-_REFUSALS: Final = {refusal.value: refusal for refusal in Refusal}
+_REFUSALS: Final = {refusal.value: refusal for refusal in FollowRejection}
 _NO_ENTRIES: Final = bin_head(0) * 2
 _NO_CURSORS: Final = b"\x80"
 
@@ -94,28 +106,28 @@ class Encoder:
         self._made.clear()
 
     def item(self, partition: int, message: Message, cursors: Mapping[bytes, bytes] = NO_CURSORS) -> Parts:
-        """`message` as an item, in parts. `cursors` go with a Forward."""
+        """`message` as an item, in parts. `cursors` go with an AppendEntries."""
         kind = _KIND_OF[type(message)]
         if kind in _NUMBERS:
             return (_pack((partition, kind, *message)),)
         match message:
-            case Forward():
+            case AppendEntries():
                 head = _FORWARD_HEAD + _pack((partition, kind, *message[:8]))[1:]
                 tail = _pack(dict(cursors)) if cursors else _NO_CURSORS
                 if not message.entries:
                     return (head + _NO_ENTRIES + tail,)
                 return (head, *self._entries(message.entries), tail)
-            case Hello():
+            case FollowRequest():
                 return (_pack((partition, kind, *message[:5], _table_bytes(message.table), message.rounds)),)
-            case FarAsk():
+            case TransferRequest():
                 return (_pack((partition, kind, *message)),)
-            case FarRows(rows=rows):
+            case TransferRows(rows=rows):
                 head = list_head(9) + _pack((partition, kind, *message[:6]))[1:]
                 return (head + bin_head(len(rows)), rows)
-            case FarState(epoch, nonce, end, after, last, done, table, rows):
+            case TransferMetadata(epoch, nonce, end, after, last, done, table, rows):
                 fields = (partition, kind, epoch, nonce, end, after, last, done, _table_bytes(table))
                 return (list_head(10) + _pack(fields)[1:] + bin_head(len(rows)), rows)
-            case HelloRefused(epoch, nonce, refusal, log_start):
+            case FollowRejected(epoch, nonce, refusal, log_start):
                 return (_pack((partition, kind, epoch, nonce, refusal.value, log_start)),)
             case _:
                 raise AssertionError(f"no message: {message!r}")
@@ -168,11 +180,11 @@ def _check_numbers(what: str, fields: tuple[Any, ...], limits: tuple[int, ...]) 
             raise CodecError(f"{what} with a field that is no number within its range")
 
 
-def _hello(raw: tuple[Any, ...]) -> Hello:
+def _hello(raw: tuple[Any, ...]) -> FollowRequest:
     if len(raw) != 9:
-        raise CodecError("Hello with a wrong number of fields")
-    _check_numbers("Hello", (*raw[2:7], raw[8]), (*_HELLO_NUMBERS, _NUMBER_MAX))
-    return Hello._make((*raw[2:7], _table(raw[7]), raw[8]))
+        raise CodecError("FollowRequest with a wrong number of fields")
+    _check_numbers("FollowRequest", (*raw[2:7], raw[8]), (*_HELLO_NUMBERS, _NUMBER_MAX))
+    return FollowRequest._make((*raw[2:7], _table(raw[7]), raw[8]))
 
 
 def _table_bytes(table: EpochTable) -> bytes:
@@ -184,14 +196,14 @@ def _far(partition: int, kind: int, raw: tuple[Any, ...]) -> Delivery:
     """A message of a transfer round; whether its chunk is whole the store says."""
     match kind, raw[2:]:
         case 10, (*numbers, bytes(after)):
-            _check_numbers("FarAsk", tuple(numbers), _FAR_ASK_NUMBERS)
-            return Delivery(partition, FarAsk._make((*numbers, after)))
+            _check_numbers("TransferRequest", tuple(numbers), _FAR_ASK_NUMBERS)
+            return Delivery(partition, TransferRequest._make((*numbers, after)))
         case 11, (*numbers, bytes(rows)):
-            _check_numbers("FarRows", tuple(numbers), _FAR_ROWS_NUMBERS)
-            return Delivery(partition, FarRows._make((*numbers, rows)))
+            _check_numbers("TransferRows", tuple(numbers), _FAR_ROWS_NUMBERS)
+            return Delivery(partition, TransferRows._make((*numbers, rows)))
         case 12, (epoch, nonce, end, bytes(after), bytes(last), int(done), table, bytes(rows)) if done in (0, 1):
-            _check_numbers("FarState", (epoch, nonce, end), _FAR_STATE_NUMBERS)
-            return Delivery(partition, FarState(epoch, nonce, end, after, last, int(done), _table(table), rows))
+            _check_numbers("TransferMetadata", (epoch, nonce, end), _FAR_STATE_NUMBERS)
+            return Delivery(partition, TransferMetadata(epoch, nonce, end, after, last, int(done), _table(table), rows))
     raise CodecError("a message of a transfer round with wrong fields")
 
 
@@ -208,49 +220,50 @@ def _table(raw: Any) -> EpochTable:
     return table
 
 
-def _hello_refused(raw: tuple[Any, ...]) -> HelloRefused:
+def _hello_refused(raw: tuple[Any, ...]) -> FollowRejected:
     if len(raw) != 6:
-        raise CodecError("HelloRefused with a wrong number of fields")
+        raise CodecError("FollowRejected with a wrong number of fields")
     _, _, epoch, nonce, refusal, log_start = raw
-    _check_numbers("HelloRefused", (epoch, nonce), _REFUSED_NUMBERS)
-    _check_numbers("HelloRefused", (log_start,), (MAX_OFFSET,))
+    _check_numbers("FollowRejected", (epoch, nonce), _REFUSED_NUMBERS)
+    _check_numbers("FollowRejected", (log_start,), (MAX_OFFSET,))
     if type(refusal) is not str or refusal not in _REFUSALS:
-        raise CodecError("HelloRefused without a known reason")
-    return HelloRefused(epoch, nonce, _REFUSALS[refusal], log_start)
+        raise CodecError("FollowRejected without a known reason")
+    return FollowRejected(epoch, nonce, _REFUSALS[refusal], log_start)
 
 
 def _forward(partition: int, raw: tuple[Any, ...]) -> Delivery:
     if len(raw) != _FORWARD_FIELDS:
-        raise CodecError("Forward with a wrong number of fields")
+        raise CodecError("AppendEntries with a wrong number of fields")
     isr, lengths, joined, cursors = raw[9:]
     numbers = raw[2:9]
-    _check_numbers("Forward", numbers, _FORWARD_NUMBERS)
+    _check_numbers("AppendEntries", numbers, _FORWARD_NUMBERS)
     if type(isr) is not tuple or not all(type(name) is str and 0 < len(name) <= NAME_LENGTH_MAX for name in isr):
-        raise CodecError("Forward with an ISR that is no list of names")
+        raise CodecError("AppendEntries with an ISR that is no list of names")
     if type(lengths) is not bytes or len(lengths) % 4 or type(joined) is not bytes or type(cursors) is not dict:
-        raise CodecError("Forward with entries or cursors of a wrong type")
+        raise CodecError("AppendEntries with entries or cursors of a wrong type")
     for name, state in cursors.items():
         if type(name) is not bytes or type(state) is not bytes:
-            raise CodecError("Forward with a cursor that is no bytes")
+            raise CodecError("AppendEntries with a cursor that is no bytes")
     epoch, _, start, before = numbers[:4]
     entries = _entries_of(lengths, joined, start, before, epoch) if lengths or joined else ()
-    return Delivery(partition, Forward._make((*numbers, isr, entries)), cursors or NO_CURSORS)
+    return Delivery(partition, AppendEntries._make((*numbers, isr, entries)), cursors or NO_CURSORS)
 
 
 def _entries_of(lengths: bytes, joined: bytes, start: int, before: int, epoch: int) -> tuple[Entry, ...]:
-    """The entries of a Forward: offsets from `start` on without a gap, epochs that do not fall, none above `epoch`."""
+    """The entries of an AppendEntries: offsets from `start` on without a gap, epochs that do not fall, none above
+    `epoch`."""
     entries: list[Entry] = []
     at, offset, epoch_before = 0, start, before
     for length in struct_unpack(f"<{len(lengths) // 4}I", lengths):
         entry = decode_entry(joined[at : at + length])
         if entry.offset != offset:
-            raise CodecError(f"Forward with an entry of offset {entry.offset} where {offset} stands")
+            raise CodecError(f"AppendEntries with an entry of offset {entry.offset} where {offset} stands")
         if not epoch_before <= entry.epoch <= epoch:
-            raise CodecError("Forward with entries whose epochs fall, or rise above its own")
+            raise CodecError("AppendEntries with entries whose epochs fall, or rise above its own")
         entries.append(entry)
         at += length
         offset += 1
         epoch_before = entry.epoch
     if at != len(joined):
-        raise CodecError("Forward with bytes that belong to no entry")
+        raise CodecError("AppendEntries with bytes that belong to no entry")
     return tuple(entries)

@@ -22,26 +22,26 @@ from isthmus.repl.security.tls import FIRST_BYTE, shown_address, shown_certifica
 from isthmus.repl.transport.frames import (
     FIRST_BYTES_MAX,
     PIECE_BYTES_MAX,
-    Frame,
     FrameFault,
     FrameKind,
     FrameReader,
     Lane,
     Parts,
+    WireFrame,
     unpacked,
 )
 from isthmus.repl.transport.handshake import (
-    Introduction,
-    Refusal,
-    Refused,
+    ConnectionRefused,
+    Handshake,
+    HandshakeRefusal,
     check_introduction,
     decode_introduction,
     decode_refusal,
     encode_introduction,
     encode_refusal,
 )
-from isthmus.repl.transport.lanes import Outbox, RateCap, Traffic
-from isthmus.repl.transport.rpc import Asking, Serving
+from isthmus.repl.transport.lanes import PriorityLanes, RateCap, Traffic
+from isthmus.repl.transport.rpc import RpcClient, RpcServer
 
 NOTSENT_BYTES: Final = 64 * 1024
 """What the kernel holds unsent besides what is on its way: it cannot be overtaken. Less would cost wake-ups."""
@@ -72,7 +72,7 @@ class LinkLimits:
     message_limit_bytes: int
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Whom a connection reports to."""
 
     limits: LinkLimits
@@ -80,41 +80,43 @@ class Owner(Protocol):
     sent: Traffic
     received: Traffic
 
-    def made(self, connection: Connection) -> None:
+    def made(self, connection: PeerConnection) -> None:
         """A socket stands."""
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: PeerConnection) -> None:
         """A socket is gone, whatever became of it before."""
 
-    def introduction(self, to: str) -> Introduction:
+    def introduction(self, to: str) -> Handshake:
         """What this node says of itself."""
 
     def check_room(self, node: str) -> None:
         """Raises Refused when a connection dialled by `node` is one too many."""
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: PeerConnection) -> None:
         """The handshake is over; from now on `closed` will come."""
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: PeerConnection) -> None:
         """It is gone."""
 
-    def arrived(self, connection: Connection, items: tuple[Any, ...]) -> None:
+    def arrived(self, connection: PeerConnection, items: tuple[Any, ...]) -> None:
         """A frame of messages. Raises CodecError."""
 
-    def serving(self, connection: Connection) -> Serving:
+    def serving(self, connection: PeerConnection) -> RpcServer:
         """What serves the requests of an accepted connection."""
 
-    def fault(self, connection: Connection, reason: str, sentence: str) -> None:
+    def fault(self, connection: PeerConnection, reason: str, sentence: str) -> None:
         """It is closed because of what came over it, or did not."""
 
-    def to_flush(self, connection: Connection) -> None:
+    def to_flush(self, connection: PeerConnection) -> None:
         """Something was queued: `pump` is to be called when this turn of the loop is over."""
 
 
-class Connection(asyncio.Protocol):
+class PeerConnection(asyncio.Protocol):
     """`node` is whom it is with: the one that we dialled, or (empty before the handshake) the one that dialled us."""
 
-    def __init__(self, owner: Owner, dialled: str | None = None, on_lost: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, owner: ConnectionOwner, dialled: str | None = None, on_lost: Callable[[], None] | None = None
+    ) -> None:
         self.node = dialled or ""
         self.dialled = dialled is not None
         self.up = False
@@ -123,20 +125,20 @@ class Connection(asyncio.Protocol):
         self.body_limit = FIRST_BYTES_MAX
         self.round_trip_s: float | None = None
         self.why = ""
-        self.asking: Asking | None = None
+        self.asking: RpcClient | None = None
         self.silent_ms = 0
         self._owner = owner
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(FIRST_BYTES_MAX, FIRST_BYTES_MAX)
-        self._outbox = Outbox(
+        self._outbox = PriorityLanes(
             calls=FrameKind.REQUESTS if self.dialled else FrameKind.ANSWERS,
             catch_up_share_percent=owner.limits.catch_up_share_percent,
             cap=owner.cap,
             sent=owner.sent,
         )
-        self._serving: Serving | None = None
+        self._serving: RpcServer | None = None
         self._heard = False
         self._wrote = False
         self._age_ms = 0
@@ -164,7 +166,7 @@ class Connection(asyncio.Protocol):
         if self.dialled:
             wrong = wrong_certificate(transport, self._owner.introduction(self.node).cluster, self.node)
             if wrong:
-                self.fail(Refusal.CERTIFICATE.value, wrong)
+                self.fail(HandshakeRefusal.CERTIFICATE.value, wrong)
                 return
             self._outbox.put_urgent(FrameKind.GREETING, encode_introduction(self._owner.introduction(self.node)))
             self.pump()
@@ -219,7 +221,7 @@ class Connection(asyncio.Protocol):
 
     # Handshake
 
-    def _shake_hands(self, frame: Frame) -> None:
+    def _shake_hands(self, frame: WireFrame) -> None:
         try:
             if self.dialled:
                 if frame.kind is FrameKind.REFUSAL:
@@ -234,10 +236,10 @@ class Connection(asyncio.Protocol):
                 check_introduction(theirs, ours, None)
                 wrong = wrong_certificate(self._transport, ours.cluster, theirs.node)
                 if wrong:
-                    raise Refused(Refusal.CERTIFICATE, wrong)
+                    raise ConnectionRefused(HandshakeRefusal.CERTIFICATE, wrong)
                 self._owner.check_room(theirs.node)
                 self._outbox.put_urgent(FrameKind.WELCOME, encode_introduction(ours))
-        except Refused as refused:
+        except ConnectionRefused as refused:
             self._refuse(refused)
             return
         self.node = theirs.node
@@ -245,7 +247,7 @@ class Connection(asyncio.Protocol):
         self._reader.frame_limit = PIECE_BYTES_MAX
         self._reader.body_limit = self._owner.limits.message_limit_bytes
         if self.dialled:
-            self.asking = Asking(
+            self.asking = RpcClient(
                 self.node,
                 body_limit=self.body_limit,
                 bytes_max=self._owner.limits.live_limit_bytes,
@@ -261,11 +263,11 @@ class Connection(asyncio.Protocol):
         """What the other end showed, verified; None without TLS."""
         return shown_certificate(self._transport)
 
-    def _expect(self, frame: Frame, kind: FrameKind) -> None:
+    def _expect(self, frame: WireFrame, kind: FrameKind) -> None:
         if frame.kind is not kind or frame.lane is not Lane.URGENT:
             raise FrameFault("handshake", f"a {frame.kind.name} where a {kind.name} belongs")
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: ConnectionRefused) -> None:
         self._owner.fault(self, refused.reason, str(refused))
         self.why = f"refused: {refused}"
         assert self._transport is not None
@@ -277,7 +279,7 @@ class Connection(asyncio.Protocol):
 
     # Reading
 
-    def _takes(self, frame: Frame) -> bool:
+    def _takes(self, frame: WireFrame) -> bool:
         """Do what `frame` says; False when it was the last."""
         self._owner.received.count(frame.lane, len(frame.body))
         if self.up:
@@ -286,7 +288,7 @@ class Connection(asyncio.Protocol):
             self._shake_hands(frame)
         return not self._closing
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: WireFrame) -> None:
         match frame.kind:
             case FrameKind.MESSAGES:
                 self._owner.arrived(self, unpacked(frame.body))

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, trouble_of
-from isthmus.repl.transport.connection import Connection
+from isthmus.repl.transport.connection import PeerConnection
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ class Dialler:
         node: str,
         address: str,
         *,
-        connect: Callable[[str, Callable[[], None]], Connection],
+        connect: Callable[[str, Callable[[], None]], PeerConnection],
         timeout_ms: int,
         delay_max_ms: int,
         random: Random,
@@ -84,10 +84,10 @@ class Dialler:
             if not ended.done():
                 ended.set_result(None)
 
-        begun: list[Connection] = []
-        connection: Connection | None = None
+        begun: list[PeerConnection] = []
+        connection: PeerConnection | None = None
 
-        def begin() -> Connection:
+        def begin() -> PeerConnection:
             begun.append(self._connect(self.node, on_lost))
             return begun[-1]
 

@@ -81,7 +81,7 @@ class FrameFault(PeerFault):
         self.reason = reason
 
 
-class Frame(NamedTuple):
+class WireFrame(NamedTuple):
     """One whole body, its pieces joined."""
 
     kind: FrameKind
@@ -119,7 +119,7 @@ class FrameReader:
         self._unfinished: dict[Lane, _Unfinished] = {}
         self._frame_waited_ms = 0
 
-    def frames(self, data: bytes) -> Iterator[Frame]:
+    def frames(self, data: bytes) -> Iterator[WireFrame]:
         """The frames that `data` completes. Raises FrameFault after those that came before the fault."""
         if self._chunks:
             self._chunks.append(data)
@@ -145,7 +145,7 @@ class FrameReader:
             if xxh64_intdigest(body, kind << 8 | flags) != digest:
                 raise FrameFault("checksum", f"a frame of {length} bytes fails its checksum")
             if not flags & _MORE and not self._unfinished:
-                yield Frame(_KINDS[kind], _LANES[flags], body)
+                yield WireFrame(_KINDS[kind], _LANES[flags], body)
             elif (joined := self._joined(_KINDS[kind], flags, body)) is not None:
                 yield joined
         if at < end:
@@ -162,12 +162,12 @@ class FrameReader:
         if flags & _LANE_BITS not in _LANES:
             raise FrameFault("unknown-kind", f"a frame of unknown lane {flags & _LANE_BITS}")
 
-    def _joined(self, kind: FrameKind, flags: int, piece: memoryview) -> Frame | None:
+    def _joined(self, kind: FrameKind, flags: int, piece: memoryview) -> WireFrame | None:
         lane = _LANES[flags & _LANE_BITS]
         unfinished = self._unfinished.get(lane)
         if unfinished is None:
             if not flags & _MORE:
-                return Frame(kind, lane, piece)
+                return WireFrame(kind, lane, piece)
             unfinished = self._unfinished[lane] = _Unfinished(kind)
         if kind != unfinished.kind:
             raise FrameFault("pieces", f"a piece of {kind.name} within a {unfinished.kind.name}")
@@ -181,7 +181,7 @@ class FrameReader:
         if flags & _MORE:
             return None
         del self._unfinished[lane]
-        return Frame(kind, lane, b"".join(unfinished.pieces))
+        return WireFrame(kind, lane, b"".join(unfinished.pieces))
 
     def waited_ms(self, elapsed_ms: int) -> int:
         """`elapsed_ms` more have passed: for how long the oldest frame that has begun, or body of which a piece has

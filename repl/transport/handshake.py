@@ -26,7 +26,7 @@ BODY_BYTES_MAX: Final = (1 << 32) - 1
 """Largest limit that a node may name."""
 
 
-class Introduction(NamedTuple):
+class Handshake(NamedTuple):
     """What a greeting and a welcome say: who speaks, to whom, and the largest body (bytes) that the speaker takes."""
 
     cluster_uuid: bytes
@@ -36,7 +36,7 @@ class Introduction(NamedTuple):
     body_limit: int
 
 
-class Refusal(StrEnum):
+class HandshakeRefusal(StrEnum):
     """Why a connection is not taken."""
 
     VERSION = "version"
@@ -46,30 +46,32 @@ class Refusal(StrEnum):
     CERTIFICATE = "wrong-certificate"
 
 
-class Refused(PeerFault):
+class ConnectionRefused(PeerFault):
     """A connection that one of its ends does not take. `reason` is a Refusal's code."""
 
-    def __init__(self, refusal: Refusal, sentence: str) -> None:
+    def __init__(self, refusal: HandshakeRefusal, sentence: str) -> None:
         super().__init__(sentence)
         self.reason = refusal.value
 
 
-def encode_introduction(introduction: Introduction) -> bytes:
+def encode_introduction(introduction: Handshake) -> bytes:
     """The body of a GREETING or WELCOME."""
     packed: bytes = msgpack.packb((WIRE_VERSION, *introduction))
     return packed
 
 
-def decode_introduction(body: bytes | memoryview) -> Introduction:
+def decode_introduction(body: bytes | memoryview) -> Handshake:
     """Raises CodecError, or Refused for another version, of which no more than its number is believed."""
     raw = unpacked(body)
     if not raw or type(raw[0]) is not int:
         raise CodecError("an introduction without a version")
     if raw[0] != WIRE_VERSION:
-        raise Refused(Refusal.VERSION, f"one end speaks version {raw[0]}, the other version {WIRE_VERSION}")
+        raise ConnectionRefused(
+            HandshakeRefusal.VERSION, f"one end speaks version {raw[0]}, the other version {WIRE_VERSION}"
+        )
     if tuple(map(type, raw)) != (int, bytes, str, str, str, int):
         raise CodecError("an introduction with fields of a wrong type or number")
-    found = Introduction(*raw[1:])
+    found = Handshake(*raw[1:])
     if len(found.cluster_uuid) != 16 or not 0 < found.body_limit <= BODY_BYTES_MAX:
         raise CodecError("an introduction with a field out of range")
     for name in found[1:4]:
@@ -78,35 +80,43 @@ def decode_introduction(body: bytes | memoryview) -> Introduction:
     return found
 
 
-def check_introduction(theirs: Introduction, ours: Introduction, expected: str | None) -> None:
+def check_introduction(theirs: Handshake, ours: Handshake, expected: str | None) -> None:
     """Raises Refused when who speaks (`theirs`) is of another cluster, takes us for another node, or (`expected`) is
     not the node that we dialled."""
     if theirs.cluster_uuid != ours.cluster_uuid:
-        raise Refused(
-            Refusal.WRONG_CLUSTER,
+        raise ConnectionRefused(
+            HandshakeRefusal.WRONG_CLUSTER,
             f"node {ours.node} is of cluster {ours.cluster} ({ours.cluster_uuid.hex()}), "
             f"node {theirs.node} of cluster {theirs.cluster} ({theirs.cluster_uuid.hex()})",
         )
     if theirs.to != ours.node:
-        raise Refused(Refusal.WRONG_NODE, f"this is node {ours.node}, node {theirs.node} wants node {theirs.to}")
+        raise ConnectionRefused(
+            HandshakeRefusal.WRONG_NODE, f"this is node {ours.node}, node {theirs.node} wants node {theirs.to}"
+        )
     if expected is not None and theirs.node != expected:
-        raise Refused(Refusal.WRONG_NODE, f"node {theirs.node} answers where node {expected} was dialled")
+        raise ConnectionRefused(
+            HandshakeRefusal.WRONG_NODE, f"node {theirs.node} answers where node {expected} was dialled"
+        )
     if theirs.node == ours.node:
-        raise Refused(Refusal.WRONG_NODE, f"both ends call themselves node {ours.node}")
+        raise ConnectionRefused(HandshakeRefusal.WRONG_NODE, f"both ends call themselves node {ours.node}")
 
 
-def encode_refusal(refused: Refused) -> bytes:
+def encode_refusal(refused: ConnectionRefused) -> bytes:
     """The body of a REFUSAL."""
     packed: bytes = msgpack.packb((WIRE_VERSION, refused.reason, str(refused)[:SENTENCE_LENGTH_MAX]))
     return packed
 
 
-def decode_refusal(body: bytes | memoryview) -> Refused:
+def decode_refusal(body: bytes | memoryview) -> ConnectionRefused:
     """What the other end refuses with; raises CodecError when it is not said as we say it. Of whatever version."""
     raw: tuple[Any, ...] = unpacked(body)
     if tuple(map(type, raw[:3])) != (int, str, str):
         raise CodecError("a refusal with fields of a wrong type or number")
     _, code, sentence = raw[:3]
-    if code not in Refusal._value2member_map_ or len(sentence) > SENTENCE_LENGTH_MAX or not sentence.isprintable():
+    if (
+        code not in HandshakeRefusal._value2member_map_
+        or len(sentence) > SENTENCE_LENGTH_MAX
+        or not sentence.isprintable()
+    ):
         raise CodecError("a refusal that is not known")
-    return Refused(Refusal(code), sentence)
+    return ConnectionRefused(HandshakeRefusal(code), sentence)

@@ -76,7 +76,7 @@ class Traffic:
         self.bytes[lane] += length
 
 
-class Outbox:
+class PriorityLanes:
     """The lanes of one connection. `calls` says what its calls lane carries: requests, or answers."""
 
     def __init__(self, *, calls: FrameKind, catch_up_share_percent: int, cap: RateCap, sent: Traffic) -> None:

@@ -17,19 +17,19 @@ from typing import Any, Final
 
 import structlog
 
-from isthmus.repl.isr.messages import Fenced, Message
+from isthmus.repl.isr.messages import Message, StaleEpoch
 from isthmus.repl.model.errors import CodecError, NotReady
 from isthmus.repl.security.tls import LinkTls, expires_s
 from isthmus.repl.security.tls_server import TlsServer
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.codec import FROM_FOLLOWER, FROM_LEADER, Encoder, decode_item
-from isthmus.repl.transport.connection import Connection, LinkLimits
+from isthmus.repl.transport.connection import LinkLimits, PeerConnection
 from isthmus.repl.transport.dialer import Dialler
 from isthmus.repl.transport.frames import Lane
-from isthmus.repl.transport.handshake import Introduction, Refusal, Refused
+from isthmus.repl.transport.handshake import ConnectionRefused, Handshake, HandshakeRefusal
 from isthmus.repl.transport.lanes import RateCap, Traffic
 from isthmus.repl.transport.port import NO_CURSORS, Delivery
-from isthmus.repl.transport.rpc import Handler, Serving
+from isthmus.repl.transport.rpc import Handler, RpcServer
 
 TURNS: Final = 4
 """Turns of the loop in which what came during a pause is read: a loop may run what is due before it reads, and an
@@ -122,14 +122,14 @@ class ClusterLinks:
         self._encoder = Encoder()
         self._random = Random()  # noqa: S311 - jitter
         self._diallers: dict[str, tuple[Dialler, asyncio.Task[None]]] = {}
-        self._dialled: dict[str, Connection] = {}
-        self._accepted: dict[str, Connection] = {}
-        self._strangers: dict[Connection, None] = {}
-        self._all: set[Connection] = set()
+        self._dialled: dict[str, PeerConnection] = {}
+        self._accepted: dict[str, PeerConnection] = {}
+        self._strangers: dict[PeerConnection, None] = {}
+        self._all: set[PeerConnection] = set()
         self._emptied = asyncio.Event()
-        self._to_flush: dict[Connection, None] = {}
+        self._to_flush: dict[PeerConnection, None] = {}
         self._served: set[asyncio.Task[None]] = set()
-        self._serving: dict[Connection, Serving] = {}
+        self._serving: dict[PeerConnection, RpcServer] = {}
         self._faults: dict[str, int] = {}
         self._fault_logged_s: dict[str, float] = {}
         self._server: asyncio.Server | TlsServer | None = None
@@ -143,20 +143,20 @@ class ClusterLinks:
         """Take connections on `listen_socket` (bound; it is ours from now on) and begin to watch over all."""
         loop = asyncio.get_running_loop()
         if self._tls is None:
-            self._server = await loop.create_server(lambda: Connection(self), sock=listen_socket)
+            self._server = await loop.create_server(lambda: PeerConnection(self), sock=listen_socket)
         else:
             contexts, also_plain = self._tls.server.current, self._tls.take_plain
             self._server = TlsServer(
-                "cluster", listen_socket, lambda: Connection(self), contexts, also_plain=also_plain
+                "cluster", listen_socket, lambda: PeerConnection(self), contexts, also_plain=also_plain
             )
             self._server.start()
         self._ticking = loop.create_task(self._tick())
 
-    async def take_leave(self) -> None:
+    async def drain(self) -> None:
         """Before `stop`: want to be asked nothing more, and wait until the others have all answers, LEAVE_S at most."""
         serving = list(self._serving.values())
         for each in serving:
-            each.take_leave()
+            each.drain()
         try:
             async with asyncio.timeout(LEAVE_S):
                 for each in serving:
@@ -196,7 +196,7 @@ class ClusterLinks:
                 dialler = Dialler(
                     node,
                     address,
-                    connect=lambda to, on_lost: Connection(self, to, on_lost),
+                    connect=lambda to, on_lost: PeerConnection(self, to, on_lost),
                     timeout_ms=self.limits.dead_after_ms,
                     delay_max_ms=self.limits.dial_delay_max_ms,
                     random=self._random,
@@ -232,11 +232,11 @@ class ClusterLinks:
             return connection.put(Lane.CATCH_UP, item, length)
         return connection.put(Lane.LIVE, item, length)
 
-    def _connection_for(self, node: str, message: Message) -> Connection | None:
+    def _connection_for(self, node: str, message: Message) -> PeerConnection | None:
         kind = type(message)
         if kind in FROM_FOLLOWER:
             return self._dialled.get(node)
-        if kind is Fenced:
+        if kind is StaleEpoch:
             return self._accepted.get(node) or self._dialled.get(node)
         return self._accepted.get(node)
 
@@ -258,7 +258,7 @@ class ClusterLinks:
             raise NotReady(f"no connection to node {node}")
         return await connection.asking.ask(method, body, timeout_ms, connection.waiting_bytes(Lane.CALLS))
 
-    def to_flush(self, connection: Connection) -> None:
+    def to_flush(self, connection: PeerConnection) -> None:
         """Something was queued: it is written when this turn of the loop is over."""
         if not self._to_flush:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -272,7 +272,7 @@ class ClusterLinks:
 
     # Connections report
 
-    def made(self, connection: Connection) -> None:
+    def made(self, connection: PeerConnection) -> None:
         """A socket stands."""
         self._all.add(connection)
         self._emptied.clear()
@@ -286,7 +286,7 @@ class ClusterLinks:
             del self._strangers[oldest]
             oldest.fail("too-many-strangers", f"{STRANGERS_MAX} newer connections wait for their handshakes")
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: PeerConnection) -> None:
         """A socket is gone."""
         self._all.discard(connection)
         if not self._all:
@@ -296,18 +296,20 @@ class ClusterLinks:
         if serving is not None:
             serving.left.set()
 
-    def introduction(self, to: str) -> Introduction:
+    def introduction(self, to: str) -> Handshake:
         """What this node says of itself in a handshake."""
-        return Introduction(self._cluster_uuid, self._cluster, self._node, to, self.limits.message_limit_bytes)
+        return Handshake(self._cluster_uuid, self._cluster, self._node, to, self.limits.message_limit_bytes)
 
     def check_room(self, node: str) -> None:
         """Raises Refused when a connection dialled by `node` is one too many."""
         if node not in self._accepted and len(self._accepted) >= ACCEPTED_MAX:
-            raise Refused(Refusal.TOO_MANY, f"node {self._node} has connections of {ACCEPTED_MAX} nodes")
+            raise ConnectionRefused(
+                HandshakeRefusal.TOO_MANY, f"node {self._node} has connections of {ACCEPTED_MAX} nodes"
+            )
 
-    def serving(self, connection: Connection) -> Serving:
+    def serving(self, connection: PeerConnection) -> RpcServer:
         """What serves the requests of an accepted connection."""
-        serving = self._serving[connection] = Serving(
+        serving = self._serving[connection] = RpcServer(
             connection.node,
             self._on_request,
             body_limit=connection.body_limit,
@@ -318,7 +320,7 @@ class ClusterLinks:
         )
         return serving
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: PeerConnection) -> None:
         """A handshake is over."""
         self._strangers.pop(connection, None)
         node = connection.node
@@ -332,7 +334,7 @@ class ClusterLinks:
         if connection.dialled:
             self._report(node, True)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: PeerConnection) -> None:
         """A connection is gone, or replaced."""
         standing = self._dialled if connection.dialled else self._accepted
         if standing.get(connection.node) is not connection:
@@ -346,7 +348,7 @@ class ClusterLinks:
         if not self._stopping:
             self._on_link(node, up)
 
-    def arrived(self, connection: Connection, items: tuple[Any, ...]) -> None:
+    def arrived(self, connection: PeerConnection, items: tuple[Any, ...]) -> None:
         """A frame of messages. Raises CodecError, also for a message that goes the other way."""
         deliveries = list(map(decode_item, items))
         wrong_way = FROM_FOLLOWER if connection.dialled else FROM_LEADER
@@ -356,7 +358,7 @@ class ClusterLinks:
         if not self._stopping:
             self._on_deliveries(connection.node, deliveries)
 
-    def fault(self, connection: Connection, reason: str, sentence: str) -> None:
+    def fault(self, connection: PeerConnection, reason: str, sentence: str) -> None:
         """Something came over `connection`, or did not, for which it is closed or a message dropped."""
         if self._stopping:
             return

@@ -1,9 +1,10 @@
 """What the rest of the house knows of the connections between the nodes of one cluster.
 
 Between two nodes there is at most one connection each way, shared by all partitions. The one that X dialled to Y
-carries X as a follower: its Hello, Ack, Nack and ProbeOk go to Y over it, and Y's HelloOk, HelloRefused, Forward
-and Probe come back over it; so do X's requests and Y's answers. The side that dialled checks its health and
-dials again. Everything here belongs to the event loop. The real thing is `repl.transport.links.ClusterLinks`.
+carries X as a follower: its FollowRequest, AppendAck, AppendRejected and LeadershipCheckOk go to Y over it, and Y's
+FollowAccepted, FollowRejected, AppendEntries and LeadershipCheck come back over it; so do X's requests and Y's answers.
+The side that dialled checks its health and dials again. Everything here belongs to the event loop. The real thing is
+`repl.transport.links.ClusterLinks`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 class Delivery(NamedTuple):
     """One message of a frame that arrived. `cursors` are soft cursors of queues (name -> state) that travelled with a
-    Forward."""
+    AppendEntries."""
 
     partition: int
     message: Message

@@ -71,7 +71,7 @@ _CROSSING: Final[dict[str, type[IsthmusError]]] = {
 }  # fmt: skip
 
 
-class Asking:
+class RpcClient:
     """The requests of this node that wait for answers of `node`, over the one connection that it dialled."""
 
     def __init__(self, node: str, *, body_limit: int, bytes_max: int, put: Callable[[Parts], bool]) -> None:
@@ -172,7 +172,7 @@ def _raised(node: str, raw: tuple[Any, ...]) -> IsthmusError:
     return error
 
 
-class Serving:
+class RpcServer:
     """What one node asks of this one, over the one connection that it dialled. `tasks` holds what is under way.
 
     `waiting` says how many bytes of answers wait to be written: above `bytes_max` the next ones wait here, up to
@@ -202,7 +202,7 @@ class Serving:
         self.left = asyncio.Event()
         """Set once `node` asks nothing more and has all answers, or its connection is gone."""
 
-    def take_leave(self) -> None:
+    def drain(self) -> None:
         """Want to be asked nothing more; `left` follows."""
         self._put((b"\x92" + _pack(LEAVE_ID) + bin_head(0),))
 

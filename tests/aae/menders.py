@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
-from isthmus.aae.scrub.row_repair import Mending
+from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.store.port import Store
 
@@ -22,7 +22,7 @@ async def nowhere(partition: int, segment: int) -> dict[str, dict[bytes, bytes]]
 
 def alone(
     store: Store, pool: Executor, request: Callable[[str, str, bytes, int], Awaitable[bytes]] = nobody
-) -> Mending:
+) -> RowRepair:
     """The mending of a copy without replicas, and without a tree of its own."""
 
     async def mend(partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
@@ -31,7 +31,7 @@ def alone(
     async def drop_change(partition: int, offset: int, seen: bytes) -> bool:
         return store.far.drop_change(partition, offset, seen)
 
-    return Mending(
+    return RowRepair(
         store,
         others=lambda _: [],
         request=request,

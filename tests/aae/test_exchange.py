@@ -9,9 +9,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from isthmus.aae.exchange.compare import Kind, Row, Side, by_key, compared
-from isthmus.aae.exchange.exchange import Clocks, Findings, Leaves, Listed, Pause, Repair, Roots, Verdict, exchange
-from isthmus.aae.trees.tree import Tree
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, by_key, compared
+from isthmus.aae.exchange.exchange import (
+    Clocks,
+    ExchangeVerdict,
+    Findings,
+    Leaves,
+    Pause,
+    Repair,
+    Roots,
+    RowPage,
+    exchange,
+)
+from isthmus.aae.trees.tree import HashTree
 from isthmus.repl.model.entry import leaf
 from isthmus.repl.model.keys import key_hash
 from isthmus.repl.model.vclock import Clock, encode_clock
@@ -22,26 +32,26 @@ ROWS_MAX = 50
 A, B = b"a" * 20, b"b" * 20
 
 
-def row(number: int, clock: Clock, hash64: int = 1, modified_ms: int = 0) -> Row:
+def row(number: int, clock: Clock, hash64: int = 1, modified_ms: int = 0) -> ComparedRow:
     """A key of the bucket `b`."""
-    return Row(b"b", b"%d" % number, encode_clock(clock), hash64, modified_ms, False)
+    return ComparedRow(b"b", b"%d" % number, encode_clock(clock), hash64, modified_ms, False)
 
 
 @dataclass
 class Side2:
     """One cluster: its rows."""
 
-    rows: dict[tuple[bytes, bytes], Row] = field(default_factory=dict)
+    rows: dict[tuple[bytes, bytes], ComparedRow] = field(default_factory=dict)
     flaw: tuple[int, int] = (0, 0)
     """(segment, what is wrong with its leaf)."""
 
-    def put(self, *rows: Row) -> None:
+    def put(self, *rows: ComparedRow) -> None:
         """Set keys to these rows."""
         self.rows |= by_key(rows)
 
-    def tree(self) -> Tree:
+    def tree(self) -> HashTree:
         """Its tree, folded anew."""
-        tree = Tree()
+        tree = HashTree()
         tree.change(*self.flaw)
         for r in self.rows.values():
             tree.change(
@@ -49,19 +59,19 @@ class Side2:
             )
         return tree
 
-    def listed(self, ask: Clocks, since_ms: int) -> Listed:
+    def listed(self, ask: Clocks, since_ms: int) -> RowPage:
         """Rows of the segments asked for, never many more than ROWS_MAX."""
-        rows: list[Row] = []
+        rows: list[ComparedRow] = []
         for covered, segment in enumerate(ask.segments):
             if len(rows) >= ROWS_MAX:
-                return Listed(rows, covered)
+                return RowPage(rows, covered)
             rows += [
                 r
                 for r in self.rows.values()
                 if key_hash(r.bucket, r.key) >> (64 - ask.size_bits) == segment
                 and (ask.all_times or r.modified_ms >= since_ms)
             ]
-        return Listed(rows, len(ask.segments))
+        return RowPage(rows, len(ask.segments))
 
 
 class Run:
@@ -71,7 +81,7 @@ class Run:
         self.sides = (source, sink)
         self.on_pause = on_pause
         self.findings = Findings()
-        self.repaired: dict[bytes, tuple[Kind, Side]] = {}
+        self.repaired: dict[bytes, tuple[DifferenceKind, BehindSide]] = {}
         self.room = 1 << 30
         self.asked: list[type] = []
 
@@ -83,7 +93,7 @@ class Run:
         branches_at_once: int = 100,
         segment_limit: int = 0,
         start: int = 0,
-    ) -> Verdict:
+    ) -> ExchangeVerdict:
         """Drive it to its end."""
         machine = exchange(
             self.findings,
@@ -100,7 +110,7 @@ class Run:
             try:
                 ask = machine.send(answer)
             except StopIteration as end:
-                verdict: Verdict = end.value
+                verdict: ExchangeVerdict = end.value
                 return verdict
             self.asked.append(type(ask))
             match ask:
@@ -137,7 +147,7 @@ def two_clusters(count: int) -> tuple[Side2, Side2]:
 def test_equal_clusters_are_proven_equal_by_one_look_at_the_roots() -> None:
     """Nothing but the roots is asked for."""
     run = Run(*two_clusters(200))
-    assert run.verdict() is Verdict.IN_SYNC
+    assert run.verdict() is ExchangeVerdict.IN_SYNC
     assert run.asked == [Roots]
 
 
@@ -147,30 +157,30 @@ def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
     once and by its name, and says that all were repaired."""
     chance = random.Random(seed)
     source, sink = two_clusters(600)
-    expected: dict[bytes, tuple[Kind, Side]] = {}
+    expected: dict[bytes, tuple[DifferenceKind, BehindSide]] = {}
     for n in chance.sample(range(600), 150):
         name = (b"b", b"%d" % n)
         match n % 6:
             case 0:
                 del sink.rows[name]
-                expected[name[1]] = (Kind.MISSING, Side.SINK)
+                expected[name[1]] = (DifferenceKind.MISSING, BehindSide.SINK)
             case 1:
                 del source.rows[name]
-                expected[name[1]] = (Kind.MISSING, Side.SOURCE)
+                expected[name[1]] = (DifferenceKind.MISSING, BehindSide.SOURCE)
             case 2:
                 source.put(row(n, ((A, n + 2, 0),)))
-                expected[name[1]] = (Kind.BEHIND, Side.SINK)
+                expected[name[1]] = (DifferenceKind.BEHIND, BehindSide.SINK)
             case 3:
                 sink.put(row(n, ((A, n + 1, 0), (B, 1, 0))))
-                expected[name[1]] = (Kind.BEHIND, Side.SOURCE)
+                expected[name[1]] = (DifferenceKind.BEHIND, BehindSide.SOURCE)
             case 4:
                 sink.put(row(n, ((B, 7, 0),)))
-                expected[name[1]] = (Kind.CONCURRENT, Side.BOTH)
+                expected[name[1]] = (DifferenceKind.CONCURRENT, BehindSide.BOTH)
             case 5:
                 sink.put(row(n, ((A, n + 1, 0),), hash64=2))
-                expected[name[1]] = (Kind.CORRUPT, Side.BOTH)
+                expected[name[1]] = (DifferenceKind.CORRUPT, BehindSide.BOTH)
     run = Run(source, sink)
-    assert run.verdict() is Verdict.REPAIRED
+    assert run.verdict() is ExchangeVerdict.REPAIRED
     assert run.repaired == expected
     assert run.findings.differences == len(expected)
     assert run.findings.branches_done == run.findings.branches_differing
@@ -190,7 +200,7 @@ def test_a_change_on_its_way_is_transient() -> None:
 
     source.put(row(2, ((A, 999, 0),)))
     run = Run(source, sink, meanwhile)
-    assert run.verdict() is Verdict.IN_SYNC
+    assert run.verdict() is ExchangeVerdict.IN_SYNC
     assert run.repaired == {}
     assert run.findings.transient == 1
 
@@ -200,10 +210,10 @@ def test_what_a_filter_leaves_out_is_never_a_difference() -> None:
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"1"], sink.rows[b"b", b"2"]
     run = Run(source, sink)
-    assert run.verdict(wanted=lambda bucket, key: key != b"1") is Verdict.REPAIRED
+    assert run.verdict(wanted=lambda bucket, key: key != b"1") is ExchangeVerdict.REPAIRED
     assert set(run.repaired) == {b"2"}
     run = Run(source, sink)
-    assert run.verdict(wanted=lambda bucket, key: False) is Verdict.IN_SYNC
+    assert run.verdict(wanted=lambda bucket, key: False) is ExchangeVerdict.IN_SYNC
     assert run.findings.filtered == 2
 
 
@@ -213,8 +223,8 @@ def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> 
     source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
     del sink.rows[b"b", b"4"]
     run = Run(source, sink)
-    assert run.verdict(since_ms=4_000) is Verdict.REPAIRED
-    assert run.repaired == {b"3": (Kind.BEHIND, Side.SINK)}
+    assert run.verdict(since_ms=4_000) is ExchangeVerdict.REPAIRED
+    assert run.repaired == {b"3": (DifferenceKind.BEHIND, BehindSide.SINK)}
 
 
 def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
@@ -222,9 +232,9 @@ def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"4"]
     run = Run(source, sink)
-    assert run.verdict(since_ms=4_000) is Verdict.INCOMPLETE
+    assert run.verdict(since_ms=4_000) is ExchangeVerdict.INCOMPLETE
     assert run.findings.segments_unexplained == 1
-    assert Run(source, sink).verdict() is Verdict.REPAIRED
+    assert Run(source, sink).verdict() is ExchangeVerdict.REPAIRED
 
 
 def test_what_a_filter_leaves_out_explains_leaves_that_differ_outside_the_range() -> None:
@@ -238,14 +248,14 @@ def test_what_a_filter_leaves_out_explains_leaves_that_differ_outside_the_range(
         return int(key) >= 300
 
     run = Run(source, sink)
-    assert run.verdict(wanted, since_ms=4_000) is Verdict.IN_SYNC
+    assert run.verdict(wanted, since_ms=4_000) is ExchangeVerdict.IN_SYNC
     assert (run.findings.filtered, run.findings.segments_unexplained, run.repaired) == (300, 0, {})
     missing = sink.rows.pop((b"b", b"400"))
     late = Run(source, sink, lambda: sink.put(missing) if Clocks in late.asked else None)
-    assert late.verdict(wanted, since_ms=4_000) is Verdict.IN_SYNC
+    assert late.verdict(wanted, since_ms=4_000) is ExchangeVerdict.IN_SYNC
     del sink.rows[b"b", b"400"]
     lacking = Run(source, sink)
-    assert lacking.verdict(wanted, since_ms=4_000) is Verdict.INCOMPLETE
+    assert lacking.verdict(wanted, since_ms=4_000) is ExchangeVerdict.INCOMPLETE
     assert lacking.findings.segments_unexplained == 1
 
 
@@ -257,7 +267,7 @@ def test_what_is_ahead_on_a_side_by_a_change_outside_the_range_is_not_in_sync() 
         clusters[1 - ahead].put(row(3, ((A, 99, 0),), modified_ms=5_000))
         clusters[ahead].put(row(3, ((A, 99, 0), (B, 7, 0)), hash64=2, modified_ms=3_000))
         run = Run(*clusters)
-        assert run.verdict(since_ms=4_000) is Verdict.INCOMPLETE
+        assert run.verdict(since_ms=4_000) is ExchangeVerdict.INCOMPLETE
         assert (run.findings.segments_unexplained, run.repaired) == (1, {})
 
 
@@ -272,7 +282,7 @@ def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:
         source.put(row(3, ((A, 100 + len(run.asked), 0),), modified_ms=6_000))
 
     run = Run(source, sink, written_on)
-    assert run.verdict(since_ms=4_000) is Verdict.IN_SYNC
+    assert run.verdict(since_ms=4_000) is ExchangeVerdict.IN_SYNC
     assert run.findings.transient == 1
 
 
@@ -284,13 +294,13 @@ def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
     source.put(row(7, ((A, 99, 0),), modified_ms=5_000))
     listed = Side2.listed
 
-    def arrived(side: Side2, ask: Clocks, since_ms: int) -> Listed:
+    def arrived(side: Side2, ask: Clocks, since_ms: int) -> RowPage:
         sink.rows = dict(source.rows)
         return listed(side, ask, since_ms)
 
     monkeypatch.setattr(Side2, "listed", arrived)
     run = Run(source, sink)
-    assert run.verdict(since_ms=4_000) is Verdict.IN_SYNC
+    assert run.verdict(since_ms=4_000) is ExchangeVerdict.IN_SYNC
     assert Clocks in run.asked
 
 
@@ -306,7 +316,7 @@ def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> N
         return not filtered or key != b"3"
 
     run = Run(source, sink)
-    assert run.verdict(wanted, since_ms=since_ms) is Verdict.INCOMPLETE
+    assert run.verdict(wanted, since_ms=since_ms) is ExchangeVerdict.INCOMPLETE
     assert (run.findings.segments_wrong, run.findings.segments_unexplained) == (1, 0)
     seen = Run(source, sink)
 
@@ -315,7 +325,7 @@ def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> N
             source.flaw = (0, 0)
 
     seen.on_pause = mended
-    assert seen.verdict(wanted, since_ms=since_ms) is Verdict.IN_SYNC
+    assert seen.verdict(wanted, since_ms=since_ms) is ExchangeVerdict.IN_SYNC
     assert seen.findings.segments_wrong == 0
 
 
@@ -327,14 +337,14 @@ def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch
     sink.flaw = ((1 << 20) - 1, 9)
     listed = Side2.listed
 
-    def arrived(side: Side2, ask: Clocks, since_ms: int) -> Listed:
+    def arrived(side: Side2, ask: Clocks, since_ms: int) -> RowPage:
         sink.rows = dict(source.rows)
         return listed(side, ask, since_ms)
 
     monkeypatch.setattr(Side2, "listed", arrived)
     monkeypatch.setitem(globals(), "ROWS_MAX", 1_000)
     run = Run(source, sink)
-    assert run.verdict(segments_at_once=1_000, branches_at_once=1_024) is Verdict.INCOMPLETE
+    assert run.verdict(segments_at_once=1_000, branches_at_once=1_024) is ExchangeVerdict.INCOMPLETE
     assert run.findings.segments_wrong == 1
 
 
@@ -349,17 +359,17 @@ def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_o
         run = Run(source, sink)
         verdict = run.verdict(segment_limit=100, start=turn * 12_345, branches_at_once=70)
         assert run.findings.segments_compared == min(100, len(differing))
-        if verdict is Verdict.IN_SYNC:
+        if verdict is ExchangeVerdict.IN_SYNC:
             break
         compared_now = {key_hash(b"b", key) >> 64 - SIZE_BITS for key in run.repaired}
-        assert verdict is Verdict.REPAIRED
+        assert verdict is ExchangeVerdict.REPAIRED
         assert 1 <= len(compared_now) <= 100
         differing -= compared_now
         assert bool(run.findings.segments_left) == bool(differing)
         assert run.findings.segments_left <= len(differing)
         assert run.findings.segments_unexplained == run.findings.segments_left
         sink.put(*(source.rows[b"b", key] for key in run.repaired))
-    assert (verdict, differing) == (Verdict.IN_SYNC, set())
+    assert (verdict, differing) == (ExchangeVerdict.IN_SYNC, set())
     assert 6 <= turn <= 7, "600 keys are in nearly as many segments"
 
 
@@ -374,7 +384,7 @@ def test_what_lasts_in_some_segments_does_not_keep_others_from_their_turn() -> N
     for start in range(0, 1 << 20, 1 << 15):
         run = Run(source, sink)
         run.verdict(segment_limit=20, start=start)
-        found |= {key for key, (_, side) in run.repaired.items() if side is Side.SINK}
+        found |= {key for key, (_, side) in run.repaired.items() if side is BehindSide.SINK}
     assert found == {b"1000"}
 
 
@@ -385,7 +395,7 @@ def test_what_could_not_be_queued_is_said() -> None:
         del sink.rows[b"b", b"%d" % n]
     run = Run(source, sink)
     run.room = 5
-    assert run.verdict() is Verdict.DIFFERING
+    assert run.verdict() is ExchangeVerdict.DIFFERING
     assert (run.findings.differences, run.findings.queued) == (20, 5)
 
 
@@ -395,7 +405,7 @@ def test_answers_that_cover_less_are_asked_for_again() -> None:
     for n in range(0, 400, 2):
         del sink.rows[b"b", b"%d" % n]
     run = Run(source, sink)
-    assert run.verdict(segments_at_once=10_000) is Verdict.REPAIRED
+    assert run.verdict(segments_at_once=10_000) is ExchangeVerdict.REPAIRED
     assert len(run.repaired) == 200
     assert run.asked.count(Clocks) > 4
 
@@ -412,7 +422,7 @@ def test_a_reaped_key_is_no_difference() -> None:
             del source.rows[b"b", b"1"]
 
     run = Run(source, sink, meanwhile)
-    assert run.verdict() is Verdict.IN_SYNC
+    assert run.verdict() is ExchangeVerdict.IN_SYNC
     assert run.findings.transient == 1
 
 
@@ -422,23 +432,23 @@ def test_deleted_keys_and_absent_ones_are_the_same() -> None:
     gone = row(1, ((A, 50, 0),))._replace(tombstone=True)
     source.put(gone)
     del sink.rows[b"b", b"1"]
-    assert Run(source, sink).verdict() is Verdict.IN_SYNC
+    assert Run(source, sink).verdict() is ExchangeVerdict.IN_SYNC
     sink.put(row(1, ((B, 3, 0),))._replace(tombstone=True))
-    assert Run(source, sink).verdict() is Verdict.IN_SYNC
+    assert Run(source, sink).verdict() is ExchangeVerdict.IN_SYNC
     sink.put(row(1, ((A, 2, 0),)))
     run = Run(source, sink)
-    assert run.verdict() is Verdict.REPAIRED
-    assert run.repaired == {b"1": (Kind.BEHIND, Side.SINK)}
+    assert run.verdict() is ExchangeVerdict.REPAIRED
+    assert run.repaired == {b"1": (DifferenceKind.BEHIND, BehindSide.SINK)}
 
 
 def test_the_words_of_a_difference() -> None:
     """Each pair of rows has one kind and one side, and equal rows have none."""
     old, new = row(1, ((A, 1, 0),)), row(1, ((A, 2, 0),))
     pairs = {
-        (new, old): (Kind.BEHIND, Side.SINK),
-        (old, new): (Kind.BEHIND, Side.SOURCE),
-        (old, row(1, ((B, 1, 0),))): (Kind.CONCURRENT, Side.BOTH),
-        (old, row(1, ((A, 1, 0),), hash64=9)): (Kind.CORRUPT, Side.BOTH),
+        (new, old): (DifferenceKind.BEHIND, BehindSide.SINK),
+        (old, new): (DifferenceKind.BEHIND, BehindSide.SOURCE),
+        (old, row(1, ((B, 1, 0),))): (DifferenceKind.CONCURRENT, BehindSide.BOTH),
+        (old, row(1, ((A, 1, 0),), hash64=9)): (DifferenceKind.CORRUPT, BehindSide.BOTH),
     }
     for (mine, theirs), (kind, side) in pairs.items():
         (found,) = compared(by_key([mine]), by_key([theirs]))

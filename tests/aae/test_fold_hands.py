@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.services.repairs import REAPS_AT_ONCE, FoldHands
+from isthmus.node.services.repairs import REAPS_AT_ONCE, FoldActionsImpl
 from isthmus.repl.coordinator.tombstone_reaper import Reaped
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.keys import Key
@@ -29,10 +29,10 @@ class Sickle:
         return Reaped("reaped", "") if key.key != b"7" else Reaped("waits", "queue q: waits")
 
 
-def hands(reaper: Sickle) -> FoldHands:
+def hands(reaper: Sickle) -> FoldActionsImpl:
     """With nothing but a reaper."""
     nobody: Any = None
-    return FoldHands(nobody, reaper, nobody, nobody)  # type: ignore[arg-type]
+    return FoldActionsImpl(nobody, reaper, nobody, nobody)  # type: ignore[arg-type]
 
 
 def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:

@@ -24,7 +24,7 @@ from isthmus.aae.folds.fold_rpc import (
     shown,
     text_of,
 )
-from isthmus.aae.folds.folds import UNREADABLE, Asked, Folds, Kind, Page, Place, Scope
+from isthmus.aae.folds.folds import UNREADABLE, FoldCursor, FoldKind, FoldRequest, Folds, FoldScope, Page
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash, segment_of
@@ -108,11 +108,11 @@ class Lab:
             read_pool=pool,
         )
 
-    def all_pages(self, asked: Asked) -> list[Page]:
+    def all_pages(self, asked: FoldRequest) -> list[Page]:
         """Page after page, until there is no next one."""
 
         async def ask() -> list[Page]:
-            pages, place = [], Place()
+            pages, place = [], FoldCursor()
             while True:
                 page = await self.folds.page(PARTITION, asked._replace(place=place))
                 pages.append(page)
@@ -122,9 +122,9 @@ class Lab:
 
         return asyncio.run(ask())
 
-    def found(self, kind: Kind, scope: Scope) -> list[tuple[bytes, bytes]]:
+    def found(self, kind: FoldKind, scope: FoldScope) -> list[tuple[bytes, bytes]]:
         """What all pages name, sorted."""
-        return sorted((one.bucket, one.key) for page in self.all_pages(Asked(kind, scope)) for one in page.found)
+        return sorted((one.bucket, one.key) for page in self.all_pages(FoldRequest(kind, scope)) for one in page.found)
 
 
 @pytest.fixture
@@ -138,19 +138,19 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 SCOPES = [
-    Scope(),
-    Scope(bucket=b"bb"),
-    Scope(bucket=b"bb", key_from=b"key-100", key_to=b"key-200"),
-    Scope(bucket=b"\xff\x00", key_from=b"key-101"),
-    Scope(segments=(100_000, 700_000)),
-    Scope(bucket=b"a", segments=(100_000, 700_000)),
-    Scope(since_ms=1_050, before_ms=1_100),
-    Scope(bucket=b"nothing"),
+    FoldScope(),
+    FoldScope(bucket=b"bb"),
+    FoldScope(bucket=b"bb", key_from=b"key-100", key_to=b"key-200"),
+    FoldScope(bucket=b"\xff\x00", key_from=b"key-101"),
+    FoldScope(segments=(100_000, 700_000)),
+    FoldScope(bucket=b"a", segments=(100_000, 700_000)),
+    FoldScope(since_ms=1_050, before_ms=1_100),
+    FoldScope(bucket=b"nothing"),
 ]
 
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
-def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: Scope) -> None:
+def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: FoldScope) -> None:
     """Whatever the order in which it reads, and though a page has few rows."""
     expected = sorted(
         (b, k)
@@ -163,13 +163,13 @@ def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: Scope) -> Non
         and (not scope.before_ms or 1_000 + n < scope.before_ms)
         and n % 10
     )
-    assert lab.found(Kind.FIND_KEYS, scope) == expected
+    assert lab.found(FoldKind.FIND_KEYS, scope) == expected
 
 
 def test_one_segment_with_more_rows_than_a_page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of one row go on within a segment."""
     monkeypatch.setattr(folds, "ROWS_MAX", 1)
-    pages = lab.all_pages(Asked(Kind.FIND_KEYS, Scope()))
+    pages = lab.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
     assert len(pages) == 300
     assert sum(page.scanned for page in pages) == 300
 
@@ -177,13 +177,13 @@ def test_one_segment_with_more_rows_than_a_page(lab: Lab, monkeypatch: pytest.Mo
 def test_what_each_kind_makes_of_the_rows(lab: Lab) -> None:
     """Buckets with a live key, large keys, tombstones, and sums."""
     buckets: Counter[bytes] = Counter()
-    for page in lab.all_pages(Asked(Kind.LIST_BUCKETS, Scope())):
+    for page in lab.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):
         buckets += page.buckets
     assert buckets == {b"a": 90, b"bb": 90, b"\xff\x00": 90}
-    large = lab.found(Kind.FIND_KEYS, Scope(siblings_over=3, size_over=29_000))
+    large = lab.found(FoldKind.FIND_KEYS, FoldScope(siblings_over=3, size_over=29_000))
     assert large == sorted(lab.names[n] for n in range(300) if n % 10 and (n % 4 == 3 or n > 290))
-    assert lab.found(Kind.FIND_TOMBS, Scope()) == sorted(lab.names[n] for n in range(0, 300, 10))
-    pages = lab.all_pages(Asked(Kind.OBJECT_STATS, Scope()))
+    assert lab.found(FoldKind.FIND_TOMBS, FoldScope()) == sorted(lab.names[n] for n in range(0, 300, 10))
+    pages = lab.all_pages(FoldRequest(FoldKind.OBJECT_STATS, FoldScope()))
     assert sum(page.objects for page in pages) == 270
     assert sum(page.tombstones for page in pages) == 30
     assert sum(page.bytes for page in pages) == sum(100 * n for n in range(300) if n % 10)
@@ -194,22 +194,23 @@ def test_what_each_kind_makes_of_the_rows(lab: Lab) -> None:
 
 def test_acts_are_done_once_and_not_at_all_when_tried_dry(lab: Lab) -> None:
     """References for all, tombstones for reaping, live keys with their clocks for erasing; what was refused is told."""
-    for kind in (Kind.REPL_KEYS, Kind.REAP_TOMBS, Kind.ERASE_KEYS):
-        pages = lab.all_pages(Asked(kind, Scope(bucket=b"a"), queue="to-west", dry=True))
+    for kind in (FoldKind.REPL_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS):
+        pages = lab.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
         assert sum(page.done for page in pages) == 0
         assert (
-            sum(page.matched for page in pages) == {Kind.REPL_KEYS: 100, Kind.REAP_TOMBS: 10, Kind.ERASE_KEYS: 90}[kind]
+            sum(page.matched for page in pages)
+            == {FoldKind.REPL_KEYS: 100, FoldKind.REAP_TOMBS: 10, FoldKind.ERASE_KEYS: 90}[kind]
         )
     assert lab.hands.pushed == []
     assert lab.hands.reaped == []
     assert lab.hands.erased == []
-    lab.all_pages(Asked(Kind.REPL_KEYS, Scope(bucket=b"a"), queue="to-west"))
+    lab.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
     assert sorted(lab.hands.pushed) == sorted(Key(b"default", *name) for name in lab.names[::3])
-    lab.all_pages(Asked(Kind.ERASE_KEYS, Scope(bucket=b"a")))
+    lab.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
     assert sorted(lab.hands.erased) == sorted(
         (Key(b"default", *lab.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
     )
-    pages = lab.all_pages(Asked(Kind.REAP_TOMBS, Scope(bucket=b"a")))
+    pages = lab.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
     refused = sum((page.refused for page in pages), Counter[str]())
     assert sum(page.done for page in pages) + refused["waits for queue to-west"] == 10
 
@@ -224,7 +225,7 @@ def test_damage_is_named(lab: Lab) -> None:
         previous_offset=77, bucket=bucket, key=key, row=row, payload=b"other",
     )  # fmt: skip
     lab.store.write([PartitionStep(PARTITION, [entry])])
-    found = [one for page in lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope())) for one in page.found]
+    found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
     assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
     assert "hash differs" in found[0].note
     assert lab.hands.mended == [(bucket, key)]
@@ -235,9 +236,9 @@ def test_damage_is_named(lab: Lab) -> None:
     )  # fmt: skip
     lab.store.write([PartitionStep(PARTITION, [entry])])
     lab.hands.mended.clear()
-    lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope(), dry=True))
+    lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
     assert lab.hands.mended == []
-    found = [one for page in lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope())) for one in page.found]
+    found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
     assert sorted((one.bucket, one.key) for one in found) == sorted([(bucket, key), unreadable])
     assert sorted(lab.hands.mended) == sorted([(bucket, key), unreadable])
     assert "its key row cannot be read" in [one.note for one in found]
@@ -258,14 +259,14 @@ def test_damage_is_named_within_the_scope_alone(lab: Lab) -> None:
     lab.store.write([PartitionStep(PARTITION, entries)])
     lab.store._db.delete(rows.prefixes(PARTITION).object + rows.bucket_head(lost[0]) + lost[1])
     for scope in (
-        Scope(bucket=lost[0], key_to=later[1]),
-        Scope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
+        FoldScope(bucket=lost[0], key_to=later[1]),
+        FoldScope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
     ):
         lab.hands.mended.clear()
-        assert lab.found(Kind.REPAIR_KEYS, scope) == [lost]
+        assert lab.found(FoldKind.REPAIR_KEYS, scope) == [lost]
         assert lab.hands.mended == [lost]
-    assert lab.found(Kind.REPAIR_KEYS, Scope(bucket=lost[0])) == sorted([lost, later])
-    assert lab.found(Kind.REPAIR_KEYS, Scope()) == sorted([lost, elsewhere, later])
+    assert lab.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
+    assert lab.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
 
 
 def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
@@ -280,7 +281,7 @@ def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
             return await n2.request_handlers()[method]("n1", body)
 
         n1 = Folding(lab.folds, node="n1", leader=leaders.get, request=request)
-        asked = Asked(Kind.OBJECT_STATS, Scope(segments=(0, 1 << 19)))
+        asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope(segments=(0, 1 << 19)))
         assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
         with pytest.raises(NotReady, match="no leader"):
             await n1.page(99, asked)
@@ -297,9 +298,11 @@ async def _nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes
 
 def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
     """And what is none is refused with what would be right."""
-    asked = Asked(Kind.FIND_KEYS, Scope(b"a", b"b", None, (1, 5), 3, 4, 5, None), Place(7, b"n"), "", True)
+    asked = FoldRequest(
+        FoldKind.FIND_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 4, 5, None), FoldCursor(7, b"n"), "", True
+    )
     assert decode_asked(encode_asked(3, asked)) == (3, asked)
-    page = asyncio.run(lab.folds.page(PARTITION, Asked(Kind.FIND_KEYS, Scope())))
+    page = asyncio.run(lab.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope())))
     assert decode_page(encode_page(page)) == page
     for bad in (b"", b"\x90", encode_page(page)[:-1], encode_asked(3, asked)):
         with pytest.raises(CodecError):
@@ -333,7 +336,7 @@ def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
         reading, most = 0, 0
         read = lab.folds._read
 
-        def slowly(led: Led, asked: Asked) -> object:
+        def slowly(led: Led, asked: FoldRequest) -> object:
             nonlocal reading, most
             reading += 1
             most = max(most, reading)
@@ -342,7 +345,7 @@ def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
             return read(led, asked)
 
         lab.folds._read = slowly  # type: ignore[assignment, method-assign]
-        asked = Asked(Kind.OBJECT_STATS, Scope())
+        asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope())
         pages = await asyncio.gather(
             *(lab.folds.page(PARTITION, asked) for _ in range(10 * folds.WAITING_MAX)), return_exceptions=True
         )
@@ -365,38 +368,40 @@ def test_a_page_whose_partition_has_moved_meanwhile_is_none(lab: Lab) -> None:
         leads = True
         read, led = lab.folds._read, lab.folds._led
 
-        def moved(place: Led, asked: Asked) -> object:
+        def moved(place: Led, asked: FoldRequest) -> object:
             nonlocal leads
             leads = False
             return read(place, asked)
 
         lab.folds._read = moved  # type: ignore[assignment, method-assign]
         lab.folds._led = lambda partition: led(partition) if leads else None
-        for kind in (Kind.OBJECT_STATS, Kind.REPL_KEYS):
+        for kind in (FoldKind.OBJECT_STATS, FoldKind.REPL_KEYS):
             leads = True
             with pytest.raises(NotLeader):
-                await lab.folds.page(PARTITION, Asked(kind, Scope(), queue="to-west"))
+                await lab.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
         assert not lab.hands.pushed
 
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.REPAIR_KEYS])
-def test_a_damaged_key_row_ends_no_fold(lab: Lab, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FoldKind if kind is not FoldKind.REPAIR_KEYS])
+def test_a_damaged_key_row_ends_no_fold(lab: Lab, kind: FoldKind) -> None:
     """Its key is left out, counted in `refused`, and its segment is reported to be mended; all other keys are taken. A
     row outside the scope is not reported."""
     bucket, key = lab.names[5]
-    scope = Scope(size_over=1) if kind is Kind.FIND_KEYS else Scope()
-    before = sum(page.matched for page in lab.all_pages(Asked(kind, scope, queue="to-west", dry=True)))
+    scope = FoldScope(size_over=1) if kind is FoldKind.FIND_KEYS else FoldScope()
+    before = sum(page.matched for page in lab.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
     name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
     lab.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
     reported: list[tuple[int, int | None]] = []
     lab.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
-    pages = lab.all_pages(Asked(kind, scope, queue="to-west", dry=True))
+    pages = lab.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
     assert sum(page.refused[UNREADABLE] for page in pages) == 1
-    assert sum(page.matched for page in pages) == before - (0 if kind in (Kind.FIND_TOMBS, Kind.REAP_TOMBS) else 1)
+    assert sum(page.matched for page in pages) == before - (
+        0 if kind in (FoldKind.FIND_TOMBS, FoldKind.REAP_TOMBS) else 1
+    )
     assert reported == [(PARTITION, segment_of(key_hash(bucket, key)))]
     reported.clear()
-    elsewhere = lab.all_pages(Asked(kind, scope._replace(bucket=lab.names[0][0]), queue="to-west", dry=True))
+    elsewhere = lab.all_pages(FoldRequest(kind, scope._replace(bucket=lab.names[0][0]), queue="to-west", dry=True))
     assert not any(page.refused for page in elsewhere)
     assert not reported

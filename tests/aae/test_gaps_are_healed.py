@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.aae.exchange.exchange import Findings, Verdict
-from isthmus.aae.exchange.run import Outcome
-from isthmus.aae.scheduling.check import Check, Checker
+from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.exchange.run import ExchangeOutcome
+from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
 from isthmus.aae.scheduling.gap_healing import (
     FOLLOWING,
     LOOK_S,
     MARGIN_MS,
     WAIT_MS,
-    Gap,
+    GapHealer,
     Gaps,
-    Healing,
+    GapToHeal,
     needed,
     proven,
     unsettled,
 )
-from isthmus.aae.scheduling.history import Memory, Remembered, Result
+from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory
 from isthmus.aae.scheduling.manager import Manager
-from isthmus.aae.scheduling.schedule import DAY_MS, Kind, Standing, TimeRange
+from isthmus.aae.scheduling.schedule import DAY_MS, CheckKind, PeerScheduleState, TimeRange
 from isthmus.config.settings import FullSyncSettings
 
 START = 1_699_920_000_000  # midnight UTC
@@ -35,10 +35,10 @@ WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0,
 WEST_UUID = b"\xb0" * 16
 DEFAULT = frozenset({"default"})
 BOTH = frozenset({"default", "other"})
-ENDED = Gap("1:10", "to-west", DEFAULT, START - 60_000, START - 50_000)
-GROWING = Gap("2:10", "to-west", DEFAULT, START - 60_000, None)
-FOREIGN = Gap("3:10", "to-west", frozenset({"other"}), START - 60_000, START - 50_000)
-LOWER = Gap("n2:2:9", "to-west", BOTH, START - 70_000, START - 65_000)
+ENDED = GapToHeal("1:10", "to-west", DEFAULT, START - 60_000, START - 50_000)
+GROWING = GapToHeal("2:10", "to-west", DEFAULT, START - 60_000, None)
+FOREIGN = GapToHeal("3:10", "to-west", frozenset({"other"}), START - 60_000, START - 50_000)
+LOWER = GapToHeal("n2:2:9", "to-west", BOTH, START - 70_000, START - 65_000)
 
 
 def test_which_times_prove_a_gap_and_which_checks_do() -> None:
@@ -83,15 +83,15 @@ class Bell:
         """See Alarm."""
 
 
-class Told(Checker):
+class Told(PeerChecker):
     """Ends as it is told."""
 
-    def __init__(self, outcomes: Sequence[Verdict]) -> None:
+    def __init__(self, outcomes: Sequence[ExchangeVerdict]) -> None:
         self.outcomes = list(outcomes)
         self.queues = 0
         self.uuid = WEST_UUID
         self.unexplained = 0
-        self.checks: list[Check] = []
+        self.checks: list[PeerCheck] = []
         self.modified_ms = []
         self.buckets = set()
         self.named = {}
@@ -102,15 +102,15 @@ class Told(Checker):
         """See Checker."""
         return self.uuid
 
-    async def check(self, check: Check, findings: Findings) -> Outcome:
+    async def check(self, check: PeerCheck, findings: Findings) -> ExchangeOutcome:
         """See Checker."""
         self.checks.append(check)
         self.meanwhile()
         verdict = self.outcomes.pop(0)
-        findings.queued = self.queues if verdict is Verdict.REPAIRED else 0
+        findings.queued = self.queues if verdict is ExchangeVerdict.REPAIRED else 0
         findings.segments_unexplained = self.unexplained
-        findings.branches_differing = int(verdict is not Verdict.IN_SYNC)
-        return Outcome(verdict, "", findings)
+        findings.branches_differing = int(verdict is not ExchangeVerdict.IN_SYNC)
+        return ExchangeOutcome(verdict, "", findings)
 
     def close(self) -> None:
         """See Checker."""
@@ -119,10 +119,10 @@ class Told(Checker):
 class Book(Gaps):
     """What stands in the queues."""
 
-    def __init__(self, *gaps: Gap) -> None:
+    def __init__(self, *gaps: GapToHeal) -> None:
         self.gaps = list(gaps)
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """See Gaps."""
         assert queue == "to-west"
         assert cluster in (None, WEST_UUID)
@@ -145,13 +145,13 @@ class Book(Gaps):
         return self.references
 
 
-def manager_of(directory: Path, checker: Checker, clock: Clock, settings: FullSyncSettings = WEST) -> Manager:
+def manager_of(directory: Path, checker: PeerChecker, clock: Clock, settings: FullSyncSettings = WEST) -> Manager:
     """One that has begun."""
     manager = Manager(
         [settings],
         node="n1",
         checker_of=lambda _: checker,
-        memory=Memory(directory, START),
+        memory=History(directory, START),
         alarm_of=Bell,
         live=lambda: ["n1"],
         time=clock,
@@ -167,9 +167,9 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
 
     async def work() -> None:
         clock, book = Clock(), Book(ENDED, GROWING)
-        checker = Told([Verdict.REPAIRED if explained else Verdict.INCOMPLETE, Verdict.IN_SYNC])
+        checker = Told([ExchangeVerdict.REPAIRED if explained else ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
         manager = manager_of(tmp_path, checker, clock)
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         await manager.suspend("west", "me", "")
         await healing.look("west")
         assert checker.checks == []
@@ -181,7 +181,10 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
         assert healing.peers["west"].open_count == 2
         clock.ms += WAIT_MS + 1_000 * int(LOOK_S)
         await healing.look("west")
-        assert [check.kind for check in checker.checks] == [Kind.RANGE, Kind.RANGE if explained else Kind.ALL]
+        assert [check.kind for check in checker.checks] == [
+            CheckKind.RANGE,
+            CheckKind.RANGE if explained else CheckKind.ALL,
+        ]
         assert checker.checks[0].times == TimeRange(START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS)
         assert book.gaps == [GROWING]
         assert (healing.peers["west"].open_count, healing.peers["west"].closed_count) == (1, 1)
@@ -198,14 +201,14 @@ def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_ever
     explain what differs: were there always something new in that range, those others would never be looked at."""
 
     async def work() -> None:
-        clock, checker = Clock(), Told([Verdict.REPAIRED, Verdict.IN_SYNC])
+        clock, checker = Clock(), Told([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
         checker.queues, checker.unexplained = 1, 1
         manager = manager_of(tmp_path, checker, clock)
-        healing = Healing(manager, Book(ENDED), clock)
+        healing = GapHealer(manager, Book(ENDED), clock)
         await healing.look("west")
         clock.ms += WAIT_MS
         await healing.look("west")
-        assert [check.kind for check in checker.checks] == [Kind.RANGE, Kind.ALL]
+        assert [check.kind for check in checker.checks] == [CheckKind.RANGE, CheckKind.ALL]
         await manager.stop()
 
     asyncio.run(work())
@@ -217,19 +220,19 @@ def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
 
     async def work() -> None:
         clock, book = Clock(), Book(ENDED, GROWING)
-        checker = Told([Verdict.INCOMPLETE, Verdict.INCOMPLETE, Verdict.IN_SYNC])
+        checker = Told([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
         manager = manager_of(tmp_path, checker, clock)
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         healing.start()
         async with asyncio.timeout(5):
             while not checker.checks or manager.running is not None:
                 await asyncio.sleep(0)
             assert len(checker.checks) == 1, "its own look"
-            await manager.run("west", Kind.ALL, "ann")
+            await manager.run("west", CheckKind.ALL, "ann")
             for _ in range(20):
                 await asyncio.sleep(0)
             assert book.gaps == [ENDED, GROWING]
-            await manager.run("west", Kind.ALL, "ann")
+            await manager.run("west", CheckKind.ALL, "ann")
             while ENDED in book.gaps:
                 await asyncio.sleep(0)
         assert book.gaps == [GROWING]
@@ -247,9 +250,11 @@ def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: 
     async def work() -> None:
         real_time, lower = ENDED._replace(queue="rt"), LOWER._replace(queue="rt", upto_ms=START - 50_000)
         clock, book = Clock(), Book(ENDED, real_time, lower)
-        checker = Told([Verdict.IN_SYNC, Verdict.INCOMPLETE, Verdict.IN_SYNC, Verdict.IN_SYNC])
+        checker = Told(
+            [ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC]
+        )
         manager = manager_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         await healing.look("west")
         assert [check.bucket_type for check in checker.checks] == ["default", "other"]
         assert book.gaps == [lower], "of one of its types nothing is proven"
@@ -267,15 +272,15 @@ def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> No
     also after a restart."""
 
     async def work() -> None:
-        clock, checker = Clock(), Told([Verdict.IN_SYNC, Verdict.INCOMPLETE])
+        clock, checker = Clock(), Told([ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE])
         manager = manager_of(tmp_path, checker, clock)
-        await manager.run("west", Kind.ALL, "ann")
+        await manager.run("west", CheckKind.ALL, "ann")
         await manager.stop()
         manager = manager_of(tmp_path, checker, clock)
         remembered = manager.peer("west").remembered
         assert (remembered.cluster, remembered.proven_ms) == (WEST_UUID.hex(), {"default": START})
         checker.uuid = b"\xb1" * 16
-        await manager.run("west", Kind.ALL, "ann")
+        await manager.run("west", CheckKind.ALL, "ann")
         assert (remembered.cluster, remembered.proven_ms) == (checker.uuid.hex(), {})
         await manager.stop()
 
@@ -288,7 +293,7 @@ def test_it_stops_at_whatever_moment_a_check_ends(tmp_path: Path) -> None:
     async def work() -> None:
         manager = manager_of(tmp_path, Told([]), Clock())
         for turns in range(6):
-            healing = Healing(manager, Book(), Clock())
+            healing = GapHealer(manager, Book(), Clock())
             healing.start()
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -307,14 +312,18 @@ def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path
     closed, repairs of today are followed, and the next slot is within the day, not in ten days."""
 
     async def work() -> None:
-        clock, book, checker = Clock(), Book(), Told([Verdict.IN_SYNC] * 2 + [Verdict.REPAIRED] + [Verdict.IN_SYNC] * 9)
+        clock, book, checker = (
+            Clock(),
+            Book(),
+            Told([ExchangeVerdict.IN_SYNC] * 2 + [ExchangeVerdict.REPAIRED] + [ExchangeVerdict.IN_SYNC] * 9),
+        )
         checker.queues = 1
         clock.ms += 10 * DAY_MS
         manager = manager_of(tmp_path, checker, clock)
-        await manager.run("west", Kind.ALL, "ann")
+        await manager.run("west", CheckKind.ALL, "ann")
         clock.ms -= 10 * DAY_MS
         book.gaps = [ENDED]
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         await healing.settle("west")
         assert book.gaps == [ENDED]
         assert manager.upcoming("west")[0][0] > START + 9 * DAY_MS
@@ -326,7 +335,7 @@ def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path
         assert manager.upcoming("west")[0][0] <= START + DAY_MS
         await healing.stop()
         manager.peer("west").remembered.proven_ms["default"] = START + 9 * DAY_MS
-        await manager.run("west", Kind.ALL, "ann")
+        await manager.run("west", CheckKind.ALL, "ann")
         clock.ms += WAIT_MS
         await healing.look("west")
         assert len(checker.checks) == 4, "what was queued is followed"
@@ -341,14 +350,14 @@ def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path)
 
     async def work() -> None:
         clock, book = Clock(), Book(ENDED)
-        checker = Told([Verdict.IN_SYNC, Verdict.IN_SYNC])
+        checker = Told([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
 
         def grow() -> None:
             book.gaps = [ENDED._replace(upto_ms=clock.ms + 500)]
 
         checker.meanwhile = grow
         manager = manager_of(tmp_path, checker, clock)
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         await healing.look("west")
         assert len(checker.checks) == 1
         assert book.gaps == [ENDED._replace(upto_ms=START + 500)]
@@ -369,22 +378,24 @@ def test_references_that_went_with_their_process_are_looked_for_at_once_after_it
 
     async def work() -> None:
         clock, book = Clock(), Book()
-        checker = Told([Verdict.REPAIRED])
+        checker = Told([ExchangeVerdict.REPAIRED])
         checker.queues = 9
         manager = manager_of(tmp_path, checker, clock)
-        await manager.run("west", Kind.HOUR, "ann")
+        await manager.run("west", CheckKind.HOUR, "ann")
         book.references = 9
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         await healing.look("west")
         assert len(checker.checks) == 1, "they wait for their sink"
         await manager.stop()
 
         clock.ms += 5_000
         book.references = 0
-        again = Told([Verdict.INCOMPLETE, Verdict.REPAIRED, Verdict.REPAIRED, Verdict.IN_SYNC])
+        again = Told(
+            [ExchangeVerdict.INCOMPLETE, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC]
+        )
         again.queues = 9
         manager = manager_of(tmp_path, again, clock)
-        healing = Healing(manager, book, clock)
+        healing = GapHealer(manager, book, clock)
         begun = clock.ms
         seconds: list[int] = []
         while len(again.checks) < 4:
@@ -394,7 +405,7 @@ def test_references_that_went_with_their_process_are_looked_for_at_once_after_it
             clock.ms += int(1000 * LOOK_S)
             assert clock.ms < begun + 3_600_000
         assert seconds == [0, 60, 180, 420]
-        assert {(check.kind, check.by) for check in again.checks} == {(Kind.ALL, FOLLOWING)}
+        assert {(check.kind, check.by) for check in again.checks} == {(CheckKind.ALL, FOLLOWING)}
         for _ in range(10):
             await healing.look("west")
             clock.ms += int(1000 * LOOK_S)
@@ -408,21 +419,23 @@ def test_what_only_the_other_side_can_mend_is_not_followed() -> None:
     """Repairs of the newest check that came to its end count, of any compared bucket type; a proof since, or an end
     without repairs, settles it; a check that saw too little does not."""
 
-    def of(verdict: Verdict, queued: int, began_ms: int, name: str = "default") -> Result:
-        return Result(name, Kind.ALL, began_ms, 1.0, verdict, "", False, 0, 0, {}, queued, 0, 0, 0, "")
+    def of(verdict: ExchangeVerdict, queued: int, began_ms: int, name: str = "default") -> CheckResult:
+        return CheckResult(name, CheckKind.ALL, began_ms, 1.0, verdict, "", False, 0, 0, {}, queued, 0, 0, 0, "")
 
-    def told(*results: Result, proven_ms: int = 0) -> bool:
-        kept = Remembered(Standing(START), None, deque(results), {"default": proven_ms})
+    def told(*results: CheckResult, proven_ms: int = 0) -> bool:
+        kept = PeerHistory(PeerScheduleState(START), None, deque(results), {"default": proven_ms})
         return unsettled(kept, ["default", "other"])
 
     assert not told()
-    assert told(of(Verdict.REPAIRED, 5, START))
-    assert told(of(Verdict.DIFFERING, 5, START))
-    assert told(of(Verdict.TIMED_OUT, 5, START)), "what it queued before it ended counts"
-    assert told(of(Verdict.REPAIRED, 5, START), of(Verdict.INCOMPLETE, 0, START + 9))
-    assert told(of(Verdict.REPAIRED, 5, START, "other"), of(Verdict.IN_SYNC, 0, START + 9))
-    assert not told(of(Verdict.REPAIRED, 5, START, "third"))
-    assert not told(of(Verdict.REPAIRED, 5, START), of(Verdict.DIFFERING, 0, START + 9))
-    assert not told(of(Verdict.REPAIRED, 5, START), proven_ms=START + 1)
-    assert told(replace(of(Verdict.REPAIRED, 5, START), refused=4)), "one of them was not refused before"
-    assert not told(replace(of(Verdict.REPAIRED, 5, START), refused=5)), "the other side refuses all of it for good"
+    assert told(of(ExchangeVerdict.REPAIRED, 5, START))
+    assert told(of(ExchangeVerdict.DIFFERING, 5, START))
+    assert told(of(ExchangeVerdict.TIMED_OUT, 5, START)), "what it queued before it ended counts"
+    assert told(of(ExchangeVerdict.REPAIRED, 5, START), of(ExchangeVerdict.INCOMPLETE, 0, START + 9))
+    assert told(of(ExchangeVerdict.REPAIRED, 5, START, "other"), of(ExchangeVerdict.IN_SYNC, 0, START + 9))
+    assert not told(of(ExchangeVerdict.REPAIRED, 5, START, "third"))
+    assert not told(of(ExchangeVerdict.REPAIRED, 5, START), of(ExchangeVerdict.DIFFERING, 0, START + 9))
+    assert not told(of(ExchangeVerdict.REPAIRED, 5, START), proven_ms=START + 1)
+    assert told(replace(of(ExchangeVerdict.REPAIRED, 5, START), refused=4)), "one of them was not refused before"
+    assert not told(replace(of(ExchangeVerdict.REPAIRED, 5, START), refused=5)), (
+        "the other side refuses all of it for good"
+    )

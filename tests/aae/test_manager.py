@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from msgpack import packb
 
-from isthmus.aae.exchange.compare import Difference, Row, Side
-from isthmus.aae.exchange.compare import Kind as DifferenceKind
-from isthmus.aae.exchange.exchange import Findings, Verdict
-from isthmus.aae.exchange.run import Outcome
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, KeyDifference
+from isthmus.aae.exchange.compare import DifferenceKind as DifferenceKind
+from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.exchange.run import ExchangeOutcome
 from isthmus.aae.scheduling import check
-from isthmus.aae.scheduling.check import Check, Checker, Repairs, rest_s
-from isthmus.aae.scheduling.gap_healing import Gap, Gaps, Healing
-from isthmus.aae.scheduling.history import NAMED_BYTES, Memory, Named, _plain
+from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
+from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
+from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, History, _plain
 from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
 from isthmus.aae.scheduling.manager import Busy, Manager, UnknownPeer
-from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
+from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, window_of
 from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import BadInput
@@ -66,12 +66,12 @@ class Bell:
         self.at_ms = None
 
 
-class FakeChecker(Checker):
+class FakeChecker(PeerChecker):
     """Ends as it is told; `gate` holds it."""
 
     def __init__(self) -> None:
-        self.checks: list[Check] = []
-        self.outcomes: list[Verdict] = []
+        self.checks: list[PeerCheck] = []
+        self.outcomes: list[ExchangeVerdict] = []
         self.gate: asyncio.Event | None = None
         self.modified_ms = []
         self.buckets = set()
@@ -89,20 +89,20 @@ class FakeChecker(Checker):
         """See Checker."""
         return key.bucket != b"private"
 
-    async def check(self, check: Check, findings: Findings) -> Outcome:
+    async def check(self, check: PeerCheck, findings: Findings) -> ExchangeOutcome:
         """See Checker."""
         self.checks.append(check)
         if check.bucket_type in self.lacking:
-            return Outcome(Verdict.ERROR, "no such bucket type there", findings, lacking=True)
-        findings.by_kind.update({(DifferenceKind.BEHIND, Side.SINK): self.differences})
+            return ExchangeOutcome(ExchangeVerdict.ERROR, "no such bucket type there", findings, lacking=True)
+        findings.by_kind.update({(DifferenceKind.BEHIND, BehindSide.SINK): self.differences})
         findings.queued = self.differences
         findings.segments_unexplained = self.unexplained
         if self.gate is not None:
             await self.gate.wait()
-        verdict = self.outcomes.pop(0) if self.outcomes else Verdict.IN_SYNC
-        if verdict is not Verdict.IN_SYNC:
+        verdict = self.outcomes.pop(0) if self.outcomes else ExchangeVerdict.IN_SYNC
+        if verdict is not ExchangeVerdict.IN_SYNC:
             findings.branches_differing = 1
-        return Outcome(verdict, self.unseen, findings, unseen=bool(self.unseen))
+        return ExchangeOutcome(verdict, self.unseen, findings, unseen=bool(self.unseen))
 
     def close(self) -> None:
         """See Checker."""
@@ -125,7 +125,7 @@ class Desk:
         self.checkers = {one.name: FakeChecker() for one in settings}
         self.live = list(live)
         directory.mkdir(exist_ok=True)
-        self.memory = Memory(directory, start_ms)
+        self.memory = History(directory, start_ms)
         self.unplaced = ""
         self.manager = Manager(
             settings,
@@ -168,7 +168,7 @@ async def under_way(desk: Desk) -> None:
 class NoGaps(Gaps):
     """A queue that gave nothing up."""
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """See Gaps."""
         assert queue
         return []
@@ -184,7 +184,7 @@ class NoGaps(Gaps):
 
 def shown(desk: Desk, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
     """What operators see."""
-    return listed(desk.manager, Healing(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms, owners)
+    return listed(desk.manager, GapHealer(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms, owners)
 
 
 def story(work: Callable[[], Awaitable[None]]) -> None:
@@ -205,8 +205,8 @@ def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
         desk = Desk(tmp_path, WEST, east)
         await desk.pass_until(START + 2 * DAY_MS - 1)
         counts = Counter(check.kind for check in desk.checkers["east"].checks)
-        assert counts == {Kind.ALL: 4, Kind.DAY: 6}
-        assert Counter(check.kind for check in desk.checkers["west"].checks) == {Kind.HOUR: 48}
+        assert counts == {CheckKind.ALL: 4, CheckKind.DAY: 6}
+        assert Counter(check.kind for check in desk.checkers["west"].checks) == {CheckKind.HOUR: 48}
         await desk.manager.stop()
         assert desk.bell.at_ms is None
 
@@ -277,12 +277,12 @@ def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
     async def work() -> None:
         desk = Desk(tmp_path, WEST, replace(WEST, name="east"))
         gate = desk.checkers["east"].gate = asyncio.Event()
-        assert desk.manager.begin(None, Kind.ALL, "ann") == ["west", "east"]
+        assert desk.manager.begin(None, CheckKind.ALL, "ann") == ["west", "east"]
         while not desk.checkers["east"].checks:
             await asyncio.sleep(0.002)
         assert [len(desk.checkers[name].checks) for name in ("west", "east")] == [1, 1]
         with pytest.raises(Busy, match="a check of east is running"):
-            desk.manager.begin(None, Kind.ALL, "bob")
+            desk.manager.begin(None, CheckKind.ALL, "bob")
         gate.set()
         await ended(desk)
         assert {check.by for one in desk.checkers.values() for check in one.checks} == {"ann"}
@@ -290,7 +290,7 @@ def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
         assert {peer.remembered.standing.learned for peer in desk.manager.peers.values()} == {TimeRange(1, 2)}
         nobody = Desk(tmp_path / "nobody")
         with pytest.raises(UnknownPeer, match="compares with no cluster"):
-            nobody.manager.begin(None, Kind.ALL, "ann")
+            nobody.manager.begin(None, CheckKind.ALL, "ann")
 
     story(work)
 
@@ -305,7 +305,7 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
         desk.bell.call()
         await under_way(desk)
         with pytest.raises(Busy, match="a check of west is running"):
-            desk.manager.begin("east", Kind.ALL, "ann")
+            desk.manager.begin("east", CheckKind.ALL, "ann")
         desk.clock.ms = START + HOUR_MS // 2 + 1
         desk.bell.call()
         await asyncio.sleep(0.01)
@@ -317,8 +317,10 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
             await asyncio.sleep(0.002)
         await ended(desk)
         assert len(desk.checkers["east"].checks) == 1
-        results = await desk.manager.run("east", Kind.ALL, "ann")
-        assert [(result.by, result.verdict, result.proven) for result in results] == [("ann", Verdict.IN_SYNC, True)]
+        results = await desk.manager.run("east", CheckKind.ALL, "ann")
+        assert [(result.by, result.verdict, result.proven) for result in results] == [
+            ("ann", ExchangeVerdict.IN_SYNC, True)
+        ]
         gate.clear()
         desk.clock.ms = START + HOUR_MS
         desk.bell.call()
@@ -360,7 +362,7 @@ def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> 
         row = shown(again)["peers"][0]
         assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
         assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
-        await again.manager.run("west", Kind.HOUR, "bob")
+        await again.manager.run("west", CheckKind.HOUR, "bob")
         assert len(again.checkers["west"].checks) == 1
         await again.manager.resume(None)
         await again.pass_until(START + 3 * HOUR_MS)
@@ -377,12 +379,12 @@ def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
     async def work() -> None:
         desk = Desk(tmp_path, WEST)
         checker = desk.checkers["west"]
-        await desk.manager.run("west", Kind.ALL, "ann")
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         desk.clock.ms += 5_000
-        checker.outcomes, checker.differences = [Verdict.REPAIRED], 7
-        await desk.manager.run("west", Kind.HOUR, "ann")
-        checker.outcomes, checker.differences = [Verdict.TIMED_OUT], 0
-        await desk.manager.run("west", Kind.ALL, "ann")
+        checker.outcomes, checker.differences = [ExchangeVerdict.REPAIRED], 7
+        await desk.manager.run("west", CheckKind.HOUR, "ann")
+        checker.outcomes, checker.differences = [ExchangeVerdict.TIMED_OUT], 0
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         await desk.manager.stop()
         row = shown(Desk(tmp_path, WEST))["peers"][0]
         assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
@@ -404,17 +406,21 @@ def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
     async def work() -> None:
         desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
         checker = desk.checkers["west"]
-        checker.outcomes = [Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.REPAIRED]
+        checker.outcomes = [ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED]
         checker.differences = 3
         for _ in range(3):
-            await desk.manager.run("west", Kind.AUTO, "")
+            await desk.manager.run("west", CheckKind.AUTO, "")
         await desk.manager.set_range("west", TimeRange(5, 9, b"b"))
-        await desk.manager.run("west", Kind.AUTO, "")
-        await desk.manager.run("west", Kind.RANGE, "")
+        await desk.manager.run("west", CheckKind.AUTO, "")
+        await desk.manager.run("west", CheckKind.RANGE, "")
         kinds = [(check.kind, None if check.times is None else check.times.since_ms) for check in checker.checks]
         assert kinds == [
-            (Kind.RANGE, START), (Kind.RANGE, START), (Kind.DAY, START - DAY_MS), (Kind.RANGE, 5), (Kind.RANGE, START),
-        ]  # fmt: skip
+            (CheckKind.RANGE, START),
+            (CheckKind.RANGE, START),
+            (CheckKind.DAY, START - DAY_MS),
+            (CheckKind.RANGE, 5),
+            (CheckKind.RANGE, START),
+        ]
 
     story(work)
 
@@ -426,8 +432,8 @@ def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
         desk = Desk(tmp_path, replace(WEST, bucket_types="default,other"))
         for name, length in ((b"default", 10), (b"other", 1_000)):
             keys = {(b"b", b"%0*d" % (length, n)): "missing@sink" for n in range(5_000)}
-            desk.checkers["west"].named[name] = Named(START, keys, True)
-        await desk.manager.run("west", Kind.ALL, "ann")
+            desk.checkers["west"].named[name] = DifferingKeys(START, keys, True)
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         await desk.manager.stop()
         assert sum(len(packb(one)) for one in _plain(desk.memory.of("west"), NAMED_BYTES // 2)["named"]) < NAMED_BYTES
         named = Desk(tmp_path, WEST).manager.peers["west"].remembered.named
@@ -494,18 +500,18 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     """What is ahead here or changed on both sides is queued; what is ahead there is left alone unless both ways are
     wanted; what is corrupt is never queued."""
 
-    def row(key: bytes) -> Row:
-        return Row(b"b", key, b"\x90", 1, 5_000, False)
+    def row(key: bytes) -> ComparedRow:
+        return ComparedRow(b"b", key, b"\x90", 1, 5_000, False)
 
     differences = [
-        Difference(b"b", b"1", DifferenceKind.MISSING, Side.SINK, row(b"1"), None),
-        Difference(b"b", b"2", DifferenceKind.CONCURRENT, Side.BOTH, row(b"2"), row(b"2")),
-        Difference(b"b", b"3", DifferenceKind.CORRUPT, Side.BOTH, row(b"3"), row(b"3")),
-        Difference(b"b", b"4", DifferenceKind.BEHIND, Side.SOURCE, row(b"4"), row(b"4")),
+        KeyDifference(b"b", b"1", DifferenceKind.MISSING, BehindSide.SINK, row(b"1"), None),
+        KeyDifference(b"b", b"2", DifferenceKind.CONCURRENT, BehindSide.BOTH, row(b"2"), row(b"2")),
+        KeyDifference(b"b", b"3", DifferenceKind.CORRUPT, BehindSide.BOTH, row(b"3"), row(b"3")),
+        KeyDifference(b"b", b"4", DifferenceKind.BEHIND, BehindSide.SOURCE, row(b"4"), row(b"4")),
     ]
     queue, other = Queue(), Other()
     settings = replace(WEST, bidirectional=both_ways, peer_queue="to-east", repair_rate_limit_count=0)
-    checker = Checker(settings, source=None, sink=other, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
+    checker = PeerChecker(settings, source=None, sink=other, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
 
     async def work() -> int:
         return sum([taken async for taken in checker._queued(b"default", differences)])
@@ -535,34 +541,34 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
             assert ("full-sync west" in differs(desk.manager, of)) == may_be
             return row["verdict"], row["difference"]
 
-        async def checked(verdict: Verdict, *named: bytes, every: bool = True) -> None:
+        async def checked(verdict: ExchangeVerdict, *named: bytes, every: bool = True) -> None:
             desk.clock.ms += 1_000
             keys = {(b"b", name): "missing@sink" for name in named}
-            checker.named[b"default"] = Named(desk.clock.ms, keys, every)
+            checker.named[b"default"] = DifferingKeys(desk.clock.ms, keys, every)
             checker.outcomes = [verdict]
-            await desk.manager.run("west", Kind.ALL, "ann")
+            await desk.manager.run("west", CheckKind.ALL, "ann")
 
         assert told() == ("unknown", None), "no check has looked"
-        await checked(Verdict.IN_SYNC)
+        await checked(ExchangeVerdict.IN_SYNC)
         assert told() == ("match", None)
         assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
-        await checked(Verdict.REPAIRED, b"k", b"other")
+        await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
         assert told() == ("diverged", "missing@sink")
         assert [(one["key"], one["difference"]) for one in shown(desk)["peers"][0]["named"]] == [
             ("k", "missing@sink"), ("other", "missing@sink"),
         ]  # fmt: skip
-        await checked(Verdict.REPAIRED, b"other")
+        await checked(ExchangeVerdict.REPAIRED, b"other")
         assert told() == ("match", None)
-        await checked(Verdict.REPAIRED, b"other", every=False)
+        await checked(ExchangeVerdict.REPAIRED, b"other", every=False)
         assert told() == ("unreachable", None)
-        await checked(Verdict.TIMED_OUT, b"k")
+        await checked(ExchangeVerdict.TIMED_OUT, b"k")
         assert told() == ("diverged", "missing@sink")
-        await checked(Verdict.TIMED_OUT)
+        await checked(ExchangeVerdict.TIMED_OUT)
         assert told() == ("unreachable", None)
         (row,) = last_comparisons(desk.manager, key)
         assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", desk.clock.ms)
         assert row["proven_ms"] == START + 1_000
-        await checked(Verdict.REPAIRED, b"k", b"other")
+        await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
         await desk.manager.stop()
         desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
         assert told() == ("diverged", "missing@sink")
@@ -583,8 +589,8 @@ def test_who_reaps_hears_of_changes_that_a_check_of_a_range_could_not_explain(tm
         checker, key = desk.checkers["west"], Key(b"default", b"b", b"k")
         for unexplained in (2, 0):
             checker.unexplained = unexplained
-            checker.outcomes = [Verdict.INCOMPLETE]
-            await desk.manager.run("west", Kind.RANGE, "ann")
+            checker.outcomes = [ExchangeVerdict.INCOMPLETE]
+            await desk.manager.run("west", CheckKind.RANGE, "ann")
             assert ("could not name" in differs(desk.manager, key)) == bool(unexplained)
         await desk.manager.stop()
 
@@ -597,27 +603,33 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
     async def work() -> None:
         for limit, named in ((5, [b"1", b"2", b"3"]), (2, [b"1", b"2"])):
             monkeypatch.setattr(check, "NAMED_MAX", limit)
-            found = [Difference(b"b", b"%d" % n, DifferenceKind.MISSING, Side.SOURCE, None, None) for n in (1, 2, 3)]
+            found = [
+                KeyDifference(b"b", b"%d" % n, DifferenceKind.MISSING, BehindSide.SOURCE, None, None) for n in (1, 2, 3)
+            ]
 
-            async def told(*_: object, findings: Findings, repair: Any, found: Any = found, **__: object) -> Outcome:
-                findings.by_kind[DifferenceKind.MISSING, Side.SOURCE] = len(found)
+            async def told(
+                *_: object, findings: Findings, repair: Any, found: Any = found, **__: object
+            ) -> ExchangeOutcome:
+                findings.by_kind[DifferenceKind.MISSING, BehindSide.SOURCE] = len(found)
                 await repair(found)
-                return Outcome(Verdict.DIFFERING, "", findings)
+                return ExchangeOutcome(ExchangeVerdict.DIFFERING, "", findings)
 
             monkeypatch.setattr(check, "run", told)
-            checker = Checker(WEST, source=None, sink=None, repairs=Queue(), chance=Random(1))  # type: ignore[arg-type]
-            await checker.check(Check("default", Kind.ALL, None, "", START), Findings())
+            checker = PeerChecker(WEST, source=None, sink=None, repairs=Queue(), chance=Random(1))  # type: ignore[arg-type]
+            await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START), Findings())
             kept = checker.named[b"default"]
             assert (kept.began_ms, kept.every) == (START, limit == 5)
             assert kept.keys == {(b"b", key): "missing@source" for key in named}
-            found = [Difference(b"b", b"0", DifferenceKind.MISSING, Side.SOURCE, None, None)]
+            found = [KeyDifference(b"b", b"0", DifferenceKind.MISSING, BehindSide.SOURCE, None, None)]
 
-            async def ended(*_: object, findings: Findings, repair: Any, found: Any = found, **__: object) -> Outcome:
+            async def ended(
+                *_: object, findings: Findings, repair: Any, found: Any = found, **__: object
+            ) -> ExchangeOutcome:
                 await repair(found)
-                return Outcome(Verdict.ERROR, "the other side is away", findings)
+                return ExchangeOutcome(ExchangeVerdict.ERROR, "the other side is away", findings)
 
             monkeypatch.setattr(check, "run", ended)
-            await checker.check(Check("default", Kind.ALL, None, "", START + 1), Findings())
+            await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START + 1), Findings())
             kept = checker.named[b"default"]
             assert (kept.began_ms, kept.every) == (START + 1, False)
             assert set(kept.keys) == {(b"b", key) for key in [*named, b"0"][:limit]}
@@ -635,10 +647,10 @@ def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> 
         desk.manager._all_types = lambda peer: types if peer is WEST else []
         desk.manager.start()
         checker = desk.checkers["west"]
-        await desk.manager.run("west", Kind.ALL, "ann")
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         types.append("other")
         checker.lacking = {"other"}
-        results = await desk.manager.run("west", Kind.ALL, "ann")
+        results = await desk.manager.run("west", CheckKind.ALL, "ann")
         assert [check.bucket_type for check in checker.checks] == ["default", "default", "other"]
         assert [(result.bucket_type, result.lacking, result.proven) for result in results] == [
             ("default", False, True),

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from isthmus.aae.exchange.exchange import Verdict
-from isthmus.aae.scheduling.history import Memory
-from isthmus.aae.scheduling.schedule import HOUR_MS, Kind, TimeRange
+from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.scheduling.history import History
+from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind, TimeRange
 from isthmus.aae.status import scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import NotReady
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from tests.aae.test_manager import START, WEST, Desk, ended, shown, story
 
 
@@ -24,27 +24,27 @@ def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeyp
     """Several acts beside the end of a check: no two write at once, and what is on disk at the end is the newest."""
     writing: list[int] = []
     most: list[int] = []
-    write = Slots.write
+    write = SlotFile.write
 
-    def slow(slots: Slots, value: Any) -> None:
+    def slow(slots: SlotFile, value: Any) -> None:
         writing.append(1)
         most.append(len(writing))
         sleep(0.01 * (len(most) % 3))
         write(slots, value)
         writing.pop()
 
-    monkeypatch.setattr(Slots, "write", slow)
+    monkeypatch.setattr(SlotFile, "write", slow)
 
     async def work() -> None:
         east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2)
         desk = Desk(tmp_path, WEST, east)
-        desk.manager.begin("west", Kind.ALL, "tester")
+        desk.manager.begin("west", CheckKind.ALL, "tester")
         await asyncio.gather(
             *(desk.manager.suspend(name, f"by {turn}", "") for turn in range(4) for name in ("west", "east"))
         )
         await ended(desk)
         assert max(most) == 1
-        again = Memory(tmp_path, START)
+        again = History(tmp_path, START)
         again.load()
         for name in ("west", "east"):
             assert again.of(name).suspended == desk.memory.of(name).suspended
@@ -60,13 +60,13 @@ def test_a_node_that_stops_begins_no_check(tmp_path: Path) -> None:
     async def work() -> None:
         desk = Desk(tmp_path, WEST)
         desk.checkers["west"].gate = asyncio.Event()
-        desk.manager.begin("west", Kind.ALL, "ann")
+        desk.manager.begin("west", CheckKind.ALL, "ann")
         await asyncio.sleep(0)
         await desk.manager.stop()
         with pytest.raises(NotReady, match="stopping"):
-            desk.manager.begin("west", Kind.ALL, "ann")
+            desk.manager.begin("west", CheckKind.ALL, "ann")
         with pytest.raises(NotReady, match="stopping"):
-            await desk.manager.run("west", Kind.ALL, "ann")
+            await desk.manager.run("west", CheckKind.ALL, "ann")
         assert len(desk.checkers["west"].checks) == 1
 
     story(work)
@@ -79,7 +79,7 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
     async def work() -> None:
         desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24))
         checker = desk.checkers["west"]
-        checker.outcomes = [Verdict.ERROR] * 20
+        checker.outcomes = [ExchangeVerdict.ERROR] * 20
         checker.unseen = "roots: no connection"
         desk.bell.call()
         await ended(desk)
@@ -91,9 +91,9 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
         await desk.pass_until(START + HOUR_MS - 1)
         began = [(check.began_ms - START) // 1000 for check in checker.checks]
         assert began == [0, 30, 90, 210, 450, 930]
-        assert {check.kind for check in checker.checks} == {Kind.RANGE}
+        assert {check.kind for check in checker.checks} == {CheckKind.RANGE}
         assert (shown(desk)["peers"][0]["retry"], desk.bell.at_ms) == (None, START + HOUR_MS)
-        checker.outcomes = [Verdict.INCOMPLETE]
+        checker.outcomes = [ExchangeVerdict.INCOMPLETE]
         await desk.pass_until(START + HOUR_MS)
         checker.unseen = ""
         await desk.pass_until(START + 2 * HOUR_MS - 1)
@@ -122,7 +122,7 @@ def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path) -> No
         assert [check.began_ms for check in checker.checks] == [START + 3_000]
         assert shown(desk)["peers"][0]["reason"] == "24 checks a day"
         desk.unplaced = "gone again"
-        await desk.manager.run("west", Kind.ALL, "ann")
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         assert len(checker.checks) == 2
         await desk.pass_until(START + 2 * HOUR_MS - 1)
         assert [one.reason for one in desk.manager.peers["west"].skipped] == ["late"]
@@ -159,10 +159,10 @@ def test_a_slot_in_which_nothing_is_done_is_not_tried_again(tmp_path: Path) -> N
     async def work() -> None:
         desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24))
         checker, peer = desk.checkers["west"], desk.manager.peers["west"]
-        checker.outcomes = [Verdict.DIFFERING, Verdict.ERROR]
+        checker.outcomes = [ExchangeVerdict.DIFFERING, ExchangeVerdict.ERROR]
         await desk.pass_until(START + 1_000)
         checker.unseen = "not ready"
-        await desk.manager.run("west", Kind.ALL, "ann")
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         checker.unseen = ""
         for hour in (1, 2):
             await desk.pass_until(START + hour * HOUR_MS + 1_000)
@@ -181,20 +181,20 @@ def test_a_try_again_follows_the_rules_of_every_check(tmp_path: Path) -> None:
     async def work() -> None:
         desk = Desk(tmp_path, WEST)
         checker, peer = desk.checkers["west"], desk.manager.peers["west"]
-        checker.outcomes, checker.unseen = [Verdict.ERROR], "not ready"
-        await desk.manager.run("west", Kind.ALL, "ann")
+        checker.outcomes, checker.unseen = [ExchangeVerdict.ERROR], "not ready"
+        await desk.manager.run("west", CheckKind.ALL, "ann")
         assert peer.retry is None
-        checker.outcomes = [Verdict.ERROR]
+        checker.outcomes = [ExchangeVerdict.ERROR]
         desk.bell.call()
         await ended(desk)
         assert peer.retry is not None
         desk.clock.ms = START + HOUR_MS // 2 + 40_000
         desk.bell.call()
         await ended(desk)
-        assert [(one.kind, one.reason) for one in peer.skipped] == [(Kind.HOUR, "late")]
+        assert [(one.kind, one.reason) for one in peer.skipped] == [(CheckKind.HOUR, "late")]
         assert (len(checker.checks), peer.retry) == (2, None)
         for hour, end in ((1, "suspend"), (2, "run")):
-            checker.outcomes, checker.unseen = [Verdict.ERROR], "not ready"
+            checker.outcomes, checker.unseen = [ExchangeVerdict.ERROR], "not ready"
             await desk.pass_until(START + hour * HOUR_MS)
             assert peer.retry is not None
             checker.unseen = ""
@@ -202,10 +202,10 @@ def test_a_try_again_follows_the_rules_of_every_check(tmp_path: Path) -> None:
                 await desk.manager.suspend("west", "ann", "")
                 await desk.manager.resume("west")
             else:
-                await desk.manager.run("west", Kind.ALL, "ann")
+                await desk.manager.run("west", CheckKind.ALL, "ann")
             assert peer.retry is None
         crowd = Desk(tmp_path / "crowd", replace(WEST, hour_count=1_440))
-        crowd.checkers["west"].outcomes, crowd.checkers["west"].unseen = [Verdict.ERROR] * 9, "not ready"
+        crowd.checkers["west"].outcomes, crowd.checkers["west"].unseen = [ExchangeVerdict.ERROR] * 9, "not ready"
         await crowd.pass_until(START + 150_000)
         assert [check.began_ms - START for check in crowd.checkers["west"].checks] == [
             0, 30_000, 60_000, 90_000, 120_000, 150_000,

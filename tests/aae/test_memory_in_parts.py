@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from isthmus.aae.exchange.exchange import Verdict
-from isthmus.aae.scheduling.history import RESULTS_KEPT, Memory, Result, Suspended
-from isthmus.aae.scheduling.schedule import Kind, Standing
-from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, Slots
+from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.scheduling.history import RESULTS_KEPT, CheckResult, History, Suspended
+from isthmus.aae.scheduling.schedule import CheckKind, PeerScheduleState
+from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, SlotFile
 
 BY_ANN = Suspended("ann", 7, "move")
 
 
-def damaged(directory: Path, change: dict[str, Any]) -> Memory:
+def damaged(directory: Path, change: dict[str, Any]) -> History:
     """Two peers that ann suspended, as they are read when parts of west are `change`."""
     directory.mkdir(exist_ok=True)
-    memory = Memory(directory, 5)
+    memory = History(directory, 5)
     for name in ("west", "north"):
         memory.of(name).suspended = BY_ANN
         memory.of(name).proven_ms["default"] = 3
     memory.saving()()
-    slots = Slots(directory, "fullsync")
+    slots = SlotFile(directory, "fullsync")
     document = slots.read()
     document["peers"]["west"] |= change
     slots.write(document)
-    again = Memory(directory, 9)
+    again = History(directory, 9)
     again.load()
     return again
 
@@ -46,7 +46,7 @@ def test_an_unreadable_part_takes_nothing_else_with_it(tmp_path: Path, change: d
     again = damaged(tmp_path, change)
     assert again.of("west").suspended == again.of("north").suspended == BY_ANN
     assert again.of("north").proven_ms == {"default": 3}
-    assert again.of("west").standing == (Standing(9) if "standing" in change else Standing(5))
+    assert again.of("west").standing == (PeerScheduleState(9) if "standing" in change else PeerScheduleState(5))
 
 
 def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
@@ -62,17 +62,19 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
 def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -> None:
     """What is larger than a slot could never be written again, and a suspension not either: the newest results of each
     peer stay, and what was said is cut."""
-    memory = Memory(tmp_path, 5)
+    memory = History(tmp_path, 5)
     for number in range(100):
         one = memory.of(f"p{number}")
         one.suspended = Suspended("ann", 7, "w" * 500_000)
         for at in range(RESULTS_KEPT):
             said = "x" * 5_000
-            result = Result("default", Kind.ALL, at, 1.0, Verdict.ERROR, said, False, 0, 0, {}, 0, 0, 0, 0, "ann")
+            result = CheckResult(
+                "default", CheckKind.ALL, at, 1.0, ExchangeVerdict.ERROR, said, False, 0, 0, {}, 0, 0, 0, 0, "ann"
+            )
             one.results.append(result)
     memory.saving()()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < SLOT_BYTES_MAX // 2
-    again = Memory(tmp_path, 9)
+    again = History(tmp_path, 9)
     again.load()
     assert len(again.peers) == 100
     for one in again.peers.values():

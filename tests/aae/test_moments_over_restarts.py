@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, Kind
+from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind
 from tests.aae.test_manager import START, WEST, Desk, ended, shown, story
 
 MINUTE_MS = 60_000
@@ -122,7 +122,7 @@ def test_the_last_check_of_a_day_may_begin_after_midnight(tmp_path: Path) -> Non
             peer = desk.manager.peer("east")
             await desk.pass_until(START + DAY_MS - 11 * MINUTE_MS)
             gate = desk.checkers["west"].gate = asyncio.Event()
-            desk.manager.begin("west", Kind.ALL, "ann")
+            desk.manager.begin("west", CheckKind.ALL, "ann")
             desk.clock.ms = START + DAY_MS + ends_at * MINUTE_MS
             gate.set()
             await ended(desk)
@@ -179,7 +179,7 @@ def test_a_clock_that_is_set_back_begins_the_plan_there(tmp_path: Path) -> None:
         desk.clock.ms = START + 20 * DAY_MS + 1
         desk.manager.arm()
         assert desk.bell.at_ms == START + 20 * DAY_MS + 1, "at once: it is within half a slot"
-        assert {one.kind for one in desk.manager.peer("west").skipped} == {Kind.HOUR}
+        assert {one.kind for one in desk.manager.peer("west").skipped} == {CheckKind.HOUR}
         assert shown(desk)["peers"][0]["next_ms"] == START + 20 * DAY_MS
 
     story(work)

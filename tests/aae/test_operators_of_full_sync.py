@@ -16,16 +16,16 @@ from isthmus.aae.scheduling import operator_documents
 from isthmus.aae.scheduling.operator_documents import (
     PEERS_PATH,
     SUSPENSIONS_PATH,
-    Act,
-    Entry,
+    FullSyncAuditInfo,
+    FullSyncSuspension,
     OperatorDocuments,
-    Suspension,
+    PeerOverride,
     decode_peers,
     decode_suspensions,
     in_force,
     suspension_for,
 )
-from isthmus.aae.scheduling.schedule import HOUR_MS, Kind
+from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind
 from isthmus.aae.status import of_operators
 from isthmus.config.settings import Address, FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
@@ -35,7 +35,7 @@ from tests.aae.test_manager import START, WEST, Desk, ended, shown, story, under
 from tests.http.conftest import ask, make_room
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
-ACT: Final = Act("ann", START, "move")
+ACT: Final = FullSyncAuditInfo("ann", START, "move")
 NORTH: Final = {"urls": "http://10.0.0.9:8098", "queue": "to-north", "auto": 12}
 
 
@@ -133,9 +133,9 @@ class Cluster:
 def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() -> None:
     """Key by key; what is wrong on one node leaves its file in force there, with the reason; a name that no file has
     needs urls and a queue."""
-    all_nodes = Entry({"all": 24, "auto": 0, "bucket_types": "a,b"}, by="ann")
-    own = Entry({"all": 2}, by="bob")
-    entries = {"west": {"*": all_nodes, "n1": own}, "elsewhere": {"*": Entry({"all": 3})}}
+    all_nodes = PeerOverride({"all": 24, "auto": 0, "bucket_types": "a,b"}, by="ann")
+    own = PeerOverride({"all": 2}, by="bob")
+    entries = {"west": {"*": all_nodes, "n1": own}, "elsewhere": {"*": PeerOverride({"all": 3})}}
     west = replace(WEST, name="west")
 
     def counts(node: str) -> list[tuple[int, int, str]]:
@@ -144,22 +144,22 @@ def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() 
 
     assert counts("n1") == [(2, 0, "a,b")]
     assert counts("n2") == [(24, 0, "a,b")]
-    wrong = in_force("n1", [west], {"west": {"*": Entry({"all": 500}), "n2": own}}, no_token)
+    wrong = in_force("n1", [west], {"west": {"*": PeerOverride({"all": 500}), "n2": own}}, no_token)
     assert ([one.settings for one in wrong.peers], list(wrong.faults)) == ([west], ["west"])
     assert "allowed is 0 to 240" in wrong.faults["west"]
-    later = in_force("n1", [west], {"west": {"*": Entry({"of_a_later_version": 1})}}, no_token)
+    later = in_force("n1", [west], {"west": {"*": PeerOverride({"of_a_later_version": 1})}}, no_token)
     assert "no key that can be set" in later.faults["west"]
-    assert in_force("n1", [west], {"west": {"*": Entry({"bidirectional": True})}}, no_token).faults
+    assert in_force("n1", [west], {"west": {"*": PeerOverride({"bidirectional": True})}}, no_token).faults
 
 
 def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
     """A peer that a file has keeps its URLs and cluster, whatever an entry says; one that was added is shown the token
     that is named for its URLs."""
     secret = replace(WEST, token_file=Path("/secret"))
-    moved = Entry({"urls": "http://evil:1", "cluster": "evil", "all": 3}, added=True)
+    moved = PeerOverride({"urls": "http://evil:1", "cluster": "evil", "all": 3}, added=True)
     (found,) = in_force("n1", [secret], {"west": {"*": moved}}, no_token).peers
     assert found.settings == replace(secret, all_count=3)
-    added = {"north": {"*": Entry(NORTH, added=True, added_ms=5)}}
+    added = {"north": {"*": PeerOverride(NORTH, added=True, added_ms=5)}}
     for token in (None, Path("/north")):
         (north,) = in_force("n1", [], added, lambda _, token=token: token).peers  # type: ignore[misc]
         assert (north.settings.token_file, north.settings.auto_count, north.added_ms) == (token, 12, 5)
@@ -167,12 +167,12 @@ def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
 
 def test_what_is_removed_is_gone_on_its_nodes_and_one_node_may_have_it_again() -> None:
     """Removed on all, also where a file has it; a node that adds it again has it."""
-    gone = Entry(removed=True, by="ann")
+    gone = PeerOverride(removed=True, by="ann")
     for entries, names in (
         ({"*": gone}, [[], []]),
         ({"n1": gone}, [[], ["west"]]),
-        ({"*": gone, "n1": Entry({"all": 2}, added=True)}, [["west"], []]),
-        ({"*": gone, "n1": Entry({"all": 2})}, [[], []]),
+        ({"*": gone, "n1": PeerOverride({"all": 2}, added=True)}, [["west"], []]),
+        ({"*": gone, "n1": PeerOverride({"all": 2})}, [[], []]),
     ):
         found = [in_force(node, [WEST], {"west": entries}, no_token) for node in ("n1", "n2")]
         assert [[one.settings.name for one in node.peers] for node in found] == names
@@ -241,7 +241,7 @@ def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
         assert len(checker.checks) == 2
         assert two.desk.manager.peer("north").remembered.proven_ms
         gate = checker.gate = asyncio.Event()
-        two.desk.manager.begin("north", Kind.ALL, "bob")
+        two.desk.manager.begin("north", CheckKind.ALL, "bob")
         await under_way(two.desk)
         two.desk.clock.ms += 1
         assert (await two.act("peers/remove", peer="north"))[0] == 200
@@ -395,7 +395,7 @@ def test_another_queue_proves_anew(tmp_path: Path) -> None:
     async def work() -> None:
         cluster = Cluster(tmp_path)
         (one,) = await cluster.start("n1")
-        await one.desk.manager.run("west", Kind.ALL, "ann")
+        await one.desk.manager.run("west", CheckKind.ALL, "ann")
         await one.act("set", peer="west", values={"all": 3})
         remembered = one.desk.manager.peer("west").remembered
         assert (remembered.proven_ms, remembered.standing.failed) == ({"default": START}, False)
@@ -438,13 +438,13 @@ def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (one,) = await cluster.start("n1")
         for node in ("n1", "n2"):
             await operator_documents.set_peer(one.metastore, "west", node, {"all": 1}, ACT)
-            await operator_documents.suspend(one.metastore, Suspension("west", node, *ACT))
+            await operator_documents.suspend(one.metastore, FullSyncSuspension("west", node, *ACT))
         await operator_documents.set_peer(one.metastore, "west", "n2", {"all": 2}, ACT)
         with pytest.raises(BadInput, match="2 entries of peers"):
             await operator_documents.set_peer(one.metastore, "west", "n3", {"all": 1}, ACT)
         with pytest.raises(BadInput, match="2 suspensions"):
-            await operator_documents.suspend(one.metastore, Suspension("west", "n3", *ACT))
-        found = await operator_documents.suspend(one.metastore, Suspension("west", "n2", "bob", START, ""))
+            await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n3", *ACT))
+        found = await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n2", "bob", START, ""))
         held = suspension_for("west", "n2", found)
         assert held is not None
         assert held.by == "bob"

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.remote import PeerTrees
-from isthmus.repl.http.client import Refused
+from isthmus.repl.http.client import HttpRefused
 
 
 def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
@@ -48,8 +48,8 @@ def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) ->
         def post(*_: Any, **__: Any) -> bytes:
             asked.append(node)
             if status:
-                raise Refused("no", status, "x")
-            return wire.encode_told(wire.Told(b"p" * 16, "west", wire.encode_repaired(1)))
+                raise HttpRefused("no", status, "x")
+            return wire.encode_told(wire.RepairAccepted(b"p" * 16, "west", wire.encode_repaired(1)))
 
         return post
 
@@ -63,9 +63,9 @@ def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) ->
     try:
         assert answers(status, 0) == 1
         assert asked == [0, 1]
-        with pytest.raises(Refused, match="no"):
+        with pytest.raises(HttpRefused, match="no"):
             answers(status, status)
-        with pytest.raises(Refused, match="no"):
+        with pytest.raises(HttpRefused, match="no"):
             answers(404, 0)
         assert asked == [0]
     finally:

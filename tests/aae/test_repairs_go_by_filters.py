@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.config.settings import QueueSettings
-from isthmus.node.services.repairs import QueueRepairs
+from isthmus.node.services.repairs import RepairQueue
 from isthmus.queues.window_rules import FULL_SYNC, LOWER
 from isthmus.repl.model.keys import Key
 from tests.queues.home import Home
@@ -15,7 +15,7 @@ def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> Non
     tells buckets apart answers by bucket; a queue for repairs alone takes all."""
 
     async def run(home: Home) -> None:
-        repairs = QueueRepairs(home.queues, home.clock)
+        repairs = RepairQueue(home.queues, home.clock)
         assert repairs.wanted("any", b"default") is None
         assert repairs.wanted("repairs", b"default") is None
         assert repairs.wanted("typed", b"default") is None

@@ -11,9 +11,9 @@ from typing import NoReturn
 import pytest
 
 from isthmus.aae.scrub import replica_agreement, row_repair
-from isthmus.aae.scrub.replica_agreement import Agreement
-from isthmus.aae.trees.tree import Tree
-from isthmus.aae.trees.tree_cache import Kept, Trees
+from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
+from isthmus.aae.trees.tree import HashTree
+from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import CodecError, Corruption, NotReady, OutcomeUnknown
@@ -30,11 +30,11 @@ class Replica:
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()
-        self.trees = Trees(self.store, directory=directory, copies=list, time=SystemTime())
-        self.trees.kept[PARTITION] = Kept(b"default", 1, Tree(), 0)
+        self.trees = TreeCache(self.store, directory=directory, copies=list, time=SystemTime())
+        self.trees.kept[PARTITION] = CachedTree(b"default", 1, HashTree(), 0)
         self.pool = ThreadPoolExecutor(1)
         self.mending = alone(self.store, self.pool, self.looks)
-        self.agreement = Agreement(self.trees, self.store, mending=self.mending, led=list, request=self.request)
+        self.agreement = ReplicaTreeCheck(self.trees, self.store, mending=self.mending, led=list, request=self.request)
         self.other: Replica | None = None
         self.looked: list[tuple[str, str]] = []
 
@@ -97,7 +97,7 @@ def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkey
             asked.append(node)
             raise ValueError("a fault")
 
-        comparing = Agreement(
+        comparing = ReplicaTreeCheck(
             leader.trees, leader.store, mending=leader.mending, led=lambda: [(PARTITION, ("n2", "n3"))], request=request
         )
         comparing.start()

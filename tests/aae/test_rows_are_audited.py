@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.aae.scrub import row_audit
-from isthmus.aae.scrub.row_audit import RowAudit
+from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.trees import tree_cache
-from isthmus.aae.trees.tree_cache import State
+from isthmus.aae.trees.tree_cache import TreeState
 from isthmus.repl.model.entry import decode_key_row, encode_key_row
 from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.keys import key_hash, segment_of
@@ -47,7 +47,7 @@ def other_hash(data: bytes) -> bytes:
     return encode_key_row(summary, row.offset)
 
 
-async def prepared(lab: Lab, count: int) -> RowAudit:
+async def prepared(lab: Lab, count: int) -> Scrubber:
     """A copy of some keys with a ready tree, and its audit."""
     made = [lab.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
     lab.trees.start()
@@ -56,10 +56,10 @@ async def prepared(lab: Lab, count: int) -> RowAudit:
     lab.tell(made)
     await until(lambda: ready(lab) and lab.right())
     pool = ThreadPoolExecutor(1)
-    return RowAudit(lab.trees, lab.store, mending=alone(lab.store, pool), copies=lab.copies, pool=pool)
+    return Scrubber(lab.trees, lab.store, mending=alone(lab.store, pool), copies=lab.copies, pool=pool)
 
 
-async def ended(audit: RowAudit) -> None:
+async def ended(audit: Scrubber) -> None:
     """Nothing of it is left."""
     await audit.stop()
     audit._pool.shutdown()
@@ -84,7 +84,7 @@ def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_
         for _ in range(5):
             found += await audit.look(PARTITION)
             if found:
-                assert lab.trees.kept[PARTITION].state is not State.READY
+                assert lab.trees.kept[PARTITION].state is not TreeState.READY
                 break
         assert found == [segment]
         (one,) = lab.trees.mismatches
@@ -134,7 +134,7 @@ def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, mo
             patch.setattr(lab.store.far, "snapshot", refusing)
             assert await audit.look(PARTITION) == []
         assert [one["event"] for one in logs] == ["trees.audit_put_off"]
-        assert lab.trees.kept[PARTITION].state is State.READY
+        assert lab.trees.kept[PARTITION].state is TreeState.READY
         assert await audit.look(PARTITION) == [segment]
         await ended(audit)
 
@@ -192,7 +192,7 @@ def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Pa
         assert await audit.look(PARTITION) == []
         await until(lambda: "cannot be built" in lab.trees.kept[PARTITION].reason)
         kept = lab.trees.kept[PARTITION]
-        assert kept.state is State.WAITING
+        assert kept.state is TreeState.WAITING
         assert "b'b'/b'7' cannot be read" in kept.reason
         await ended(audit)
 
@@ -221,7 +221,7 @@ def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pau
             damage(lab, b"7", lambda data: b"\xc1" + data)
             lab.trees.doubt(PARTITION)
             await until(lambda: kept.failures == 6)
-            assert kept.state is not State.READY
+            assert kept.state is not TreeState.READY
             assert "b'7' cannot be read" in kept.reason or kept.reason == "rebuilding"
             for pause_ms, wanted_ms in zip(pauses_ms, (20, 40, 80, 100, 100, 100), strict=False):
                 assert wanted_ms - 18 < pause_ms <= wanted_ms

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from isthmus.aae.scrub import row_repair
-from isthmus.aae.scrub.row_repair import Mending
+from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees.tree_builder import leaf_of_row
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import key_hash, segment_of
-from isthmus.repl.model.objects import Content, Summary, seal, write
+from isthmus.repl.model.objects import Content, Summary, encode_with_summary, write
 from isthmus.repl.store import rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import DamagedChange, PartitionStep
@@ -30,7 +30,9 @@ SEGMENT = segment_of(key_hash(b"b", b"7"))
 
 def entry(offset: int, key: bytes, value: bytes) -> Any:
     """A write of a new key, as a leader makes it."""
-    data, summary = seal(write(None, (), Content(value, b"text/plain"), (b"actor", offset + 1), 1_700_000_000_000))
+    data, summary = encode_with_summary(
+        write(None, (), Content(value, b"text/plain"), (b"actor", offset + 1), 1_700_000_000_000)
+    )
     return make_entry(
         EntryKind.DATA, 1, offset, request_id=b"", origin=CLUSTER, time_ms=1_700_000_000_000,
         key_hash=key_hash(b"b", key), leaf_change=leaf(b"b", key, summary.clock, summary.hash64, tombstone=False),
@@ -49,7 +51,7 @@ class Replica:
         self.in_sync = True
         self.west: dict[bytes, bytes] | None = None
         self.told: list[int] = []
-        self.mending = Mending(
+        self.mending = RowRepair(
             self.store,
             others=lambda _: ["other"] if self.in_sync and self.other is not None else [],
             request=self.request,
@@ -119,7 +121,7 @@ def right_leaf(replica: Replica) -> int:
     return found
 
 
-def mended(replica: Replica, leaf_is: int | None = None) -> row_repair.Mended:
+def mended(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
     """What becomes of the segment of the key 7."""
     return asyncio.run(replica.mending.segment(PARTITION, SEGMENT, leaf_is))
 
@@ -150,7 +152,7 @@ def test_what_contradicts_itself_is_taken_from_the_other_replica(
     assert mine.all_rows() == other.all_rows()
     assert mine.told == [PARTITION]
     assert mine.mending.metrics()[0][2] == 1
-    assert mended(mine) == row_repair.Mended()
+    assert mended(mine) == row_repair.RepairResult()
 
 
 def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Replica, Replica]) -> None:
@@ -158,7 +160,7 @@ def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Repl
     mine, other = pair
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, None)
-    assert mended(mine) == row_repair.Mended()
+    assert mended(mine) == row_repair.RepairResult()
     assert mended(mine, leaf_is).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
 
@@ -219,7 +221,7 @@ def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], m
     assert f"not applied to {len(KEYS) + 1} there" in mended(mine).reason
     monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
 
-    async def story() -> row_repair.Mended:
+    async def story() -> row_repair.RepairResult:
         asking = asyncio.create_task(mine.mending.segment(PARTITION, SEGMENT))
         await asyncio.sleep(0.1)
         assert not asking.done()
@@ -364,7 +366,7 @@ def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Repli
     mine, _ = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     segment = segment_of(key_hash(b"b", b"6"))
-    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == row_repair.Mended()
+    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == row_repair.RepairResult()
     with closing(mine.store.far.snapshot(PARTITION)) as snapshot:
         chunk = snapshot.rows(0, 1 << 20)
         assert (chunk.upto, chunk.row_count) == (7, 7)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import structlog.testing
 
-from isthmus.aae.exchange.compare import Difference, Kind, Row
-from isthmus.aae.exchange.exchange import Findings, Verdict
-from isthmus.aae.exchange.run import Outcome, Scope, run
+from isthmus.aae.exchange.compare import ComparedRow, DifferenceKind, KeyDifference
+from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.exchange.run import ExchangeOutcome, ExchangeScope, run
 from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
-from isthmus.aae.scheduling.check import CORRUPT_LOGGED, Check, Checker, NoRoom
-from isthmus.aae.scheduling.schedule import Kind as CheckKind
+from isthmus.aae.scheduling.check import CORRUPT_LOGGED, NoRoom, PeerCheck, PeerChecker
+from isthmus.aae.scheduling.schedule import CheckKind as CheckKind
 from isthmus.aae.scheduling.schedule import TimeRange
-from isthmus.aae.trees.tree import Hashes, Tree
+from isthmus.aae.trees.tree import Hashes, HashTree
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.entry import leaf
 from isthmus.repl.model.errors import IsthmusError, NotReady, PeerFault
@@ -27,22 +27,22 @@ from isthmus.repl.model.vclock import encode_clock
 CLOCK = encode_clock(((b"a" * 20, 1, 0),))
 
 
-def row(bucket: bytes, key: bytes, modified_ms: int) -> Row:
+def row(bucket: bytes, key: bytes, modified_ms: int) -> ComparedRow:
     """A key, as one write made it."""
-    return Row(bucket, key, CLOCK, 7, modified_ms, False)
+    return ComparedRow(bucket, key, CLOCK, 7, modified_ms, False)
 
 
 class Town:
     """A cluster of made rows; `trouble` is what its answers to questions about `trouble_at` become."""
 
-    def __init__(self, *rows: Row) -> None:
+    def __init__(self, *rows: ComparedRow) -> None:
         self.rows = list(rows)
         self.trouble: dict[str, IsthmusError] = {}
 
-    def _tree(self, step: str) -> Tree:
+    def _tree(self, step: str) -> HashTree:
         if step in self.trouble:
             raise self.trouble[step]
-        tree = Tree()
+        tree = HashTree()
         for r in self.rows:
             tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=False))
         return tree
@@ -72,18 +72,18 @@ class Town:
         return RowsTold((), len(asked.segments), rows)
 
 
-def outcome(source: Town, sink: Town, scope: Scope) -> tuple[Outcome, list[Difference]]:
+def outcome(source: Town, sink: Town, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
     """How a run ends, and what it hands over."""
-    repaired: list[Difference] = []
+    repaired: list[KeyDifference] = []
 
-    async def repair(differences: Sequence[Difference]) -> int:
+    async def repair(differences: Sequence[KeyDifference]) -> int:
         repaired.extend(differences)
         return len(differences)
 
     async def pause() -> None:
         await asyncio.sleep(0)
 
-    async def story() -> Outcome:
+    async def story() -> ExchangeOutcome:
         return await run(source, sink, scope, findings=Findings(), repair=repair, pause=pause, timeout_s=10)
 
     return asyncio.run(story()), repaired
@@ -92,13 +92,13 @@ def outcome(source: Town, sink: Town, scope: Scope) -> tuple[Outcome, list[Diffe
 def test_a_range_that_does_not_hold_what_differs_is_not_in_sync() -> None:
     """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
     source, sink = Town(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), Town(row(b"b", b"both", 5_000))
-    times, repaired = outcome(source, sink, Scope(b"default", since_ms=2_000, before_ms=9_000))
-    assert (times.verdict, repaired) == (Verdict.INCOMPLETE, [])
+    times, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
+    assert (times.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
     assert "outside the range" in times.reason
-    other, repaired = outcome(source, sink, Scope(b"default", since_ms=500, before_ms=9_000, bucket=b"c"))
-    assert (other.verdict, repaired) == (Verdict.INCOMPLETE, [])
-    within, repaired = outcome(source, sink, Scope(b"default", since_ms=500, before_ms=9_000, bucket=b"b"))
-    assert within.verdict is Verdict.REPAIRED
+    other, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=500, before_ms=9_000, bucket=b"c"))
+    assert (other.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
+    within, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=500, before_ms=9_000, bucket=b"b"))
+    assert within.verdict is ExchangeVerdict.REPAIRED
     assert [difference.key for difference in repaired] == [b"old"]
 
 
@@ -109,23 +109,26 @@ def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
     names = (b"%d" % n for n in range(1, 100_000))
     other = next(name for name in names if key_hash(b"b", name) >> (64 - 12) == segment)
     source, sink = Town(row(b"b", b"0", 5_000), row(b"b", other, 1_000)), Town()
-    scope = Scope(b"default", 2_000, 9_000, 12, lambda _bucket, key: key != b"0")
+    scope = ExchangeScope(b"default", 2_000, 9_000, 12, lambda _bucket, key: key != b"0")
     narrow, repaired = outcome(source, sink, scope)
-    assert (narrow.verdict, repaired) == (Verdict.INCOMPLETE, [])
+    assert (narrow.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
     source.rows = source.rows[:1]
     equal, repaired = outcome(source, sink, scope)
-    assert (equal.verdict, equal.findings.filtered, repaired) == (Verdict.IN_SYNC, 1, [])
+    assert (equal.verdict, equal.findings.filtered, repaired) == (ExchangeVerdict.IN_SYNC, 1, [])
 
 
 @pytest.mark.parametrize("step", ["roots", "leaves", "clocks"])
 @pytest.mark.parametrize(
-    ("trouble", "verdict"), [(NotReady("a tree is built"), Verdict.INCOMPLETE), (PeerFault("gone"), Verdict.ERROR)]
+    ("trouble", "verdict"),
+    [(NotReady("a tree is built"), ExchangeVerdict.INCOMPLETE), (PeerFault("gone"), ExchangeVerdict.ERROR)],
 )
-def test_whoever_does_not_answer_ends_a_run_without_a_proof(step: str, trouble: IsthmusError, verdict: Verdict) -> None:
+def test_whoever_does_not_answer_ends_a_run_without_a_proof(
+    step: str, trouble: IsthmusError, verdict: ExchangeVerdict
+) -> None:
     """Whatever question has no answer, the run is not in sync, and says at which state it ended."""
     source, sink = Town(row(b"b", b"k", 1)), Town()
     sink.trouble[step] = trouble
-    ended, repaired = outcome(source, sink, Scope(b"default"))
+    ended, repaired = outcome(source, sink, ExchangeScope(b"default"))
     assert ended.verdict is verdict
     assert str(trouble) in ended.reason
     assert repaired == []
@@ -143,9 +146,9 @@ def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
         source.rows[7] = broken
     if side != "source":
         sink.rows = [broken._replace(hash64=8)]
-    ended, repaired = outcome(source, sink, Scope(b"default"))
+    ended, repaired = outcome(source, sink, ExchangeScope(b"default"))
     assert {difference.key for difference in repaired} == set(names)
-    assert [d.key for d in repaired if d.kind is Kind.CORRUPT] == [b"7"]
+    assert [d.key for d in repaired if d.kind is DifferenceKind.CORRUPT] == [b"7"]
     assert ended.findings.differences == 30
 
 
@@ -173,10 +176,10 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     named = []
     for times in (TimeRange(4_000, 9_000), None):
-        checker = Checker(settings, source=source, sink=sink, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
-        check = Check("default", CheckKind.RANGE, times, "", 10_000)
+        checker = PeerChecker(settings, source=source, sink=sink, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
+        check = PeerCheck("default", CheckKind.RANGE, times, "", 10_000)
         ended = asyncio.run(checker.check(check, Findings()))
-        assert ended.verdict is Verdict.REPAIRED
+        assert ended.verdict is ExchangeVerdict.REPAIRED
         assert ended.reason == ("1 segment differs by changes outside the range" if times is not None else "")
         named.append(checker.named[b"default"])
     assert [(set(one.keys), one.every) for one in named] == [
@@ -190,13 +193,13 @@ def test_a_check_says_that_what_it_repairs_was_refused_there_before() -> None:
     where to look; once equal nothing is said."""
     source, sink, taking = Town(row(b"b", b"large", 5_000)), Town(), Taking()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
-    checker = Checker(settings, source=source, sink=sink, repairs=taking, chance=Random(1))  # type: ignore[arg-type]
-    check = Check("default", CheckKind.ALL, None, "", 10_000)
+    checker = PeerChecker(settings, source=source, sink=sink, repairs=taking, chance=Random(1))  # type: ignore[arg-type]
+    check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
     first = asyncio.run(checker.check(check, Findings()))
-    assert (first.verdict, first.reason, first.refused) == (Verdict.REPAIRED, "", 0)
+    assert (first.verdict, first.reason, first.refused) == (ExchangeVerdict.REPAIRED, "", 0)
     taking.refused_total = 1
     again = asyncio.run(checker.check(check, Findings()))
-    assert (again.verdict, again.refused) == (Verdict.REPAIRED, 1)
+    assert (again.verdict, again.refused) == (ExchangeVerdict.REPAIRED, 1)
     assert again.reason == "1 of the repairs before were refused there for good (isthmus sink dead-letters list there)"
     sink.rows = source.rows
     taking.refused_total = 2
@@ -224,14 +227,14 @@ def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
     until it is proven, and not called a failure beyond this side."""
     source, sink = Town(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), Town()
 
-    def checker_of(queue: Filling, rate: int) -> Checker:
+    def checker_of(queue: Filling, rate: int) -> PeerChecker:
         settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=rate)
-        return Checker(settings, source=source, sink=sink, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
+        return PeerChecker(settings, source=source, sink=sink, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
 
-    check = Check("default", CheckKind.ALL, None, "", 10_000)
+    check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
     full, findings = Filling(1_200), Findings()
     ended = asyncio.run(checker_of(full, 0).check(check, findings))
-    assert (ended.verdict, findings.differences) == (Verdict.INCOMPLETE, 1_500)
+    assert (ended.verdict, findings.differences) == (ExchangeVerdict.INCOMPLETE, 1_500)
     assert (full.held, findings.queued) == (1_200, 1_200)
 
     async def cut() -> None:
@@ -252,10 +255,10 @@ def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> N
     rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     sides = {"source": Town(*rows), "sink": Town(*(r._replace(hash64=8) for r in rows))}
-    checker = Checker(settings, **sides, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
+    checker = PeerChecker(settings, **sides, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
     for began_ms in (10_000, 20_000):
         with structlog.testing.capture_logs() as logged:
-            asyncio.run(checker.check(Check("default", CheckKind.ALL, None, "", began_ms), Findings()))
+            asyncio.run(checker.check(PeerCheck("default", CheckKind.ALL, None, "", began_ms), Findings()))
         lines = [line for line in logged if line["event"].startswith("fullsync.corrupt")]
         assert len(lines) == CORRUPT_LOGGED + 1
         assert (lines[-1]["event"], lines[-1]["count"]) == ("fullsync.corrupt_keys", 300)

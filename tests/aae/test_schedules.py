@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from isthmus.aae.scheduling.schedule import (
     DAY_MS,
     HOUR_MS,
-    Kind,
-    Place,
-    Standing,
+    CheckHours,
+    CheckKind,
+    PeerScheduleState,
+    SchedulePlace,
     TimeRange,
-    Window,
     after,
     chosen,
     due,
@@ -25,24 +25,24 @@ from isthmus.aae.scheduling.schedule import (
 )
 
 START = 1_699_920_000_000  # midnight UTC
-wants = st.dictionaries(st.sampled_from(list(Kind)), st.integers(0, 30))
+wants = st.dictionaries(st.sampled_from(list(CheckKind)), st.integers(0, 30))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(wants, st.integers(1, 5), st.integers(1, 3), st.text(max_size=9))
 def test_every_want_gets_a_slot_of_its_own_on_every_node(
-    wanted: dict[Kind, int], nodes: int, peers: int, seed: str
+    wanted: dict[CheckKind, int], nodes: int, peers: int, seed: str
 ) -> None:
     """All checks of the day are in the plan, and no two nodes or peers have the same moment; it is within its slot."""
     plan = planned(wanted, START, seed)
     if plan is None:
-        assert sum(n for kind, n in wanted.items() if kind is not Kind.NONE) == 0
+        assert sum(n for kind, n in wanted.items() if kind is not CheckKind.NONE) == 0
         return
     assert sorted(plan.kinds) == sorted(kind for kind, n in wanted.items() for _ in range(n))
     assert plan.end_ms == START + DAY_MS
     assert DAY_MS - len(plan.kinds) < plan.slot_ms * len(plan.kinds) <= DAY_MS
     moments = [
-        moment(plan, slot, Place(rank, nodes, peer, peers))
+        moment(plan, slot, SchedulePlace(rank, nodes, peer, peers))
         for slot in range(len(plan.kinds))
         for rank in range(nodes)
         for peer in range(peers)
@@ -53,7 +53,7 @@ def test_every_want_gets_a_slot_of_its_own_on_every_node(
 
 def test_the_order_is_shuffled_by_node_peer_and_date() -> None:
     """Two days, and two seeds, differ in order; the same seed on the same day gives the same order, as at a restart."""
-    wanted = {Kind.ALL: 5, Kind.HOUR: 20}
+    wanted = {CheckKind.ALL: 5, CheckKind.HOUR: 20}
     plans = [planned(wanted, day_ms, seed) for day_ms, seed in ((START, "a"), (START + DAY_MS, "a"), (START, "b"))]
     assert len({plan.kinds for plan in plans if plan is not None}) == 3
     assert planned(wanted, START, "a") == plans[0]
@@ -61,11 +61,11 @@ def test_the_order_is_shuffled_by_node_peer_and_date() -> None:
 
 def test_what_is_late_is_left_out_and_what_is_just_due_is_not() -> None:
     """A check half a slot behind its moment is skipped and named; the next one is taken; then the day is over."""
-    plan = planned({Kind.HOUR: 24}, START, "")
+    plan = planned({CheckKind.HOUR: 24}, START, "")
     assert plan is not None
-    place = Place(0, 1, 0, 1)
+    place = SchedulePlace(0, 1, 0, 1)
     found, skipped = due(plan, place, -1, START, START)
-    assert found == (0, Kind.HOUR, START)
+    assert found == (0, CheckKind.HOUR, START)
     assert skipped == []
     found, skipped = due(plan, place, 0, START, START + HOUR_MS + HOUR_MS // 2)
     assert found is not None
@@ -80,24 +80,24 @@ def test_what_is_late_is_left_out_and_what_is_just_due_is_not() -> None:
 def test_moments_before_a_nodes_start_have_gone_by() -> None:
     """A node that starts in mid-slot neither begins what was due before nor calls it late: the next moment of its own
     is its first, where it would have been without the restart."""
-    plan = planned({Kind.HOUR: 24}, START, "")
+    plan = planned({CheckKind.HOUR: 24}, START, "")
     assert plan is not None
     started_ms = START + 5 * HOUR_MS + 30 * 60_000
-    found, skipped = due(plan, Place(1, 3, 0, 1), -1, started_ms, started_ms)
-    assert (found, skipped) == ((6, Kind.HOUR, START + 6 * HOUR_MS + 20 * 60_000), [])
-    found, skipped = due(plan, Place(2, 3, 0, 1), -1, started_ms, started_ms)
-    assert (found, skipped) == ((5, Kind.HOUR, START + 5 * HOUR_MS + 40 * 60_000), [])
+    found, skipped = due(plan, SchedulePlace(1, 3, 0, 1), -1, started_ms, started_ms)
+    assert (found, skipped) == ((6, CheckKind.HOUR, START + 6 * HOUR_MS + 20 * 60_000), [])
+    found, skipped = due(plan, SchedulePlace(2, 3, 0, 1), -1, started_ms, started_ms)
+    assert (found, skipped) == ((5, CheckKind.HOUR, START + 5 * HOUR_MS + 40 * 60_000), [])
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 @pytest.mark.parametrize("others", [1, 2, 4])
 def test_clusters_in_slices_of_their_own_never_begin_in_anothers(nodes: int, others: int) -> None:
     """Whatever the numbers of nodes and peers, each cluster's checks begin in its quarter of the slot."""
-    plan = planned({Kind.AUTO: 24}, START, "")
+    plan = planned({CheckKind.AUTO: 24}, START, "")
     assert plan is not None
     for slice_, count in ((1, nodes), (2, others), (3, nodes), (4, others)):
         for part in range(2 * count):
-            place = Place(part // 2, count, part % 2, 2, slice_)
+            place = SchedulePlace(part // 2, count, part % 2, 2, slice_)
             first = START + 7 * HOUR_MS + (slice_ - 1) * HOUR_MS // 4
             at_ms = moment(plan, 7, place)
             assert first <= at_ms < first + HOUR_MS // 4
@@ -120,62 +120,64 @@ def test_ranks_follow_the_names_of_those_that_live() -> None:
 )
 def test_windows_end_before_their_end_and_go_over_midnight(first: int, end: int, hours: set[int]) -> None:
     """The hours of a window, as given."""
-    window = Window(first, end)
+    window = CheckHours(first, end)
     assert {h for h in range(24) if window.holds(DAY_MS * 20_000 + h * HOUR_MS + 1)} == hours
-    assert Window(first, end, always=True).holds(0)
-    assert not Window(first, end, never=True).holds(DAY_MS + first * HOUR_MS)
+    assert CheckHours(first, end, always=True).holds(0)
+    assert not CheckHours(first, end, never=True).holds(DAY_MS + first * HOUR_MS)
 
 
 def test_autos_choice() -> None:
     """In sync: since then. Learned: that first. Failed: all within the window, a day outside; and nothing for a while
     where nothing can be repaired from here, unless the peer is told, too."""
-    night = Window(0, 0)
-    standing = Standing(START)
-    assert chosen(standing, night, DAY_MS, both_ways=False)[0] is Kind.RANGE
-    assert looked_at(Kind.RANGE, standing, START + 1000) == TimeRange(START, START + 6000)
-    failed = after(standing, Kind.RANGE, START + 500, in_sync=False, repaired=3, learned=None)
+    night = CheckHours(0, 0)
+    standing = PeerScheduleState(START)
+    assert chosen(standing, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
+    assert looked_at(CheckKind.RANGE, standing, START + 1000) == TimeRange(START, START + 6000)
+    failed = after(standing, CheckKind.RANGE, START + 500, in_sync=False, repaired=3, learned=None)
     assert failed.succeeded_ms == START
-    assert chosen(failed, night, DAY_MS, both_ways=False)[0] is Kind.ALL
-    assert chosen(failed, night, DAY_MS + HOUR_MS, both_ways=False)[0] is Kind.DAY
+    assert chosen(failed, night, DAY_MS, both_ways=False)[0] is CheckKind.ALL
+    assert chosen(failed, night, DAY_MS + HOUR_MS, both_ways=False)[0] is CheckKind.DAY
     learned = TimeRange(5, 9, b"b")
-    knows = after(failed, Kind.DAY, START, in_sync=False, repaired=3, learned=learned)
-    assert chosen(knows, night, DAY_MS, both_ways=False)[0] is Kind.RANGE
-    assert looked_at(Kind.RANGE, knows, START) == learned
-    assert after(knows, Kind.RANGE, START, in_sync=False, repaired=1, learned=None).learned is None
-    assert after(knows, Kind.HOUR, START, in_sync=False, repaired=1, learned=None).learned == learned
-    assert after(knows, Kind.ALL, START + 9, in_sync=True, repaired=0, learned=None) == Standing(
+    knows = after(failed, CheckKind.DAY, START, in_sync=False, repaired=3, learned=learned)
+    assert chosen(knows, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
+    assert looked_at(CheckKind.RANGE, knows, START) == learned
+    assert after(knows, CheckKind.RANGE, START, in_sync=False, repaired=1, learned=None).learned is None
+    assert after(knows, CheckKind.HOUR, START, in_sync=False, repaired=1, learned=None).learned == learned
+    assert after(knows, CheckKind.ALL, START + 9, in_sync=True, repaired=0, learned=None) == PeerScheduleState(
         START + 9, learned=learned
     )
-    helpless = after(standing, Kind.ALL, START, in_sync=False, repaired=0, learned=None)
+    helpless = after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
     kinds = []
     for _ in range(4):
         kind, helpless = chosen(helpless, night, DAY_MS, both_ways=False)
         kinds.append(kind)
-    assert kinds == [Kind.NONE, Kind.NONE, Kind.ALL, Kind.ALL]
-    helpless = after(standing, Kind.ALL, START, in_sync=False, repaired=0, learned=None)
-    assert chosen(helpless, night, DAY_MS, both_ways=True)[0] is Kind.ALL
+    assert kinds == [CheckKind.NONE, CheckKind.NONE, CheckKind.ALL, CheckKind.ALL]
+    helpless = after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
+    assert chosen(helpless, night, DAY_MS, both_ways=True)[0] is CheckKind.ALL
 
 
 def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
     """So many, whatever was found and whatever was learned; checks in between do not end it. How many are left out by
     themselves is a setting."""
-    standing = Standing(START, learned=TimeRange(5, 9), suppressed=2)
-    kind, standing = chosen(standing, Window(0, 0), DAY_MS, both_ways=True)
-    assert (kind, standing.suppressed) == (Kind.NONE, 1)
-    standing = after(standing, Kind.ALL, START, in_sync=True, repaired=0, learned=None)
-    standing = after(standing, Kind.ALL, START, in_sync=False, repaired=0, learned=None, quiet_checks=5)
+    standing = PeerScheduleState(START, learned=TimeRange(5, 9), suppressed=2)
+    kind, standing = chosen(standing, CheckHours(0, 0), DAY_MS, both_ways=True)
+    assert (kind, standing.suppressed) == (CheckKind.NONE, 1)
+    standing = after(standing, CheckKind.ALL, START, in_sync=True, repaired=0, learned=None)
+    standing = after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None, quiet_checks=5)
     assert (standing.suppressed, standing.quiet) == (1, 5)
-    kind, standing = chosen(standing, Window(0, 0), DAY_MS, both_ways=False)
-    assert (kind, standing.suppressed, standing.quiet) == (Kind.NONE, 0, 5)
-    assert chosen(standing, Window(0, 0), DAY_MS, both_ways=True)[0] is Kind.RANGE, "what was learned comes first"
+    kind, standing = chosen(standing, CheckHours(0, 0), DAY_MS, both_ways=False)
+    assert (kind, standing.suppressed, standing.quiet) == (CheckKind.NONE, 0, 5)
+    assert chosen(standing, CheckHours(0, 0), DAY_MS, both_ways=True)[0] is CheckKind.RANGE, (
+        "what was learned comes first"
+    )
 
 
 def test_what_a_check_looks_at() -> None:
     """All times, the last day, the last hour."""
-    standing = Standing(START)
-    assert looked_at(Kind.ALL, standing, START) is None
-    assert looked_at(Kind.DAY, standing, START) == TimeRange(START - DAY_MS, START + 5_000)
-    assert looked_at(Kind.HOUR, standing, START) == TimeRange(START - HOUR_MS, START + 5_000)
+    standing = PeerScheduleState(START)
+    assert looked_at(CheckKind.ALL, standing, START) is None
+    assert looked_at(CheckKind.DAY, standing, START) == TimeRange(START - DAY_MS, START + 5_000)
+    assert looked_at(CheckKind.HOUR, standing, START) == TimeRange(START - HOUR_MS, START + 5_000)
 
 
 def test_many_repairs_teach_a_range() -> None:

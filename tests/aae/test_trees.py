@@ -13,7 +13,7 @@ from isthmus.aae.trees.tree import (
     BRANCH_BITS,
     BRANCH_COUNT,
     LEAF_BITS,
-    Tree,
+    HashTree,
     differing,
     hashes_from_wire,
     hashes_to_wire,
@@ -25,9 +25,9 @@ segments = st.integers(0, SEGMENT_COUNT - 1) | st.sampled_from([0, 1, 1023, 1024
 changes = st.lists(st.tuples(segments, st.integers(0, (1 << 64) - 1)), max_size=40)
 
 
-def tree_of(found: list[tuple[int, int]]) -> Tree:
+def tree_of(found: list[tuple[int, int]]) -> HashTree:
     """A tree with these changes."""
-    tree = Tree()
+    tree = HashTree()
     tree.change_all(found)
     return tree
 
@@ -38,7 +38,7 @@ def test_the_order_of_changes_makes_no_difference(found: list[tuple[int, int]], 
     """Changes in any order, one by one or together, give the same tree; a change made twice is none."""
     shuffled = list(found)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
-    one_by_one = Tree()
+    one_by_one = HashTree()
     for segment, delta in shuffled:
         one_by_one.change(segment, delta)
     whole = tree_of(found)
@@ -53,7 +53,7 @@ def test_the_trees_of_parts_make_the_tree_of_the_whole(found: list[tuple[int, in
     """Two trees of disjoint ranges of segments merge into that of both, and the parts stay what they were."""
     low, high = tree_of([c for c in found if c[0] < cut]), tree_of([c for c in found if c[0] >= cut])
     before = high.dump()
-    merged = Tree()
+    merged = HashTree()
     merged.merge(low)
     merged.merge(high)
     assert merged.dump().keys() == tree_of(found).dump().keys()
@@ -99,7 +99,7 @@ def test_what_differs_is_where_the_changes_were(common: list[tuple[int, int]], m
 def test_a_tree_survives_its_file_form_and_the_wire() -> None:
     """What is dumped loads as the same tree, hashes travel unchanged, and what is cut short is refused."""
     tree = tree_of([(5, 1 << 63), (SEGMENT_COUNT - 1, 3)])
-    again = Tree.load(tree.dump())
+    again = HashTree.load(tree.dump())
     assert not again.differing_leaves(tree)
     again.change(6, 1)
     assert tree.differing_leaves(again) == [(6, 0, 1)]
@@ -108,14 +108,14 @@ def test_a_tree_survives_its_file_form_and_the_wire() -> None:
     with pytest.raises(CodecError, match="are due"):
         hashes_from_wire(hashes_to_wire(hashes)[:-8], BRANCH_COUNT)
     with pytest.raises(CodecError, match="not a tree"):
-        Tree.load({5: b"short"})
+        HashTree.load({5: b"short"})
     with pytest.raises(CodecError, match="not a tree"):
-        Tree.load({BRANCH_COUNT: bytes(8192)})
+        HashTree.load({BRANCH_COUNT: bytes(8192)})
 
 
 def test_memory_grows_with_the_branches_that_are_touched() -> None:
     """An empty tree has no leaves; one of all segments has 8 bytes a segment, and so have all parts together."""
-    tree = Tree()
+    tree = HashTree()
     assert tree.allocated_bytes == 0
     tree.change(0, 1)
     tree.change(1, 1)
@@ -125,7 +125,7 @@ def test_memory_grows_with_the_branches_that_are_touched() -> None:
     tree.change_all((segment, 1) for segment in range(SEGMENT_COUNT))
     assert tree.allocated_bytes == 8 * SEGMENT_COUNT
     cuts = [0, 1, 100, 87_382, 87_382 + 512, 524_288, SEGMENT_COUNT]
-    parts = [Tree(first, end) for first, end in pairwise(cuts)]
+    parts = [HashTree(first, end) for first, end in pairwise(cuts)]
     for part in parts:
         part.change_all((segment, 1) for segment in range(part.first, part.end))
     assert sum(part.allocated_bytes for part in parts) == 8 * SEGMENT_COUNT
@@ -138,7 +138,7 @@ def test_a_tree_of_a_range_is_that_part_of_the_whole(found: list[tuple[int, int]
     whole tree that has changes there alone; changes page by page are the same as one by one."""
     first, end = min(first, end - 1), max(first + 1, end)
     within = sorted(c for c in found if first <= c[0] < end)
-    whole, part, paged = tree_of(within), Tree(first, end), Tree(first, end)
+    whole, part, paged = tree_of(within), HashTree(first, end), HashTree(first, end)
     part.change_all(within)
     paged.change_sorted(np.array([c[0] for c in within], np.int64), np.array([c[1] for c in within], np.uint64))
     assert not part.differing_leaves(paged)
@@ -146,13 +146,13 @@ def test_a_tree_of_a_range_is_that_part_of_the_whole(found: list[tuple[int, int]
     for branch in {segment >> LEAF_BITS for segment, _ in found} | {first >> LEAF_BITS, (end - 1) >> LEAF_BITS}:
         assert (part.leaves(branch) == whole.leaves(branch)).all()
     assert part.dump() == whole.dump()
-    assert not Tree.load(whole.dump(), first, end).differing_leaves(part)
-    merged = Tree()
+    assert not HashTree.load(whole.dump(), first, end).differing_leaves(part)
+    merged = HashTree()
     merged.merge(part)
     assert not merged.differing_leaves(whole)
     outside = [c for c in found if not first <= c[0] < end and c[1]]
     for one in outside:
         with pytest.raises(CodecError, match="has others"):
-            Tree.load(tree_of([one]).dump(), first, end)
+            HashTree.load(tree_of([one]).dump(), first, end)
         with pytest.raises((AssertionError, IndexError)):
             part.change(*one)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.aae.trees.throttle import Pace
-from isthmus.aae.trees.tree import Tree
-from isthmus.aae.trees.tree_builder import Build, first_rebuild_ms
-from isthmus.aae.trees.tree_cache import RETRY_MS, Copy, Trees
+from isthmus.aae.trees.throttle import TreeThrottle
+from isthmus.aae.trees.tree import HashTree
+from isthmus.aae.trees.tree_builder import TreeBuild, first_rebuild_ms
+from isthmus.aae.trees.tree_cache import RETRY_MS, ReplicaSnapshot, TreeCache
 from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import History
 from tests.support.memory_store import MemoryStore
@@ -44,7 +44,7 @@ def test_first_moments_are_spread_over_the_interval() -> None:
 def test_a_build_rests_the_longer_the_busier_the_process_is(busy: float, low: float, high: float) -> None:
     """While the other threads take a share of a core, slices and rests come to a steady share of rest: a tenth of the
     work at least, and never more than a bound."""
-    pace, now_s, others_s = Pace(), 5.0, 77.0
+    pace, now_s, others_s = TreeThrottle(), 5.0, 77.0
     for turn in range(200):
         now_s, others_s = now_s + 0.001, others_s + 0.001 * busy
         rest_s = pace.rest_s(0.001, now_s, others_s)
@@ -61,8 +61,8 @@ def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> Non
         clock, store, history = Clock(), MemoryStore(), History(3)
         entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
         store.write([PartitionStep(3, entries)])
-        copy = Copy(3, b"default", 1, len(entries), True)
-        trees = Trees(store, directory=tmp_path, copies=lambda: [copy], time=clock, rebuild_ms=EVERY_MS)
+        copy = ReplicaSnapshot(3, b"default", 1, len(entries), True)
+        trees = TreeCache(store, directory=tmp_path, copies=lambda: [copy], time=clock, rebuild_ms=EVERY_MS)
         trees.start()
 
         async def looked(builds: int) -> None:
@@ -99,13 +99,13 @@ def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
     pause, and the trees of the partitions behind it are built meanwhile."""
     faults = [ValueError("nobody foresaw this")]
 
-    class Faulty(Build):
-        def fold(self, store: Any, partition: int, *others: Any) -> tuple[Tree, int]:
+    class Faulty(TreeBuild):
+        def fold(self, store: Any, partition: int, *others: Any) -> tuple[HashTree, int]:
             if partition == 3 and faults:
                 raise faults[0]
             return super().fold(store, partition, *others)
 
-    monkeypatch.setattr("isthmus.aae.trees.tree_cache.Build", Faulty)
+    monkeypatch.setattr("isthmus.aae.trees.tree_cache.TreeBuild", Faulty)
 
     async def work() -> None:
         clock, store = Clock(), MemoryStore()
@@ -114,8 +114,8 @@ def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
             history = History(partition)
             entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
             store.write([PartitionStep(partition, entries)])
-            copies.append(Copy(partition, b"default", 1, len(entries), True))
-        trees = Trees(store, directory=tmp_path, copies=lambda: copies, time=clock)
+            copies.append(ReplicaSnapshot(partition, b"default", 1, len(entries), True))
+        trees = TreeCache(store, directory=tmp_path, copies=lambda: copies, time=clock)
         trees.start()
 
         async def looked() -> None:

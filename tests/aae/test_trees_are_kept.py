@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.aae.trees.tree import Tree
-from isthmus.aae.trees.tree_builder import Build, leaf_of_row
-from isthmus.aae.trees.tree_cache import Copy, State, Trees
+from isthmus.aae.trees.tree import HashTree
+from isthmus.aae.trees.tree_builder import TreeBuild, leaf_of_row
+from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache, TreeState
 from isthmus.aae.trees.tree_files import save_tree, take_tree
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
@@ -34,13 +34,13 @@ class Lab:
         self.gen = 7
         self.trees = self.keeper()
 
-    def keeper(self) -> Trees:
+    def keeper(self) -> TreeCache:
         """A keeper as a new process would have it."""
-        return Trees(self.store, directory=self.directory, copies=self.copies, time=SystemTime())
+        return TreeCache(self.store, directory=self.directory, copies=self.copies, time=SystemTime())
 
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[ReplicaSnapshot]:
         """The one copy, as the loop knows it."""
-        return [Copy(PARTITION, b"default", self.gen, self.told, self.whole)]
+        return [ReplicaSnapshot(PARTITION, b"default", self.gen, self.told, self.whole)]
 
     def write(self, count: int, chance: random.Random) -> list[Entry]:
         """Make entries and put them into the store; the keeper is not told."""
@@ -53,9 +53,9 @@ class Lab:
         self.told = entries[-1].offset + 1
         self.trees.applied(PARTITION, entries, True)
 
-    def fold(self) -> Tree:
+    def fold(self) -> HashTree:
         """The tree that the store is."""
-        tree = Tree()
+        tree = HashTree()
         for segment, bucket, key, row in self.store.key_rows(PARTITION, 0, 1 << 20):
             tree.change(segment, leaf_of_row(bucket, key, row))
         return tree
@@ -92,7 +92,7 @@ def run(tmp_path: Path, story: Callable[[Lab], Awaitable[None]]) -> None:
 def ready(lab: Lab) -> bool:
     """True when the tree answers."""
     kept = lab.trees.kept.get(PARTITION)
-    return kept is not None and kept.state is State.READY
+    return kept is not None and kept.state is TreeState.READY
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -157,7 +157,7 @@ def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None
         assert lab.right()
         lab.whole = False
         lab.trees.rebuild()
-        await until(lambda: lab.trees.kept[PARTITION].state is State.WAITING)
+        await until(lambda: lab.trees.kept[PARTITION].state is TreeState.WAITING)
         assert "rows are still to come" in lab.trees.kept[PARTITION].reason
         lab.whole = True
         await until(lambda: ready(lab))
@@ -300,7 +300,7 @@ def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
 
 def test_a_tree_file_is_of_one_partition_copy_and_offset(tmp_path: Path) -> None:
     """`take_tree` gives back what was saved, once."""
-    tree = Tree()
+    tree = HashTree()
     tree.change(9, 1 << 63)
     save_tree(tmp_path / "t", 4, 2, 100, tree)
     found = take_tree(tmp_path / "t", 4, 2, 100)
@@ -313,8 +313,8 @@ def test_a_barrier_that_is_applied_while_a_tree_is_built_is_in_no_segment() -> N
     """A leader's first entry changes no leaf: the build of a tree whose range does not begin at 0 takes it, before the
     snapshot and after."""
     barrier = make_entry(EntryKind.BARRIER, 5, 0, request_id=b"", origin=bytes(16), time_ms=0)
-    build = Build(1000, 2000)
+    build = TreeBuild(1000, 2000)
     build.gather([barrier])
     build.begins_at(0)
     build.gather([barrier._replace(offset=1)])
-    assert not build.finished(Tree(1000, 2000)).differing_leaves(Tree(1000, 2000))
+    assert not build.finished(HashTree(1000, 2000)).differing_leaves(HashTree(1000, 2000))

@@ -13,12 +13,12 @@ import pytest
 import zstandard
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.exchange.cluster import Incomplete, WholeTrees
-from isthmus.aae.exchange.compare import Row
+from isthmus.aae.exchange.cluster import ClusterTrees, Incomplete
+from isthmus.aae.exchange.compare import ComparedRow
 from isthmus.aae.exchange.local import Led, LocalTrees
 from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked
-from isthmus.aae.trees.tree import BRANCH_COUNT, Tree
-from isthmus.aae.trees.tree_cache import Copy, Kept, Trees
+from isthmus.aae.trees.tree import BRANCH_COUNT, HashTree
+from isthmus.aae.trees.tree_cache import CachedTree, ReplicaSnapshot, TreeCache
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import leaf
 from isthmus.repl.model.errors import CodecError, NotReady
@@ -39,7 +39,7 @@ class City:
         self.histories = [History(partition) for partition in range(COUNT)]
         self.leaders: dict[int, str] = {partition: "abc"[partition % 3] for partition in range(COUNT)}
         self.silent: set[str] = set()
-        self.keeper = Trees(self.store, directory=directory, copies=list[Copy], time=SystemTime())
+        self.keeper = TreeCache(self.store, directory=directory, copies=list[ReplicaSnapshot], time=SystemTime())
         self.nodes = {
             name: LocalTrees(
                 self.keeper,
@@ -64,9 +64,9 @@ class City:
         for partition, history in enumerate(self.histories):
             made = [history.put(*name, b"x") for name, place in self.names.items() if place == partition]
             self.store.write([PartitionStep(partition, made)])
-            tree = Tree()
+            tree = HashTree()
             tree.change_all((segment_of(entry.key_hash), entry.leaf_change) for entry in made)
-            self.keeper.kept[partition] = Kept(TYPE, 1, tree, len(made))
+            self.keeper.kept[partition] = CachedTree(TYPE, 1, tree, len(made))
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """As `Links.request`."""
@@ -75,9 +75,9 @@ class City:
             raise NotReady(f"no connection to node {node}")
         return await self.nodes[node].request_handlers()[method]("a", body)
 
-    def whole(self) -> WholeTrees:
+    def whole(self) -> ClusterTrees:
         """The cluster as node `a` answers for it."""
-        return WholeTrees(self.nodes["a"], Neighbours(), self.request)
+        return ClusterTrees(self.nodes["a"], Neighbours(), self.request)
 
 
 class Neighbours:
@@ -106,9 +106,9 @@ def city(tmp_path: Path) -> Iterable[Callable[[Callable[[City], Awaitable[None]]
         yield lambda story: asyncio.run(whole(story))
 
 
-def expected(city: City) -> Tree:
+def expected(city: City) -> HashTree:
     """The tree of all keys, from the histories alone."""
-    tree = Tree()
+    tree = HashTree()
     for history in city.histories:
         for name, entry in history.latest.items():
             clock = b"clock-%d" % entry.offset
@@ -206,7 +206,7 @@ def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
         node = city.nodes["a"]
         read = node._read
 
-        def moved(led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
+        def moved(led: Sequence[Led], asked: ClocksAsked) -> tuple[list[ComparedRow], int]:
             if city.leaders[0] == "b":
                 return read(led, asked)
             time.sleep(0.05)  # until the others have told what they lead
@@ -239,7 +239,7 @@ def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyP
         kept.tree, kept.reason = None, "rebuilding"
         with pytest.raises(Incomplete, match="partition 2: rebuilding"):
             await whole.leaves(LeavesAsked(TYPE, (1,), 20))
-        kept.tree = Tree()
+        kept.tree = HashTree()
         original = c.led
         c.led = lambda name: [*original(name), Led(1, 1, COUNT)]  # type: ignore[method-assign]
         with pytest.raises(Incomplete, match="partition 1 is moving"):
@@ -270,7 +270,7 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
     """An answer asked for with zstd says what the plain one does, in fewer bytes; small ones stay as they are, and a
     frame that hides its size, or says too much, is refused."""
-    told = wire.Told(bytes(16), "west", b"rows " * 10_000)
+    told = wire.RepairAccepted(bytes(16), "west", b"rows " * 10_000)
     packed = wire.encode_told(told, wire.ZSTD)
     assert len(packed) < len(wire.encode_told(told)) / 10
     assert wire.decode_told(packed) == told
@@ -299,11 +299,11 @@ def test_messages_that_are_none_are_refused() -> None:
     ):
         with pytest.raises(CodecError):
             wire.decode_clocks_asked(bad)
-    with pytest.raises(wire.UnknownVersion, match="form 9"):
+    with pytest.raises(wire.UnknownExchangeVersion, match="form 9"):
         wire.decode_roots_asked(b"\x92\x09\xc4\x01a")
     with pytest.raises(CodecError, match="not a question for leaves"):
         wire.decode_leaves_asked(wire.encode_leaves_asked(LeavesAsked(TYPE, (BRANCH_COUNT,), 20)))
-    told = wire.RowsTold((wire.Standing(1, True, ""),), 1, [Row(b"b", b"k", b"c", 1 << 63, 5, True)])
+    told = wire.RowsTold((wire.TreeReadiness(1, True, ""),), 1, [ComparedRow(b"b", b"k", b"c", 1 << 63, 5, True)])
     asked = ClocksAsked(TYPE, (1,), 20, 0, 0, 10)
     assert wire.decode_rows(wire.encode_rows(told), asked) == told
     with pytest.raises(CodecError):

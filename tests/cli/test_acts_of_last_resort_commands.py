@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]
@@ -76,19 +76,19 @@ def test_a_restored_directory_takes_a_new_identity_while_its_node_is_stopped(
     file = tmp_path / "n1.toml"
     file.write_text('[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n')
     assert cli.main(["node", "new-identity", str(file)]) == Exit.LOCAL_FAULT
-    identity = Identity.open(tmp_path / "data")
+    identity = NodeIdentity.open(tmp_path / "data")
     identity.adopt(b"u" * 16, "n1", "boot", {0: 7, 5: 7}, spare=7)
     assert cli.main(["node", "new-identity", str(file)]) == Exit.LOCAL_FAULT
     assert "in use by another process" in capsys.readouterr().err
     identity.close(clean=True)
     assert cli.main(["node", "new-identity", str(file), "--dry-run"]) == Exit.OK
     assert "2 copies" in capsys.readouterr().out
-    identity = Identity.open(tmp_path / "data")
+    identity = NodeIdentity.open(tmp_path / "data")
     assert (identity.doubt, identity.spare) == ("", 7)
     identity.close(clean=True)
     assert cli.main(["node", "new-identity", str(file), "--by", "ann", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["partitions"] == [0, 5]
-    identity = Identity.open(tmp_path / "data")
+    identity = NodeIdentity.open(tmp_path / "data")
     assert (identity.doubt, identity.spare) == ("restored: a new identity was ordered by ann", 0)
     assert identity.gens() == {0: 7, 5: 7}
     identity.close(clean=True)

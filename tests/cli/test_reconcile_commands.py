@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus.aae.reconcile import job, options, run_directory, spark_session
-from isthmus.aae.reconcile.client import Plan
+from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.node.cli import parameters
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.main import main
@@ -210,7 +210,7 @@ def test_one_cluster_on_both_sides_is_refused_before_spark(
     sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--output", "runs"]
     assert main(["reconcile", "run", *sides]) == Exit.USAGE
     assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err
-    plan = Plan(b"e" * 16, "east", "default", ())
+    plan = ReplicaDirectory(b"e" * 16, "east", "default", ())
     monkeypatch.setattr(job, "plan_of", lambda _side: plan)
     assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
     assert "left and right are the same cluster, east" in capsys.readouterr().err

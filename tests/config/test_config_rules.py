@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.config import validation
 from isthmus.config.loader import ConfigError, load_text
-from isthmus.config.schema import Key, Kind, file_name, keys_of
+from isthmus.config.schema import SettingKey, SettingKind, file_name, keys_of
 from isthmus.config.settings import Address, Settings
 from isthmus.config.validation import check_filter
 from isthmus.config.warnings import doubts_of
@@ -19,7 +19,7 @@ from isthmus.queues.filters import parse_filter
 NODE = '[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n'
 
 
-def every_key(section: type = Settings) -> list[Key]:
+def every_key(section: type = Settings) -> list[SettingKey]:
     """All keys of all sections."""
     found = []
     for key in keys_of(section).values():
@@ -155,7 +155,7 @@ def test_every_number_has_a_range_and_every_default_lies_in_it() -> None:
     numbers = {
         (key.section, key.field): key.default
         for key in every_key()
-        if key.kind in (Kind.NUMBER, Kind.DURATION, Kind.SIZE)
+        if key.kind in (SettingKind.NUMBER, SettingKind.DURATION, SettingKind.SIZE)
     }
     assert set(numbers) == set(validation.RANGES)
     for where, default in numbers.items():

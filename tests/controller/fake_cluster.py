@@ -13,7 +13,7 @@ import msgpack
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller
-from isthmus.repl.controller.leader_balancer import BalanceOptions, Balancing
+from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -53,7 +53,7 @@ class FakeNode:
             on_registrations=self.on_registrations,
         )
         if cluster.balance is not None:
-            self.controller.balancing = Balancing(
+            self.controller.balancing = LeaderBalancer(
                 node=self.name,
                 request=self.request,
                 own=self.hand_over,

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from isthmus.repl.controller import controller
-from isthmus.repl.controller.bucket_types import DefaultType, Wanted, create_bucket_type
-from isthmus.repl.controller.leader_balancer import BalanceOptions, Balancing
-from isthmus.repl.metastore.port import Conflict
+from isthmus.repl.controller.bucket_types import BucketTypeSpec, DefaultType, create_bucket_type
+from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
+from isthmus.repl.metastore.port import VersionConflict
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
 from tests.controller.fake_cluster import Cluster, FakeNode, running, until
@@ -27,7 +27,7 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
-def balancing_of(cluster: Cluster) -> Balancing:
+def balancing_of(cluster: Cluster) -> LeaderBalancer:
     """That of the node that decides."""
     (name,) = cluster.decides()
     found = cluster.nodes[name].controller.balancing
@@ -59,7 +59,7 @@ async def in_sync_again(node: FakeNode) -> None:
                 member = Member(node.name, 50 + node.number)
                 try:
                     await node.metastore.write_record(replace(record, isr=record.isr | {member}))
-                except Conflict:
+                except VersionConflict:
                     continue
                 break
 
@@ -103,7 +103,7 @@ def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type() -> No
         async with running(six, 1, 2, 3, balance=OFF) as cluster:
             await until(cluster.online)
             one = cluster.living[0]
-            await create_bucket_type(one.metastore, Wanted("notes", 3, 3), dry_run=False)
+            await create_bucket_type(one.metastore, BucketTypeSpec("notes", 3, 3), dry_run=False)
             await until(lambda: cluster.online() and len(one.controller.records) == 6)
             led = dict(zip(sorted(one.controller.records), ("n1", "n1", "n2", "n3", "n3", "n2"), strict=True))
             for partition, record in (await one.metastore.records()).items():

@@ -13,7 +13,7 @@ from isthmus.repl.controller.bucket_types import (
     PARTITIONS_PATH,
     SETTLE_TURNS_MAX,
     DefaultType,
-    Founding,
+    DefaultTypeCreation,
     PlacementDiffers,
 )
 from isthmus.repl.controller.dynamic_options import OptionSettings, Setting
@@ -88,7 +88,7 @@ def test_nodes_that_start_together_all_get_their_share() -> None:
 
 def test_settling_has_an_end() -> None:
     """A node that comes and goes cannot put the placing off for ever."""
-    founding = Founding(DefaultType(4, 1, settle_ms=100), "n1")
+    founding = DefaultTypeCreation(DefaultType(4, 1, settle_ms=100), "n1")
     now_ms = 0
     while founding.look(registered(1, *([2] if now_ms % 100 else [])), now_ms):
         now_ms += 50
@@ -98,7 +98,7 @@ def test_settling_has_an_end() -> None:
 
 def test_a_node_that_is_alone_by_design_is_not_kept_waiting() -> None:
     """Factor 1 and no settling: placed at the first look."""
-    founding = Founding(DefaultType(4, 1, settle_ms=0), "n1")
+    founding = DefaultTypeCreation(DefaultType(4, 1, settle_ms=0), "n1")
     assert founding.look(registered(7), 123) == 0
     assert founding.reason == ""
 
@@ -107,7 +107,7 @@ def test_nodes_that_leave_or_have_no_gen_yet_do_not_count() -> None:
     """A replica there could not be elected."""
     leaving = Registration("n2", 1, False, spare_gen=52, id=2)
     unsettled = Registration("n3", 1, True, id=3)
-    founding = Founding(DefaultType(4, 2, settle_ms=0), "n1")
+    founding = DefaultTypeCreation(DefaultType(4, 2, settle_ms=0), "n1")
     assert founding.look({**registered(1), "n2": leaving, "n3": unsettled}, 0) is None
     assert founding.reason == "waits for 1 more node: replication.factor is 2"
 
@@ -137,7 +137,7 @@ def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_none_o
     async def story() -> None:
         metastore = MemoryMetastore()
         await metastore.start(lambda _state: None)
-        founding, create = Founding(DefaultType(4, 1, settle_ms=0), "n1"), metastore.create_records
+        founding, create = DefaultTypeCreation(DefaultType(4, 1, settle_ms=0), "n1"), metastore.create_records
 
         async def late(*records_and_values: Any, **unmoved: Any) -> bool:
             await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
@@ -166,7 +166,7 @@ def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
 
     asyncio.run(story())
     racks = {"n0": Registration("n0", 1, True, spare_gen=1, id=0, rack="a"), **registered(1)}
-    assert Founding(DefaultType(4, 2, ignore_racks=True, settle_ms=0), "n1").look(racks, 0) == 0
+    assert DefaultTypeCreation(DefaultType(4, 2, ignore_racks=True, settle_ms=0), "n1").look(racks, 0) == 0
 
 
 def test_racks_are_placed_by() -> None:

@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.repl.controller import controller
-from isthmus.repl.controller.bucket_properties import Place, PropertyBook, PropertySetting, change_properties
+from isthmus.repl.controller.bucket_properties import PropertyCache, PropertyScope, PropertySetting, change_properties
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, read_options
-from isthmus.repl.controller.reassigner import ELECTION_MS, Moving
-from isthmus.repl.controller.reassignments import Ground
-from isthmus.repl.controller.watched_document import Document
+from isthmus.repl.controller.reassigner import ELECTION_MS, Reassigner
+from isthmus.repl.controller.reassignments import PlanningInput
+from isthmus.repl.controller.watched_document import WatchedDocument
 from isthmus.repl.metastore.codecs import encode_record
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import LocalFault, Unreadable
@@ -105,12 +105,12 @@ def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
         assert await knows.create_records(records)
         assert len(await knows.records()) == 2
         overwrite(ensemble, "/p/1", b"{}")
-        assert (await Ground.read(knows)).records.keys() == {0, 1}
+        assert (await PlanningInput.read(knows)).records.keys() == {0, 1}
         with pytest.raises(Unreadable, match="/p/1"):
-            await Ground.read(new)
+            await PlanningInput.read(new)
         assert (await new.records()).keys() == {0}
         overwrite(ensemble, "/p/1", encode_record(records[1]))
-        assert (await Ground.read(new)).records.keys() == {0, 1}
+        assert (await PlanningInput.read(new)).records.keys() == {0, 1}
         assert not new.unreadable
 
     asyncio.run(story())
@@ -118,7 +118,7 @@ def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
 
 def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> None:
     """Counted from when it was seen to begin, over all its nominations; a node that stands so can be drained."""
-    moving = Moving(MemoryMetastore())
+    moving = Reassigner(MemoryMetastore())
     record = PartitionRecord(7, "default", 0, 1, ("n1",), min_isr=1, reason="new")
     stands = replace(record, status=PartitionStatus.CANDIDATE_FOUND)
     assert moving.see({7: record}, 1_000) == ELECTION_MS
@@ -142,9 +142,9 @@ def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.Mo
         async def refused(path: str) -> Versioned | None:
             raise LocalFault(f"ZooKeeper at zk:1 refuses a read of {path}: NoAuthError()")
 
-        book = PropertyBook(metastore)
+        book = PropertyCache(metastore)
         await book.start()
-        document = Document(OPTIONS_PATH, read_options, OptionSettings(), lambda _found: None)
+        document = WatchedDocument(OPTIONS_PATH, read_options, OptionSettings(), lambda _found: None)
         setting = PropertySetting(True, "ann", 1)
         with monkeypatch.context() as patched:
             patched.setattr(metastore, "get", refused)
@@ -153,7 +153,7 @@ def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.Mo
             await asyncio.sleep(0.1)
         assert metastore.get == get
         assert not document.readable
-        await change_properties(metastore, Place("notes"), {"last_write_wins": setting})
+        await change_properties(metastore, PropertyScope("notes"), {"last_write_wins": setting})
         book._wake.set()
         document.forget()
         await document.refresh(metastore)

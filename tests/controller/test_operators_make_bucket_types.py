@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from isthmus.repl.controller.bucket_types import BucketTypeExists, DefaultType, Wanted, create_bucket_type
+from isthmus.repl.controller.bucket_types import BucketTypeExists, BucketTypeSpec, DefaultType, create_bucket_type
 from isthmus.repl.controller.dynamic_options import Setting, read_options
 from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
 from isthmus.repl.model.errors import BadInput
@@ -26,7 +26,7 @@ def ids(cluster: Cluster, name: str) -> list[int]:
     return sorted(p for p, r in cluster.records.items() if r.bucket_type == name)
 
 
-async def make(cluster: Cluster, wanted: Wanted, *, dry_run: bool = False) -> str:
+async def make(cluster: Cluster, wanted: BucketTypeSpec, *, dry_run: bool = False) -> str:
     """At a node that does not decide; what came of it."""
     outcome, _ = await create_bucket_type(cluster.living[-1].metastore, wanted, dry_run=dry_run)
     return outcome
@@ -38,11 +38,11 @@ def test_placements_are_chained_and_ids_go_on() -> None:
     async def story() -> None:
         async with running(SMALL, 1, 2, 3) as cluster:
             await until(cluster.online)
-            assert await make(cluster, Wanted("notes", 2, 2), dry_run=True) == "valid"
-            assert await make(cluster, Wanted("notes", 2, 2)) == "created"
-            by_hand = Wanted("hand", 1, 1, replica_map=((3,),))
+            assert await make(cluster, BucketTypeSpec("notes", 2, 2), dry_run=True) == "valid"
+            assert await make(cluster, BucketTypeSpec("notes", 2, 2)) == "created"
+            by_hand = BucketTypeSpec("hand", 1, 1, replica_map=((3,),))
             assert await make(cluster, by_hand) == "created"
-            assert await make(cluster, Wanted("more", 3, 3)) == "created"
+            assert await make(cluster, BucketTypeSpec("more", 3, 3)) == "created"
             await until(lambda: len(cluster.records) == 10 and cluster.online())
             assert sets(cluster, "notes") == list(computed(2, 2, [1, 2, 3], 4))
             assert sets(cluster, "hand") == [(3,)]
@@ -63,8 +63,8 @@ def test_min_isr_of_a_new_type_is_its_own_or_the_clusters() -> None:
     async def story() -> None:
         async with running(SMALL, 1, 2, 3) as cluster:
             await until(cluster.online)
-            await make(cluster, Wanted("own", 1, 2, min_isr=Setting(9, "ann", 5)))
-            await make(cluster, Wanted("plain", 1, 3))
+            await make(cluster, BucketTypeSpec("own", 1, 2, min_isr=Setting(9, "ann", 5)))
+            await make(cluster, BucketTypeSpec("plain", 1, 3))
             await until(lambda: len(cluster.records) == 6 and cluster.online())
             found = {r.bucket_type: (r.min_isr, r.effective_min_isr) for r in cluster.records.values()}
             assert found == {"default": (2, 2), "own": (9, 2), "plain": (2, 2)}
@@ -86,9 +86,9 @@ def test_racks_count_unless_they_are_to_be_ignored() -> None:
                 await cluster.node(number, rack).start()
             await until(cluster.online)
             chain = 4
-            await make(cluster, Wanted("auto", 4, 3))
-            await make(cluster, Wanted("aware", 4, 3, "rack-aware"))
-            await make(cluster, Wanted("plain", 4, 3, "computed"))
+            await make(cluster, BucketTypeSpec("auto", 4, 3))
+            await make(cluster, BucketTypeSpec("aware", 4, 3, "rack-aware"))
+            await make(cluster, BucketTypeSpec("plain", 4, 3, "computed"))
             await until(lambda: len(cluster.records) == 16 and cluster.online())
             assert sets(cluster, "auto") == list(placed(4, 3, racks, start_index=chain))
             assert sets(cluster, "aware") == list(placed(4, 3, racks, start_index=chain + 4))
@@ -98,7 +98,7 @@ def test_racks_count_unless_they_are_to_be_ignored() -> None:
         async with running(SMALL, 1, 2, 3) as plain:
             await until(plain.online)
             with pytest.raises(BadInput, match="no node has a rack"):
-                await make(plain, Wanted("aware", 1, 1, "rack-aware"))
+                await make(plain, BucketTypeSpec("aware", 1, 1, "rack-aware"))
 
     asyncio.run(story())
 
@@ -110,18 +110,18 @@ def test_what_cannot_be_made_is_refused_and_what_is_there_is_said_to_be() -> Non
         async with running(SMALL, 1, 2, 3) as cluster:
             await until(cluster.online)
             with pytest.raises(BadInput, match="needs as many nodes"):
-                await make(cluster, Wanted("wide", 1, 4))
+                await make(cluster, BucketTypeSpec("wide", 1, 4))
             with pytest.raises(BadReplicaMap, match="node id 9"):
-                await make(cluster, Wanted("hand", 1, 1, replica_map=((9,),)))
-            assert await make(cluster, Wanted("notes", 2, 2)) == "created"
+                await make(cluster, BucketTypeSpec("hand", 1, 1, replica_map=((9,),)))
+            assert await make(cluster, BucketTypeSpec("notes", 2, 2)) == "created"
             await until(lambda: len(cluster.records) == 6)
             there = tuple(sets(cluster, "notes"))
-            assert await make(cluster, Wanted("notes", 2, 2)) == "exists"
-            assert await make(cluster, Wanted("notes", 2, 2, replica_map=there)) == "exists"
+            assert await make(cluster, BucketTypeSpec("notes", 2, 2)) == "exists"
+            assert await make(cluster, BucketTypeSpec("notes", 2, 2, replica_map=there)) == "exists"
             with pytest.raises(BucketTypeExists, match="2 partitions of 2 replicas"):
-                await make(cluster, Wanted("notes", 3, 2))
+                await make(cluster, BucketTypeSpec("notes", 3, 2))
             with pytest.raises(BucketTypeExists, match="placed otherwise"):
-                await make(cluster, Wanted("notes", 2, 2, replica_map=there[::-1]))
+                await make(cluster, BucketTypeSpec("notes", 2, 2, replica_map=there[::-1]))
             assert len(await cluster.living[0].metastore.records()) == 6
 
     asyncio.run(story())
@@ -133,7 +133,7 @@ def test_two_who_make_the_same_type_at_once_make_one() -> None:
     async def story() -> None:
         async with running(SMALL, 1, 2, 3) as cluster:
             await until(cluster.online)
-            wanted = Wanted("notes", 3, 2)
+            wanted = BucketTypeSpec("notes", 3, 2)
             found = await asyncio.gather(
                 *(create_bucket_type(node.metastore, wanted, dry_run=False) for node in cluster.living)
             )

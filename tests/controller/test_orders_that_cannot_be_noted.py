@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from isthmus.repl.controller.reassigner import REPLAN_MS, Moving
+from isthmus.repl.controller.reassigner import REPLAN_MS, Reassigner
 from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, change_placement, read_placement
-from isthmus.repl.controller.reassignment_plan import Move
-from isthmus.repl.controller.reassignment_progress import Kind, replanned
+from isthmus.repl.controller.reassignment_plan import ReplicaMove
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind, replanned
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
@@ -21,12 +21,14 @@ def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told()
     async def story() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
-        moves = [Move(0, ("n1",), ("n2",))]
-        read = await change_placement(metastore, lambda p: Placement.with_order(p, Kind.SPREAD, "t", "ann", 1, moves))
+        moves = [ReplicaMove(0, ("n1",), ("n2",))]
+        read = await change_placement(
+            metastore, lambda p: Placement.with_order(p, ReassignmentKind.SPREAD, "t", "ann", 1, moves)
+        )
         assert read.version is not None
         await metastore.put(ORDERS_PATH, b'{"v":2}', read.version)
         with capture_logs() as logs:
-            assert await Moving(metastore).look(read, {}, {}, 0, 0) >= 100
+            assert await Reassigner(metastore).look(read, {}, {}, 0, 0) >= 100
         assert "placement.ended" not in [each["event"] for each in logs]
         await metastore.stop()
 
@@ -39,10 +41,12 @@ def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
     async def story() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
-        moves = [Move(0, ("n1",), ("n2",))]
-        read = await change_placement(metastore, lambda p: Placement.with_order(p, Kind.SPREAD, "t", "ann", 1, moves))
+        moves = [ReplicaMove(0, ("n1",), ("n2",))]
+        read = await change_placement(
+            metastore, lambda p: Placement.with_order(p, ReassignmentKind.SPREAD, "t", "ann", 1, moves)
+        )
         metastore.spoil(WriteFault.ANSWER_LOST)
-        moving = Moving(metastore)
+        moving = Reassigner(metastore)
         with capture_logs() as logs:
             assert await moving.look(read, {}, {}, 0, 0) == 0
         assert [each["event"] for each in logs].count("placement.ended") == 1
@@ -62,12 +66,13 @@ def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> Non
     async def story() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
-        moves = [Move(0, ("n1", "n2"), ("n3", "n2"))]
+        moves = [ReplicaMove(0, ("n1", "n2"), ("n3", "n2"))]
         read = await change_placement(
-            metastore, lambda p: p.with_drained(["n1"], "ann", 1).with_order(Kind.DRAIN, "t", "ann", 1, moves)
+            metastore,
+            lambda p: p.with_drained(["n1"], "ann", 1).with_order(ReassignmentKind.DRAIN, "t", "ann", 1, moves),
         )
         here = {node: Registration(node, 1, True, spare_gen=5) for node in ("n1", "n2")}
-        moving = Moving(metastore)
+        moving = Reassigner(metastore)
         with patch("isthmus.repl.controller.reassigner.replanned", wraps=replanned) as sought:
             for now_ms in (0, REPLAN_MS, REPLAN_MS + 1, REPLAN_MS + 2_000):
                 await moving.look(read, {0: record}, here, now_ms, 0)

@@ -15,9 +15,9 @@ from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, Setting, chang
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.controller.placement import BadReplicaMap
 from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, change_placement, encode_placement
-from isthmus.repl.controller.reassignment_progress import Kind
-from isthmus.repl.controller.reassignments import Wish, cancel, ordered, planned, undrain
-from isthmus.repl.metastore.port import Conflict, Versioned
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind
+from isthmus.repl.controller.reassignments import ReassignmentRequest, cancel, planned, submit, undrain
+from isthmus.repl.metastore.port import VersionConflict, Versioned
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.controller.fake_cluster import Cluster, running, until
 from tests.support.memory_metastore import WriteFault
@@ -44,7 +44,7 @@ async def end(cluster: Cluster, record: PartitionRecord) -> None:
         isr=frozenset(Member(node, 50 + int(node[1:])) for node in record.staying),
         leader=Incarnation(leads, cluster.nodes[leads].inc),
     )
-    with suppress(Conflict):
+    with suppress(VersionConflict):
         await cluster.living[0].metastore.write_record(done)
 
 
@@ -78,7 +78,9 @@ def test_no_more_partitions_change_than_the_option_says() -> None:
             await change_option(metastore, MOVES_AT_ONCE, None, Setting(2, "ann", 1))
             await cluster.add(4)
             await until(lambda: cluster.living[0].controller.options.number(MOVES_AT_ONCE) == 2)
-            plan, number = await ordered(metastore, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            plan, number = await submit(
+                metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5
+            )
             assert (len(plan.moves), number) == (6, 1)
             await until(lambda: changing(cluster))
             assert await end_all(cluster, most=2) == 2
@@ -117,11 +119,11 @@ def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
                 if value is not None:
                     await change_option(metastore, MIN_ISR, bucket_type, Setting(value, "ann", 1))
             expected = {(after, number)}
-            wish = Wish(Kind.FACTOR, "default", after)
+            wish = ReassignmentRequest(ReassignmentKind.FACTOR, "default", after)
             if by_file:
                 places = [(*r.replicas, *({*cluster.nodes} - {*r.replicas}))[:after] for r in cluster.records.values()]
-                wish = Wish(Kind.FILE, "default", places=tuple(places))
-            plan, _ = await ordered(metastore, wish, None, "ann", 5)
+                wish = ReassignmentRequest(ReassignmentKind.FILE, "default", places=tuple(places))
+            plan, _ = await submit(metastore, wish, None, "ann", 5)
             notes = [note for note in plan.notes if "min-ISR" in note]
             assert len(notes) == 1, plan.notes
             where = f"bucket type default, {before} to {after} replica{'s' * (after > 1)}: min-ISR is {number} then"
@@ -141,11 +143,11 @@ def test_a_plan_says_when_min_isr_cannot_be_known_and_nothing_of_it_where_replic
         async with running(DefaultType(partition_count=2, factor=2, settle_ms=0), 1, 2, 3) as cluster:
             await until(cluster.online)
             metastore = cluster.living[0].metastore
-            moved = await planned(metastore, Wish(Kind.DRAIN, nodes=("n3",)))
+            moved = await planned(metastore, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)))
             assert moved.moves
             assert not any("min-ISR" in note for note in moved.notes)
             await metastore.put(OPTIONS_PATH, b"damaged", None)
-            changed = await planned(metastore, Wish(Kind.FACTOR, "default", 3))
+            changed = await planned(metastore, ReassignmentRequest(ReassignmentKind.FACTOR, "default", 3))
             assert any("min-ISR is not known, since the options" in note for note in changed.notes)
 
     asyncio.run(story())
@@ -165,7 +167,7 @@ def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
             def shown() -> dict[tuple[str, ...], float]:
                 return {(metric, *labels.values()): value for metric, labels, value in samples()}
 
-            await ordered(metastore, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            await submit(metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
             await until(lambda: shown().get(("isthmus_moves", "copying")) == 4)
             assert shown()["isthmus_moves", "waiting"] == 2
             assert shown()["isthmus_move_orders",] == 1
@@ -187,7 +189,9 @@ def test_an_order_outlives_the_node_that_carried_it_out() -> None:
             await cluster.add(4)
             (name,) = cluster.decides()
             first = cluster.nodes[name]
-            await ordered(first.metastore, Wish(Kind.REPLACE, nodes=(name, "n4")), None, "ann", 5)
+            await submit(
+                first.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=(name, "n4")), None, "ann", 5
+            )
             await until(lambda: len(changing(cluster)) == 4)
             await first.die()
             await until(lambda: cluster.decides() and cluster.online(), 20)
@@ -208,7 +212,9 @@ def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_canc
             (name,) = cluster.decides()
             decides, other = cluster.nodes[name], next(node for node in cluster.living if node.name != name)
             decides.metastore.spoil(WriteFault.LATE)
-            _, number = await ordered(other.metastore, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            _, number = await submit(
+                other.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5
+            )
             await until(lambda: not decides.metastore._memory.faults)
             await cancel(other.metastore, number, "ann")
             await until(lambda: decides.controller.placement.ended)
@@ -229,7 +235,7 @@ def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
             await change_option(one, MOVES_AT_ONCE, None, Setting(1, "ann", 1))
             await cluster.add(4)
             await until(lambda: all(n.controller.options.number(MOVES_AT_ONCE) == 1 for n in cluster.living))
-            await ordered(one, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            await submit(one, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
             await until(lambda: len(changing(cluster)) == 1)
             (name,) = cluster.decides()
             found, decides = await one.get(ORDERS_PATH), cluster.nodes[name].metastore
@@ -264,7 +270,9 @@ def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) ->
             await cluster.add(4, 5)
             one = cluster.nodes["n1"]
             await until(lambda: len(one.controller.registrations) == 5)
-            plan, _ = await ordered(one.metastore, Wish(Kind.FACTOR, "default", 4), None, "ann", 5)
+            plan, _ = await submit(
+                one.metastore, ReassignmentRequest(ReassignmentKind.FACTOR, "default", 4), None, "ann", 5
+            )
             assert {node for move in plan.moves for node in move.adds} == {"n4", "n5"}
             await until(lambda: changing(cluster))
             await cluster.nodes["n5"].die()

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from isthmus.repl.controller.log_positions import Positions
-from isthmus.repl.controller.promotions import Announcements
+from isthmus.repl.controller.log_positions import LogPositions
+from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.isr.effects import Promoted
 from isthmus.repl.model.errors import BadInput, NotReady
 from tests.controller.fake_cluster import until
@@ -36,9 +36,9 @@ class Wire:
         return self.answer
 
 
-def positions(wire: Wire, on_answer: Callable[[], None] = lambda: None) -> Positions:
+def positions(wire: Wire, on_answer: Callable[[], None] = lambda: None) -> LogPositions:
     """Of node a, whose copy of each partition below 10 is at (4, partition)."""
-    return Positions(
+    return LogPositions(
         node="a", request=wire.request, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer
     )
 
@@ -135,10 +135,10 @@ def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
     run(story)
 
 
-def announcements(wire: Wire, heard: list[int] | None = None) -> Announcements:
+def announcements(wire: Wire, heard: list[int] | None = None) -> Promotions:
     """Of node a."""
     told = [] if heard is None else heard
-    return Announcements(node="a", request=wire.request, on_heard=lambda: told.append(1))
+    return Promotions(node="a", request=wire.request, on_heard=lambda: told.append(1))
 
 
 def test_promotions_are_told_to_the_controller_together_and_until_it_has_them() -> None:

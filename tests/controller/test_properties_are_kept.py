@@ -11,8 +11,8 @@ from isthmus.repl.controller import bucket_properties
 from isthmus.repl.controller.bucket_properties import (
     DIGESTS_MAX,
     PROPERTIES_PATH,
-    Place,
-    PropertyBook,
+    PropertyCache,
+    PropertyScope,
     PropertySetting,
     PropertySettings,
     TooManyProperties,
@@ -28,7 +28,7 @@ from isthmus.repl.property_digests import differences
 from tests.controller.fake_cluster import until
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
-ODD = Place("notes", b"a/b \xff")
+ODD = PropertyScope("notes", b"a/b \xff")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,9 @@ async def nodes(count: int) -> list[MemoryMetastore]:
 def test_the_document_gives_back_what_went_in() -> None:
     """Buckets of any bytes, who and when; what is damaged is told as damage, and other versions' properties are
     passed over."""
-    settings = PropertySettings({Place("notes"): {"allow_mult": said(False)}, ODD: {"delete_mode": said(3_000)}})
+    settings = PropertySettings(
+        {PropertyScope("notes"): {"allow_mult": said(False)}, ODD: {"delete_mode": said(3_000)}}
+    )
     found = decode_properties(Versioned(encode_properties(settings), 4))
     assert found == PropertySettings(settings.places, 4)
     for bad in (b"{", b"[]", b'{"v":2,"places":[]}', b'{"v":1,"places":[["t",null,{"allow_mult":[7,"a",1]}]]}'):
@@ -67,7 +69,7 @@ def test_the_document_gives_back_what_went_in() -> None:
 def test_a_buckets_own_setting_comes_before_its_types() -> None:
     """Bucket, bucket type, default, in this order; other types and buckets are untouched."""
     settings = PropertySettings()
-    settings = settings.changed(Place("notes"), {"allow_mult": said(False), "warn_siblings": said(9)})
+    settings = settings.changed(PropertyScope("notes"), {"allow_mult": said(False), "warn_siblings": said(9)})
     settings = settings.changed(ODD, {"allow_mult": said(True)})
     found = settings.effective()
     assert found[b"notes"].of(b"other") == DEFAULTS._replace(allow_mult=False, warn_siblings=9)
@@ -83,17 +85,17 @@ def test_every_node_goes_by_a_change_at_once() -> None:
 
     async def story() -> None:
         metastores = await nodes(3)
-        books = [PropertyBook(metastore) for metastore in metastores]
+        books = [PropertyCache(metastore) for metastore in metastores]
         told: list[int] = []
         books[2].on_change.append(lambda: told.append(1))
         for book in books:
             await book.start()
-        await change_properties(metastores[0], Place("notes"), {"last_write_wins": said(True)})
+        await change_properties(metastores[0], PropertyScope("notes"), {"last_write_wins": said(True)})
         await until(lambda: all(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
-        assert books[1].settings.own(Place("notes"))["last_write_wins"].by == "ann@desk"
+        assert books[1].settings.own(PropertyScope("notes"))["last_write_wins"].by == "ann@desk"
         assert told
         assert not books[0].of_type(b"default").of(b"b").last_write_wins
-        await change_properties(metastores[1], Place("notes"), {}, alone=True)
+        await change_properties(metastores[1], PropertyScope("notes"), {}, alone=True)
         await until(lambda: not any(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
         for book in books:
             await book.stop()
@@ -107,8 +109,8 @@ def test_two_changes_at_the_same_time_are_both_kept() -> None:
     async def story() -> None:
         one, two = await nodes(2)
         await asyncio.gather(
-            *(change_properties(one, Place("t"), {"max_siblings": said(n)}) for n in (1,)),
-            *(change_properties(two, Place("t", b"%d" % n), {"allow_mult": said(False)}) for n in range(4)),
+            *(change_properties(one, PropertyScope("t"), {"max_siblings": said(n)}) for n in (1,)),
+            *(change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": said(False)}) for n in range(4)),
         )
         found = await read_properties(one)
         assert len(found.places) == 5
@@ -124,16 +126,16 @@ def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPa
     async def story() -> None:
         (metastore,) = await nodes(1)
         for bucket in (b"1", b"2"):
-            await change_properties(metastore, Place("t", bucket), {"allow_mult": said(False)})
+            await change_properties(metastore, PropertyScope("t", bucket), {"allow_mult": said(False)})
         with pytest.raises(TooManyProperties, match="2 buckets have properties"):
-            await change_properties(metastore, Place("t", b"3"), {"allow_mult": said(False)})
-        await change_properties(metastore, Place("t", b"2"), {"max_siblings": said(3)})
-        await change_properties(metastore, Place("t"), {"max_siblings": said(3)})
+            await change_properties(metastore, PropertyScope("t", b"3"), {"allow_mult": said(False)})
+        await change_properties(metastore, PropertyScope("t", b"2"), {"max_siblings": said(3)})
+        await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(3)})
         before = await metastore.get(PROPERTIES_PATH)
         assert before is not None
         monkeypatch.setattr(bucket_properties, "DOCUMENT_BYTES_MAX", len(before.value))
         with pytest.raises(TooManyProperties, match="bytes of the metastore"):
-            await change_properties(metastore, Place("t"), {"warn_siblings": said(3)})
+            await change_properties(metastore, PropertyScope("t"), {"warn_siblings": said(3)})
         assert await metastore.get(PROPERTIES_PATH) == before
 
     asyncio.run(story())
@@ -145,12 +147,12 @@ def test_a_change_whose_answer_is_lost_is_made_once() -> None:
     async def story() -> None:
         (metastore,) = await nodes(1)
         metastore.spoil(WriteFault.ANSWER_LOST)
-        found = await change_properties(metastore, Place("t"), {"max_siblings": said(3)})
-        assert found.own(Place("t"))["max_siblings"].value == 3
+        found = await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(3)})
+        assert found.own(PropertyScope("t"))["max_siblings"].value == 3
         assert found.version == 0
         metastore.disconnect()
         with pytest.raises(NotReady, match="nothing was changed"):
-            await change_properties(metastore, Place("t"), {"max_siblings": said(4)})
+            await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(4)})
 
     asyncio.run(story())
 
@@ -160,22 +162,22 @@ def test_clusters_tell_whether_their_properties_agree() -> None:
 
     async def story() -> None:
         one, two = (await nodes(1))[0], (await nodes(1))[0]
-        books = [PropertyBook(one), PropertyBook(two)]
+        books = [PropertyCache(one), PropertyCache(two)]
 
-        async def set_(metastore: MemoryMetastore, place: Place, **values: Value) -> None:
+        async def set_(metastore: MemoryMetastore, place: PropertyScope, **values: Value) -> None:
             await change_properties(metastore, place, {name: said(value) for name, value in values.items()})
             for book, each in zip(books, (one, two), strict=True):
                 book.learn(await read_properties(each))
 
-        await set_(one, Place("t"), max_siblings=3)
-        await set_(one, Place("t", b"b"), warn_siblings=3)
+        await set_(one, PropertyScope("t"), max_siblings=3)
+        await set_(one, PropertyScope("t", b"b"), warn_siblings=3)
         assert books[0].digests() == books[1].digests() == {}
-        await set_(one, Place("t"), delete_mode="immediate")
+        await set_(one, PropertyScope("t"), delete_mode="immediate")
         assert books[0].digests() != books[1].digests()
-        await set_(two, Place("t"), delete_mode="immediate")
+        await set_(two, PropertyScope("t"), delete_mode="immediate")
         assert books[0].digests() == books[1].digests() != {}
         assert books[0].places() == books[1].places() != {}
-        await set_(two, Place("t", b"b"), allow_mult=False)
+        await set_(two, PropertyScope("t", b"b"), allow_mult=False)
         assert books[0].digests() != books[1].digests()
         (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
         assert found == (b"t", b"b", ("allow_mult",))
@@ -185,7 +187,7 @@ def test_clusters_tell_whether_their_properties_agree() -> None:
 
 def test_no_more_digests_are_told_than_a_fetch_may_carry() -> None:
     """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
-    places = {Place(f"t{number:05}"): {"delete_mode": said("immediate")} for number in range(DIGESTS_MAX + 50)}
-    book = PropertyBook(MemoryMetastore(MemoryEnsemble()))
+    places = {PropertyScope(f"t{number:05}"): {"delete_mode": said("immediate")} for number in range(DIGESTS_MAX + 50)}
+    book = PropertyCache(MemoryMetastore(MemoryEnsemble()))
     book.learn(PropertySettings(places, 1))
     assert list(book.digests()) == [b"t%05d" % number for number in range(DIGESTS_MAX)]

@@ -21,8 +21,8 @@ from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from isthmus.repl.model.vclock import actor_of
-from isthmus.repl.runtime.metrics import EntryTimes
-from isthmus.repl.runtime.partition import PendingGroup
+from isthmus.repl.runtime.metrics import ReplicationLatency
+from isthmus.repl.runtime.partition import PendingBatch
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.store.reaped_pushes import ReapedPushes
 from tests.support.memory_log import MemoryLog
@@ -57,7 +57,7 @@ class Place:
     replica: Core = field(default_factory=Core)
     pending: list[Entry] = field(default_factory=list)
     pending_rows: dict[tuple[bytes, bytes], Entry] = field(default_factory=dict)
-    groups: deque[PendingGroup] = field(default_factory=deque)
+    groups: deque[PendingBatch] = field(default_factory=deque)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
 
 
@@ -81,7 +81,7 @@ class StandIn:
         self.store = store
         self.replog = MemoryLog()
         self.time = Clock()
-        self.entry_times = EntryTimes()
+        self.entry_times = ReplicationLatency()
         self.hooks: list[Any] = []
         self.partitions = {p: Place(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
         self.hold = False

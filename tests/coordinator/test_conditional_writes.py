@@ -12,7 +12,7 @@ from isthmus.repl.coordinator.routing import MOVING
 from isthmus.repl.model.conditions import ANY, Condition, ConditionFailed, Modified, object_tag
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Retryable, TimedOut
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
-from isthmus.repl.model.requests import WriteRequest, Written
+from isthmus.repl.model.requests import WriteRequest, WriteResult
 from tests.coordinator.pair import Cluster, cluster, key_of
 
 KEY = key_of(0)
@@ -51,7 +51,7 @@ def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
                 await asyncio.sleep(0)
                 c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
             results = await asyncio.gather(*writers)
-            assert [isinstance(r, Written) for r in results].count(True) == 1
+            assert [isinstance(r, WriteResult) for r in results].count(True) == 1
             assert [type(r) for r in results].count(ConditionFailed) == 9
             assert len(await held(c)) == 1
 
@@ -71,7 +71,7 @@ def test_a_tag_admits_only_the_version_that_it_names() -> None:
             replace = WriteRequest(
                 KEY, Content(b"2"), decode_object(written.payload).clock, condition=Condition((tag,))
             )
-            assert isinstance(await outcome(c, replace, "n2"), Written)
+            assert isinstance(await outcome(c, replace, "n2"), WriteResult)
             assert type(await outcome(c, replace)) is ConditionFailed
             assert await held(c) == [b"2"]
 
@@ -85,7 +85,7 @@ def test_the_clock_of_if_not_modified_must_be_the_keys() -> None:
         async with cluster() as c:
             first = decode_object((await c.coordinators["n1"].write(asked(b"1", None))).payload).clock
             same = WriteRequest(KEY, Content(b"2"), first, condition=Condition(clock=first))
-            assert isinstance(await outcome(c, same, "n2"), Written)
+            assert isinstance(await outcome(c, same, "n2"), WriteResult)
             assert type(await outcome(c, same, "n2")) is Modified
             absent = WriteRequest(key_of(1), Content(b"2"), condition=Condition(clock=first))
             assert type(await outcome(c, absent, "n2")) is Modified
@@ -101,7 +101,7 @@ def test_a_deleted_key_does_not_exist_for_a_condition() -> None:
             await c.coordinators["n1"].write(asked(b"1", OLD._replace(if_match=None)))
             await c.coordinators["n1"].write(WriteRequest(KEY, TOMBSTONE))
             assert type(await outcome(c, asked(b"2", OLD), "n2")) is ConditionFailed
-            assert isinstance(await outcome(c, asked(b"3", NEW), "n2"), Written)
+            assert isinstance(await outcome(c, asked(b"3", NEW), "n2"), WriteResult)
             assert await held(c) == [b"3"]
 
     asyncio.run(story())
@@ -113,9 +113,9 @@ def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
     async def story() -> None:
         async with cluster() as c:
             now_s = c.runtimes["n1"].time.wall_ms() // 1000
-            assert isinstance(await outcome(c, asked(b"1", Condition(unmodified_since_s=now_s - 9))), Written)
+            assert isinstance(await outcome(c, asked(b"1", Condition(unmodified_since_s=now_s - 9))), WriteResult)
             assert type(await outcome(c, asked(b"2", Condition(unmodified_since_s=now_s - 1)))) is ConditionFailed
-            assert isinstance(await outcome(c, asked(b"3", Condition(unmodified_since_s=now_s))), Written)
+            assert isinstance(await outcome(c, asked(b"3", Condition(unmodified_since_s=now_s))), WriteResult)
 
     asyncio.run(story())
 
@@ -170,9 +170,9 @@ def test_a_repeated_request_is_known_before_its_condition_is_judged() -> None:
 
     async def story() -> None:
         async with cluster() as c:
-            assert isinstance(await outcome(c, asked(b"1", NEW, b"id")), Written)
+            assert isinstance(await outcome(c, asked(b"1", NEW, b"id")), WriteResult)
             again = await outcome(c, asked(b"1", NEW, b"id"), "n2")
-            assert isinstance(again, Written)
+            assert isinstance(again, WriteResult)
             assert again.repeated
 
     asyncio.run(story())

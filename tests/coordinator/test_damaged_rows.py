@@ -10,7 +10,7 @@ import pytest
 from isthmus.repl.coordinator import listing, tombstone_reaper
 from isthmus.repl.model.entry import encode_key_row
 from isthmus.repl.model.errors import Corruption
-from isthmus.repl.model.objects import TOMBSTONE, Content, Object, seal, write
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_with_summary, write
 from isthmus.repl.model.vclock import EMPTY, actor_of
 from isthmus.repl.store.port import ListedKey
 
@@ -18,7 +18,7 @@ from isthmus.repl.store.port import ListedKey
 def row(offset: int, content: Content) -> bytes:
     """The key row of an object with one write."""
     made: Object = write(None, EMPTY, content, (actor_of(b"A" * 16, 1), offset + 1), 1_000)
-    return encode_key_row(seal(made)[1], offset)
+    return encode_key_row(encode_with_summary(made)[1], offset)
 
 
 SOUND = ListedKey(b"b", b"a", row(0, Content(b"v")))

@@ -13,7 +13,7 @@ from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
-from isthmus.repl.model.requests import WriteRequest, Written
+from isthmus.repl.model.requests import WriteRequest, WriteResult
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -62,6 +62,6 @@ def test_a_write_with_one_changed_byte_is_another_write_or_none(place: int, byte
 @given(st.binary(max_size=30), st.binary(max_size=30), st.integers(0, 9), st.booleans(), st.booleans())
 def test_answers_survive_the_wire(payload: bytes, clock: bytes, count: int, created: bool, repeated: bool) -> None:
     """An answer to a write is decoded as it was encoded."""
-    written = Written(payload, clock, count, created, repeated)
+    written = WriteResult(payload, clock, count, created, repeated)
     answer = kv_rpc.encode_answers([written], kv_rpc.written_row)
     assert kv_rpc.decode_answers(answer, 1, kv_rpc.decode_written) == [written]

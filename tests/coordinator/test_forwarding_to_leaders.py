@@ -19,7 +19,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
-from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest, Written
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.coordinator.pair import OTHER, cluster, key_of, keys_of
 
@@ -109,7 +109,7 @@ def test_large_parts_are_cut_into_messages_in_order() -> None:
             filler = [WriteRequest(k, content(bytes(900_000))) for k in keys_of(1, 12)[1:]]
             requests = [WriteRequest(key, content(b"1"), clock), *filler, WriteRequest(key, TOMBSTONE)]
             results = await c.coordinators["n1"].write_batch(requests)
-            assert all(isinstance(r, Written) for r in results)
+            assert all(isinstance(r, WriteResult) for r in results)
             sizes = [size for *_, size in c.wire.requests[1:]]
             assert len(sizes) > 2
             assert max(sizes) < 5_000_000
@@ -284,7 +284,7 @@ def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
             assert 0.9 < loop.time() - before < 5
             assert all(isinstance(result, NotReady) for result in results), results
             mixed = await asked.write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 1)])
-            assert isinstance(mixed[0], Written)
+            assert isinstance(mixed[0], WriteResult)
             assert isinstance(mixed[1], NotReady)
             before = loop.time()
             with pytest.raises(UnknownBucketType):
@@ -308,7 +308,7 @@ def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
             for refused in (written[1], *await asked.get_batch([key_of(3)], None, 1_000)):
                 assert isinstance(refused, NotReady)
                 assert "cannot be read" in str(refused)
-            assert isinstance(written[0], Written)
+            assert isinstance(written[0], WriteResult)
             asked.learn_records({})
             with pytest.raises(NotReady, match="not known here yet"):
                 await asked.get(key_of(0))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
 from tests.mesh.fetcher import settle
@@ -15,7 +15,7 @@ from tests.mesh.towns import BUCKET, TYPE, Town
 K = b"a"
 NAME, HASH = Key(TYPE, BUCKET, K), key_hash(BUCKET, K)
 
-ACTS: list[Callable[[ReapProposal, int], bool]] = [
+ACTS: list[Callable[[ReapBatch, int], bool]] = [
     lambda proposal, offset: proposal.reap(NAME, HASH, offset),
     lambda proposal, offset: proposal.restate(NAME, HASH, offset),
 ]
@@ -38,16 +38,16 @@ def deleted(town: Town) -> int:
     return town.replica.leo - 1
 
 
-def proposed(town: Town, act: Callable[[ReapProposal, int], bool], offset: int) -> int:
+def proposed(town: Town, act: Callable[[ReapBatch, int], bool], offset: int) -> int:
     """How many entries it makes for the tombstone of that offset; what it answers says the same."""
-    proposal = town.proposal(ReapProposal)
+    proposal = town.proposal(ReapBatch)
     assert act(proposal, offset) is bool(proposal.entries)
     return len(proposal.entries)
 
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
-    act: Callable[[ReapProposal, int], bool],
+    act: Callable[[ReapBatch, int], bool],
 ) -> None:
     """Queues and replicas were asked about the offset of the first one: nobody knows whether the second is settled."""
     town = a_town()
@@ -60,7 +60,7 @@ def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_a_tombstone_that_is_not_applied_is_left_alone(act: Callable[[ReapProposal, int], bool]) -> None:
+def test_a_tombstone_that_is_not_applied_is_left_alone(act: Callable[[ReapBatch, int], bool]) -> None:
     """It may be dropped with the leadership; once it is applied the same is done."""
     town = a_town()
     offset = deleted(town)

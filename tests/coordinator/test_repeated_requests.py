@@ -12,7 +12,7 @@ from isthmus.repl.coordinator.write_batch import TooManySiblings
 from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
-from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store.leveldb import LevelStore
 from tests.coordinator.pair import OTHER, UUID, Cluster, cluster, key_of, keys_of
@@ -70,7 +70,7 @@ def test_a_request_is_its_key_and_its_id() -> None:
             results = await c.coordinators["n1"].write_batch(
                 [named(b"1", key=one), named(b"2", key=two), named(b"3", b"id-2", one), named(b"4", key=one)]
             )
-            assert [r.repeated for r in results if isinstance(r, Written)] == [False, False, False, True]
+            assert [r.repeated for r in results if isinstance(r, WriteResult)] == [False, False, False, True]
             assert await values(c, one) == [b"1", b"3"]
             assert await values(c, two) == [b"2"]
 
@@ -216,7 +216,7 @@ def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
             tmp_path, cluster_uuid=UUID, write_buffer_bytes=100_000, block_cache_bytes=100_000, boot_id="boot"
         )
 
-    async def story(value: bytes) -> tuple[Written, list[bytes]]:
+    async def story(value: bytes) -> tuple[WriteResult, list[bytes]]:
         async with cluster(store=opened()) as c:
             try:
                 return await c.coordinators["n1"].write(named(value)), await values(c)
@@ -237,7 +237,7 @@ def test_an_id_has_a_length() -> None:
             for asked in both(c):
                 results = await asked.write_batch([named(b"x", b"i" * 65), named(b"y", b"i" * 64)])
                 assert isinstance(results[0], BadInput)
-                assert isinstance(results[1], Written)
+                assert isinstance(results[1], WriteResult)
 
     asyncio.run(story())
 

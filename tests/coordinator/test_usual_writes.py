@@ -15,7 +15,7 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, encode_object
 from isthmus.repl.model.properties import Properties, TypeProperties
-from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
 from isthmus.repl.store.port import PartitionStep
 from tests.coordinator.pair import OTHER, UUID, Place
@@ -125,9 +125,9 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
         assert proposal.warned == expected.warned
         assert proposal.needs_confirmation == expected.needs_confirmation
         for request, result in zip(requests, results, strict=True):
-            if isinstance(result, Written) and result.clock:
+            if isinstance(result, WriteResult) and result.clock:
                 both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
-            usual += isinstance(result, Written) or (isinstance(result, PushResult) and result.error is None)
+            usual += isinstance(result, WriteResult) or (isinstance(result, PushResult) and result.error is None)
         for entry in proposal.entries:
             clock = decode_clock(decode_key_row(entry.row).clock)
             both.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.node.demo.live_view import Progress
+from isthmus.node.demo.live_view import DemoProgress
 from isthmus.node.demo.run import DemoOptions, run_demo
 
 
@@ -20,7 +20,7 @@ class Lines:
     def note(self, line: str) -> None:
         self.lines.append(line)
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         """Progress is not looked at."""
 
     def close(self) -> None:

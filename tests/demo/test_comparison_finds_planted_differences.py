@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from isthmus.node.demo.history import SHA1_HEX, Expectation, blob_id
-from isthmus.node.demo.verify import CHUNK_BYTES, CHUNK_COUNT, NAMED_DIFFERENCES, Found, Verdict, compare
+from isthmus.node.demo.verify import CHUNK_BYTES, CHUNK_COUNT, NAMED_DIFFERENCES, StoredValues, VerifyResult, compare
 
 
 class Cluster:
@@ -21,8 +21,8 @@ class Cluster:
     def list_keys(self, bucket: bytes) -> Iterable[bytes]:
         return self.listing if self.listing is not None else list(self.objects)
 
-    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[Found]:
-        found = [Found(self.objects.get(key, ())) for key in keys]
+    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[StoredValues]:
+        found = [StoredValues(self.objects.get(key, ())) for key in keys]
         size = sum(len(v) for f in found for v in f.values)
         self.largest_read = max(self.largest_read[0], len(keys)), max(self.largest_read[1], size)
         return found
@@ -40,8 +40,8 @@ VALUES = {b"k%d" % n: b"value %d" % n for n in range(1000)} | {b"\xff": b"", b"b
 GONE = {b"gone%d" % n for n in range(300)}
 
 
-def verdict_of(east: Cluster, west: Cluster) -> Verdict:
-    verdict = Verdict()
+def verdict_of(east: Cluster, west: Cluster) -> VerifyResult:
+    verdict = VerifyResult()
     compare({"east": east, "west": west}, b"b", expected_of(VALUES, GONE), verdict)
     return verdict
 
@@ -60,7 +60,7 @@ def test_equal_clusters_are_equal_and_all_was_read_in_bounded_chunks() -> None:
         nonlocal seen
         seen += keys
 
-    verdict = Verdict()
+    verdict = VerifyResult()
     compare({"east": east, "west": west}, b"b", expected_of(VALUES, GONE), verdict, count)
     assert verdict.equal
     assert not verdict.differences

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.node.demo.history import GitHistory, HistoryFault, Operation, blob_id
+from isthmus.node.demo.history import GitHistory, HistoryFault, HistoryOperation, blob_id
 
 ODD = [
     b"new\nline",
@@ -176,7 +176,7 @@ def test_order_and_count_follow_first_parent_history(tmp_path: Path) -> None:
     assert keys.count(b"side/file") == 1, "a merge is one change of each path"
     assert keys.count(b"renamed") == 2, "a change of mode alone writes the path again"
     assert (b"dir/moved", None) in [tuple(o) for o in operations], "a rename deletes the old path"
-    assert isinstance(operations[0], Operation)
+    assert isinstance(operations[0], HistoryOperation)
 
 
 def test_sha256_repositories_are_compared_by_their_own_hash(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from isthmus.node.demo import client as demo_client
 from isthmus.node.demo.client import PatientReader
 from isthmus.node.demo.history import MadeHistory
-from isthmus.node.demo.replay import Replay
-from isthmus.node.demo.verify import Verdict, compare
+from isthmus.node.demo.replay import HistoryReplay
+from isthmus.node.demo.verify import VerifyResult, compare
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 
@@ -158,8 +158,8 @@ def running(fault_share: float) -> Iterator[FakeNode]:
         thread.join()
 
 
-def verdict_of(node: FakeNode, history: MadeHistory) -> Verdict:
-    verdict = Verdict()
+def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
+    verdict = VerifyResult()
     reader = PatientReader([node.url], threading.Event())
     compare({"east": reader}, history.bucket, history.expectation(), verdict)
     reader.close()
@@ -173,7 +173,7 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, hee
     history = MadeHistory(3, 1000)
     with running(fault_share) as node:
         node.heeds_ids = heeds_ids
-        replay = Replay([node.url], [history], rate=0)
+        replay = HistoryReplay([node.url], [history], rate=0)
         replay.start()
         assert replay.wait(50)
         verdict = verdict_of(node, history)
@@ -196,7 +196,7 @@ def test_a_node_that_is_gone_is_passed_over() -> None:
     with running(0.0) as gone:
         url = gone.url
     with running(0.0) as node:
-        replay = Replay([url, node.url], [history], rate=0)
+        replay = HistoryReplay([url, node.url], [history], rate=0)
         replay.start()
         assert replay.wait(20)
         verdict = verdict_of(node, history)
@@ -211,7 +211,7 @@ def test_a_replay_is_paced() -> None:
     """At a rate of 40 a second, 40 operations take about a second, not less."""
     history = MadeHistory(3, 40)
     with running(0.0) as node:
-        replay = Replay([node.url], [history], rate=40)
+        replay = HistoryReplay([node.url], [history], rate=40)
         replay.start()
         assert replay.wait(20)
     assert 0.95 < replay.elapsed_s < 5
@@ -222,7 +222,7 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
     history = MadeHistory(3, 100)
     with running(0.0) as node:
         node.fixed_status = 413
-        replay = Replay([node.url], [history], rate=0)
+        replay = HistoryReplay([node.url], [history], rate=0)
         replay.start()
         with pytest.raises(BadInput, match=r"made from seed 3, '.*answered 413: fixed"):
             replay.wait(20)
@@ -231,10 +231,10 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
 
 def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the patience is over the replay ends with the last failure named instead of hanging."""
-    monkeypatch.setattr(demo_client.Patience.__init__, "__defaults__", (0.3,))
+    monkeypatch.setattr(demo_client.RetryPolicy.__init__, "__defaults__", (0.3,))
     with running(0.0) as node:
         url = node.url
-    replay = Replay([url], [MadeHistory(3, 100)], rate=0)
+    replay = HistoryReplay([url], [MadeHistory(3, 100)], rate=0)
     replay.start()
     with pytest.raises(PeerFault, match="does not answer"):
         replay.wait(20)
@@ -245,7 +245,7 @@ def test_a_stopped_replay_starts_no_further_request() -> None:
     """After `stop` the replay comes to rest with operations left over."""
     history = MadeHistory(3, 5000)
     with running(0.0) as node:
-        replay = Replay([node.url], [history], rate=100)
+        replay = HistoryReplay([node.url], [history], rate=100)
         replay.start()
         assert not replay.wait(0.2)
         replay.stop()

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.demo.chaos import AWAY_MOST_S, AWAY_S, Breaker, Stage
-from isthmus.node.demo.watch import ClusterSight, ProcessSight, Sight, cluster_sight, queue_sights, sink_sights
+from isthmus.node.demo.chaos import AWAY_MOST_S, AWAY_S, Breaker, ChaosPhase
+from isthmus.node.demo.watch import (
+    ClusterSnapshot,
+    DemoSnapshot,
+    ProcessSnapshot,
+    cluster_sight,
+    queue_sights,
+    sink_sights,
+)
 
 LEADERS = {"east-1": 4, "east-2": 5, "east-3": 3}
 
@@ -34,11 +41,11 @@ class Desk:
         self, share: float, leaders: dict[str, int], in_sync: int = 36, online: int = 12, absent: tuple[str, ...] = ()
     ) -> None:
         processes = (
-            ProcessSight("east-2", "running", 22, 0, ""),
-            ProcessSight("zookeeper-east", "running", 77, 0, ""),
+            ProcessSnapshot("east-2", "running", 22, 0, ""),
+            ProcessSnapshot("zookeeper-east", "running", 77, 0, ""),
         )
-        east = ClusterSight("east", 12, online, 36, in_sync, leaders, absent)
-        self.sight = Sight(self.now_s, processes, (east,))
+        east = ClusterSnapshot("east", 12, online, 36, in_sync, leaders, absent)
+        self.sight = DemoSnapshot(self.now_s, processes, (east,))
         self.breaker.step(share, self.sight)
 
 
@@ -65,7 +72,7 @@ def test_the_greatest_leader_dies_and_returns_and_then_the_zookeeper() -> None:
     desk.look(0.9, moved)
     desk.look(0.9, moved)
     assert desk.done[2:] == ["kill 77"]
-    assert desk.breaker.stage is Stage.DONE
+    assert desk.breaker.stage is ChaosPhase.DONE
     assert "killed east-2 (kill -9 22), the leader of 5 partitions" in desk.breaker.told
     assert "started east-2 again after 11 s; the others lead its partitions" in desk.breaker.told
     assert "east-2: every replica in sync again, 3 s after its start" in desk.breaker.told
@@ -106,7 +113,7 @@ def test_at_the_end_what_is_down_is_started_and_nothing_more_is_killed(looks: in
         desk.breaker.mend(desk.sight)
     assert desk.done.count("start east-2") == desk.done.count("kill east-2") == killed
     assert "kill 77" not in desk.done
-    assert desk.breaker.stage is Stage.DONE
+    assert desk.breaker.stage is ChaosPhase.DONE
 
 
 def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
@@ -141,7 +148,7 @@ def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
     assert queue_sights("east", [row(0, 0)], None)[0].outstanding is None
     (silent,) = queue_sights("east", [], 12)
     assert silent.outstanding is None, "no node told of any queue"
-    assert Sight(1.0, queues=(whole, silent)).outstanding is None
+    assert DemoSnapshot(1.0, queues=(whole, silent)).outstanding is None
 
 
 def test_links_of_one_queue_make_one_line_with_the_worst_lag() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from isthmus.node.demo import run
-from isthmus.node.demo.cost import Outcome
+from isthmus.node.demo.cost import DemoOutcome
 from isthmus.node.demo.history import GitHistory, HistoryFault, MadeHistory
-from isthmus.node.demo.live_view import PlainView, Progress
+from isthmus.node.demo.live_view import DemoProgress, PlainView
 from isthmus.node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
-from isthmus.node.demo.verify import Verdict
-from isthmus.node.demo.watch import QueueSight, Sight, SinkSight
+from isthmus.node.demo.verify import VerifyResult
+from isthmus.node.demo.watch import DemoSnapshot, QueueSnapshot, SinkSnapshot
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.repl.model.errors import LocalFault
 
@@ -30,7 +30,7 @@ class Lines:
     def note(self, line: str) -> None:
         self.lines.append(line)
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         self.lines.append(str(progress))
 
     def close(self) -> None:
@@ -116,13 +116,15 @@ def test_what_was_started_is_stopped_though_nobody_reads_any_more(
 
 def test_nothing_is_outstanding_only_when_every_queue_says_so() -> None:
     """An unknown count, an unanswering node or no queue at all is not nothing."""
-    empty = QueueSight("east", "to-west", 0, 0, "")
-    assert Sight(0, queues=(empty,)).outstanding == 0
-    assert Sight(0, queues=(empty, QueueSight("west", "to-east", 2, 3, ""))).outstanding == 5
-    assert Sight(0, queues=(empty, QueueSight("west", "to-east", None, 0, "")), unknown=()).outstanding is None
-    assert Sight(0).outstanding is None
-    failing = SinkSight("west", "to-west", "failing", 1, 1.0, 2.0, None, None, "connection refused")
-    why = Sight(0, queues=(QueueSight("east", "to-west", 7, 0, ""),), sinks=(failing,)).why_outstanding()
+    empty = QueueSnapshot("east", "to-west", 0, 0, "")
+    assert DemoSnapshot(0, queues=(empty,)).outstanding == 0
+    assert DemoSnapshot(0, queues=(empty, QueueSnapshot("west", "to-east", 2, 3, ""))).outstanding == 5
+    assert (
+        DemoSnapshot(0, queues=(empty, QueueSnapshot("west", "to-east", None, 0, "")), unknown=()).outstanding is None
+    )
+    assert DemoSnapshot(0).outstanding is None
+    failing = SinkSnapshot("west", "to-west", "failing", 1, 1.0, 2.0, None, None, "connection refused")
+    why = DemoSnapshot(0, queues=(QueueSnapshot("east", "to-west", 7, 0, ""),), sinks=(failing,)).why_outstanding()
     assert "7 changes outstanding" in why
     assert "connection refused" in why
 
@@ -131,15 +133,15 @@ def test_an_outcome_is_equal_only_without_differences_and_outstanding_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A difference, or changes that never arrived, make the outcome unequal; the JSON carries both."""
-    clean = Outcome()
-    clean.take(Verdict())
+    clean = DemoOutcome()
+    clean.take(VerifyResult())
     assert clean.equal
-    apart = Outcome(outstanding="east's queue has 3 changes outstanding")
-    apart.take(Verdict())
+    apart = DemoOutcome(outstanding="east's queue has 3 changes outstanding")
+    apart.take(VerifyResult())
     assert not apart.equal
-    verdict = Verdict()
+    verdict = VerifyResult()
     verdict.differs("west", b"git", b"a\xff\n", "is missing")
-    different = Outcome(puts=2, deletes=1)
+    different = DemoOutcome(puts=2, deletes=1)
     different.take(verdict)
     assert not different.equal
     different.show("json", {"directory": "d"})
@@ -155,7 +157,7 @@ def test_kept_clusters_are_explained_with_encoded_paths(tmp_path: Path) -> None:
     clusters = {
         name: {"nodes": [{"http": f"http://{name}:1", "admin": f"http://{name}:2"}]} for name in ("east", "west")
     }
-    lines = curl_lines(Demo(Outcome(), tmp_path / "with space", clusters, (b"git", b"docs/a b.md")))
+    lines = curl_lines(Demo(DemoOutcome(), tmp_path / "with space", clusters, (b"git", b"docs/a b.md")))
     assert any("'http://east:1/buckets/git/keys/docs%2Fa%20b.md'" in line for line in lines)
     assert any("'http://west:1/" in line for line in lines)
     assert f"local down --dir '{tmp_path}/with space'" in lines[-1]
@@ -166,9 +168,9 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
     view = PlainView(sys.stdout)
-    sight = Sight(0, queues=(QueueSight("east", "to-west", 1200, None, ""),))
+    sight = DemoSnapshot(0, queues=(QueueSnapshot("east", "to-west", 1200, None, ""),))
     for done in range(50):
-        view.update(Progress("replay", "operations", done, 100, 1.0, 3, sight))
+        view.update(DemoProgress("replay", "operations", done, 100, 1.0, 3, sight))
     (line,) = capsys.readouterr().out.splitlines()
     assert "replay 0 of 100 operations" in line
     assert "east/to-west: 1,200 waiting, unknown in flight" in line

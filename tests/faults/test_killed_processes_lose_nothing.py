@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.node.demo.live_view import Progress
+from isthmus.node.demo.live_view import DemoProgress
 from isthmus.node.demo.run import Demo, DemoOptions, run_demo
 
 PROCESSES = ("east-1", "west-1", "zookeeper-east", "zookeeper-west")
@@ -31,7 +31,7 @@ class Killer:
     def note(self, line: str) -> None:
         self.lines.append(line)
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: DemoProgress) -> None:
         if progress.phase != "replay" or not self._moments:
             return
         moment, name = self._moments[0]

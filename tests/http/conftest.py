@@ -14,15 +14,15 @@ import structlog.testing
 import uvloop
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
-from isthmus.node.client_api.application import HttpFace
+from isthmus.node.client_api.application import ClientApi
 from isthmus.node.http.listener import Listener
 from isthmus.queues.long_poll import Until
 from isthmus.queues.wire import FetchReply, FetchRequest, ObjectReply, ObjectRequest, UnknownQueue
-from isthmus.repl.model.conditions import Standing, judge_write, object_tag
+from isthmus.repl.model.conditions import ConditionState, judge_write, object_tag
 from isthmus.repl.model.errors import BadInput, IsthmusError, Overloaded
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, decode_object, encode_object, merge, write
-from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
 
 ACTOR = actor_of(b"\x01" * 16, 0)
@@ -86,7 +86,7 @@ class MemoryCluster:
                 answers.append(error)
         return answers
 
-    async def write(self, request: WriteRequest) -> Written:
+    async def write(self, request: WriteRequest) -> WriteResult:
         self._check(request.key.bucket_type)
         if self.gate is not None:
             await self.gate.wait()
@@ -94,9 +94,9 @@ class MemoryCluster:
         current = None if found is None else decode_object(found)
         if request.request_id and (request.key, request.request_id) in self.requests:
             if current is None:
-                return Written(b"", b"", 0, repeated=True)
+                return WriteResult(b"", b"", 0, repeated=True)
             payload = found if found and request.payload_wanted else b""
-            return Written(payload, encode_clock(current.clock), len(current.siblings), repeated=True)
+            return WriteResult(payload, encode_clock(current.clock), len(current.siblings), repeated=True)
         if request.condition is not None:
             failed = judge_write(request.condition, _standing(current))
             if failed is not None:
@@ -107,16 +107,16 @@ class MemoryCluster:
         if request.content.tombstone:
             if current is None or current.deleted:
                 clock = b"" if current is None else encode_clock(current.clock)
-                return Written(b"", clock, 0, created=False)
+                return WriteResult(b"", clock, 0, created=False)
             context = context or current.clock
         self.offset += 1
         obj = write(current, context, request.content, (ACTOR, pack_counter(1, self.offset)), NOW_MS)
         payload = encode_object(obj)
         self.objects[request.key] = payload
-        return Written(payload if self.returns else b"", encode_clock(obj.clock), len(obj.siblings))
+        return WriteResult(payload if self.returns else b"", encode_clock(obj.clock), len(obj.siblings))
 
-    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
-        answers: list[Written | IsthmusError] = []
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[WriteResult | IsthmusError]:
+        answers: list[WriteResult | IsthmusError] = []
         for request in requests:
             try:
                 answers.append(await self.write(request))
@@ -157,11 +157,13 @@ class MemoryCluster:
             yield batch
 
 
-def _standing(current: Object | None) -> Standing:
+def _standing(current: Object | None) -> ConditionState:
     if current is None or current.deleted:
-        return Standing(False, "", 0, () if current is None else current.clock)
+        return ConditionState(False, "", 0, () if current is None else current.clock)
     newest_ms = max(s.last_modified_ms for s in current.siblings)
-    return Standing(True, object_tag(encode_clock(current.clock), current.siblings), newest_ms // 1000, current.clock)
+    return ConditionState(
+        True, object_tag(encode_clock(current.clock), current.siblings), newest_ms // 1000, current.clock
+    )
 
 
 class MemoryQueue:
@@ -295,7 +297,7 @@ class Room:
 
     kv: MemoryCluster
     queue: MemoryQueue
-    face: HttpFace
+    face: ClientApi
     ready: list[tuple[bool, str]]
 
     def call(self, method: str, target: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
@@ -312,7 +314,7 @@ class Room:
 
 def make_room(limits: LimitSettings | None = None) -> Room:
     kv, queue, ready = MemoryCluster(), MemoryQueue(), [(True, "")]
-    face = HttpFace(
+    face = ClientApi(
         kv,
         queue,
         queue,

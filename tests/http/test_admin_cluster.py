@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.admin_api.application import Admin
+from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.repl.controller.bucket_types import PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, replica_map_document
 from isthmus.repl.controller.reassignment_orders import Placement
-from isthmus.repl.controller.watched_document import Unread
+from isthmus.repl.controller.watched_document import UnreadableDocuments
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
@@ -39,7 +39,7 @@ class ToldController:
         self.records = {0: record}
         self.registrations = {"n1": Registration("n1", 7, True, id=1)}
         self.placement = Placement()
-        self.unread = Unread()
+        self.unread = UnreadableDocuments()
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5
@@ -63,13 +63,13 @@ class ToldLeaderships:
         self.asked: list[str] = []
 
     async def status(self, timeout_ms: int = 0) -> dict[str, Any]:
-        """As `Leaderships.status`."""
+        """As `LeaderBalanceApi.status`."""
         if self.told is None:
             raise NotReady(f"no node controls the cluster ({timeout_ms})")
         return self.told
 
     async def balance(self, by: str) -> dict[str, Any]:
-        """As `Leaderships.balance`."""
+        """As `LeaderBalanceApi.balance`."""
         self.asked.append(by)
         return await self.status()
 
@@ -78,7 +78,7 @@ def an_admin(
     controller: ToldController,
     session: SessionState = SessionState.CONNECTED,
     leaderships: ToldLeaderships | None = None,
-) -> Admin:
+) -> AdminApi:
     """The admin face of node n1."""
     actor = SimpleNamespace(
         status=lambda: {"actor": "x", "state": "idle", "reason": ""},
@@ -104,7 +104,7 @@ def an_admin(
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         raise NotReady(f"{node} {method} {body!r} {timeout_ms}")
 
-    return Admin(
+    return AdminApi(
         node,  # type: ignore[arg-type]
         Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
         ready=node.ready,
@@ -113,7 +113,7 @@ def an_admin(
     )
 
 
-def call(admin: Admin, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     """One request; its status and JSON."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     sent: list[dict[str, Any]] = []

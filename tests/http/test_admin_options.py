@@ -14,9 +14,9 @@ import pytest
 from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.settings import NodeSettings, Settings
 from isthmus.node.admin_api import options as options_room
-from isthmus.node.admin_api.application import Admin
+from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.services.cluster_rpc import Gathering
-from isthmus.node.services.live_options import LiveOptions
+from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
@@ -72,7 +72,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         settings = Settings(NodeSettings("n1", "east", Path("data")))
         node = SimpleNamespace(
             controller=controller,
-            options=LiveOptions(settings),
+            options=EffectiveOptions(settings),
             time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
             ready=lambda: (True, ""),
             metrics=SimpleNamespace(render=lambda: b""),
@@ -81,7 +81,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
             raise NotReady(node)
 
-        admin = Admin(
+        admin = AdminApi(
             node,  # type: ignore[arg-type]
             Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
             ready=node.ready,
@@ -96,7 +96,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
     return asyncio.run(story())
 
 
-async def answer(admin: Admin, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+async def answer(admin: AdminApi, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     """One request; its status and JSON."""
     sent: list[dict[str, Any]] = []
 

@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.node.services import cluster_status
 from isthmus.node.services.cluster_rpc import Gathering, ReplicaFacts
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
@@ -198,7 +198,7 @@ def a_replica(partition: int) -> Any:
     return SimpleNamespace(
         partition=partition,
         member=B,
-        role=Role.FOLLOWER,
+        role=ReplicaRole.FOLLOWER,
         epoch=6,
         epoch_table=((1, 0), (5, 7)),
         leo=9,

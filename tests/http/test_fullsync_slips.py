@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from isthmus.aae.scheduling.alarm import Alarm
-from isthmus.aae.scheduling.check import Checker
-from isthmus.aae.scheduling.history import Memory, Remembered
+from isthmus.aae.scheduling.check import PeerChecker
+from isthmus.aae.scheduling.history import History, PeerHistory
 from isthmus.aae.scheduling.manager import Manager
 from isthmus.config.settings import FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
@@ -22,7 +22,7 @@ from isthmus.repl.clock import SystemTime
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
 
 
-class Idle(Checker):
+class Idle(PeerChecker):
     """Checks nothing."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Silent(Alarm):
 def manager_in(directory: Path) -> Manager:
     """A manager that has nothing to do."""
     return Manager(
-        [WEST], node="n1", checker_of=lambda _: Idle(), memory=Memory(directory, 0), alarm_of=Silent,
+        [WEST], node="n1", checker_of=lambda _: Idle(), memory=History(directory, 0), alarm_of=Silent,
         live=lambda: ["n1"], time=SystemTime(),
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
         return answer
 
     assert asyncio.run(whole()).status == 400
-    again = Memory(tmp_path, 0)
+    again = History(tmp_path, 0)
     again.load()
-    assert again.of("west") == Remembered(manager.peers["west"].remembered.standing, queue="to-west")
+    assert again.of("west") == PeerHistory(manager.peers["west"].remembered.standing, queue="to-west")
     assert again.of("west").standing.learned is None

@@ -10,7 +10,7 @@ import msgpack
 
 from isthmus.queues.source_queue import Session
 from isthmus.queues.wire import MEDIA_TYPE, REQUEST_BYTES_MAX, FetchReply, FetchRequest, decode_reply, encode_request
-from isthmus.repl.http.async_client import LoopPeer
+from isthmus.repl.http.async_client import AsyncHttpPeer
 
 REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=5_000)
 BODY = encode_request(REQUEST)
@@ -126,11 +126,11 @@ def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_as
     room.queue.fetch = fetch
 
     async def ask(path, request):
-        peer = LoopPeer(f"http://127.0.0.1:{server.port}")
+        peer = AsyncHttpPeer(f"http://127.0.0.1:{server.port}")
         try:
             return await peer.post(path, request, media_type=MEDIA_TYPE, timeout_ms=5_000, limit_bytes=1_000_000)
         finally:
-            peer.cut()
+            peer.abort()
 
     for count in (0, 1):
         body = asyncio.run(ask("/queues/q/fetch", encode_request(REQUEST._replace(max_count=count))))

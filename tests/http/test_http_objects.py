@@ -10,7 +10,7 @@ import re
 import msgpack
 import pytest
 
-from isthmus.node.client_api.object_rendering import show
+from isthmus.node.client_api.object_rendering import render_object
 from isthmus.repl.model.errors import (
     Fenced,
     NotLeader,
@@ -467,5 +467,5 @@ def test_a_time_beyond_what_a_date_can_say_is_shown_as_the_last_date(ms: int) ->
     two = one._replace(dot=(b"b" * 20, 6))
     for siblings, status in (((one,), 200), ((one, two), 300)):
         stored = encode_object(Object(tuple((*s.dot, 0) for s in siblings), siblings))
-        reply = show(stored, None, [])
+        reply = render_object(stored, None, [])
         assert (reply.status, dict(reply.headers)[b"last-modified"]) == (status, b"Fri, 31 Dec 9999 23:59:59 GMT")

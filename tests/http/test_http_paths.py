@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.node.client_api.object_headers import parse_index, parse_links, parse_vclock, prefers_multipart
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 from isthmus.node.http.router import Router, decode_segment, encode_segment, parse_query
 
 EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
@@ -20,7 +20,7 @@ def status_of(act):
     """The status that `act` is refused with, 200 when it is not."""
     try:
         act()
-    except Refused as refused:
+    except RequestRefused as refused:
         return refused.status
     return 200
 
@@ -46,7 +46,7 @@ def test_decoding_is_strict_and_total(segment):
     if sound:
         assert decode_segment(segment) == urllib.parse.unquote_to_bytes(segment.replace(b"+", b" "))
     else:
-        with pytest.raises(Refused, match="hex digits"):
+        with pytest.raises(RequestRefused, match="hex digits"):
             decode_segment(segment)
 
 
@@ -62,7 +62,7 @@ def test_a_query_is_read_as_forms_are_and_is_bounded():
     assert parse_query(b"a=1&b=x%26+y&a=2&c") == {"a": "2", "b": "x& y", "c": ""}
     assert parse_query(b"") == {}
     assert len(parse_query(b"&".join(b"p%d=1" % n for n in range(64)))) == 64
-    with pytest.raises(Refused, match="64"):
+    with pytest.raises(RequestRefused, match="64"):
         parse_query(b"&" * 64)
 
 
@@ -77,10 +77,10 @@ def test_the_router_finds_handlers_by_segments_and_method():
     assert router.match("PUT", b"/a/1/c").handler == "write"
     assert router.match("POST", b"/a").handler == "list"
     for path in (b"/", b"/a/1", b"/a/1/c/", b"/A", b"", b"/%61", b"/a/1/d"):
-        with pytest.raises(Refused) as unknown:
+        with pytest.raises(RequestRefused) as unknown:
             router.match("GET", path)
         assert (unknown.value.status, unknown.value.reason) == (404, "unknown-path"), path
-    with pytest.raises(Refused) as wrong:
+    with pytest.raises(RequestRefused) as wrong:
         router.match("DELETE", b"/a/1/c")
     assert (wrong.value.status, wrong.value.headers) == (405, [(b"allow", b"GET, HEAD, POST, PUT")])
     with pytest.raises(AssertionError, match="two handlers"):
@@ -136,7 +136,7 @@ def test_header_parsers_give_a_value_or_a_400(value):
 def test_a_link_header_of_blanks_is_judged_at_once(value):
     """No header keeps the node busy: the whole of its room in blanks is refused within a moment."""
     began_s = thread_time()
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         parse_links(value % (b" " * 60_000))
     assert thread_time() - began_s < 1
 

@@ -11,9 +11,9 @@ import pytest
 
 from isthmus.node.admin_api.properties import PropertiesAdmin
 from isthmus.node.client_api.properties import PropertyRoutes
-from isthmus.node.services.properties import PropertyOffice
+from isthmus.node.services.properties import PropertyService
 from isthmus.repl.controller import bucket_properties as properties_room
-from isthmus.repl.controller.bucket_properties import PropertyBook
+from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.model.record import PartitionRecord
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
@@ -38,8 +38,8 @@ class World:
             0: PartitionRecord(0, "default", 0, 1, ("n1",)),
             1: PartitionRecord(1, "notes", 0, 1, ("n1", "n2", "n3")),
         }
-        self.office = PropertyOffice(
-            PropertyBook(self.metastore), self.metastore, Standstill(), records=lambda: records, key_limit_bytes=100
+        self.office = PropertyService(
+            PropertyCache(self.metastore), self.metastore, Standstill(), records=lambda: records, key_limit_bytes=100
         )
         PropertyRoutes(self.office, self.face)
         PropertiesAdmin(SimpleNamespace(properties=self.office), self.face.router)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from isthmus.node.client_api.queue_fetch import QueueRoutes
-from isthmus.node.http.application import SMALL_BODY_BYTES, Face
+from isthmus.node.http.application import SMALL_BODY_BYTES, HttpApplication
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.objects import Object, Sibling, encode_object
 from tests.http.living import Living, living
@@ -146,7 +146,7 @@ def test_a_queue_registered_or_set_for_a_riak_is_one(caller: Caller) -> None:
 @pytest.mark.parametrize("size", [70_000, 20])
 def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten(size: int) -> None:
     """Where no room is left for bodies a large answer is Overloaded, which puts the change back; a small one goes."""
-    face = Face()
+    face = HttpApplication()
     routes = QueueRoutes(cast("Any", None), cast("Any", None), face)
     stored = Object(((b"a", 1, 1),), (Sibling((b"a", 1), 1_000, tombstone=False, value=bytes(size)),))
     item = 1, 0, 1, b"default", b"b", b"k", b"o" * 16, 0, encode_object(stored)

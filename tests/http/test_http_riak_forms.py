@@ -16,7 +16,7 @@ from isthmus.node.client_api.conditional import parse_date, parse_tags, read_con
 from isthmus.node.client_api.object_headers import parse_headers, prefers
 from isthmus.node.http.authorization import http_roles
 from isthmus.node.http.object_query import parse_object_query
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import NotReady
 
 K = "/buckets/b/keys/k"
@@ -31,7 +31,7 @@ def refused_status(act) -> int | None:
     """The status that `act` is refused with; None when it is not."""
     try:
         act()
-    except Refused as refused:
+    except RequestRefused as refused:
         return refused.status
     return None
 

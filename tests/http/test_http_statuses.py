@@ -34,7 +34,7 @@ def refused_in_the_code():
     folders = (ROOT / "node" / name for name in ("http", "client_api", "admin_api"))
     for path in (path for folder in folders for path in folder.glob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Refused":
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "RequestRefused":
                 status, reason = call.args[:2]
                 assert isinstance(status, ast.Constant), ast.dump(status)
                 assert isinstance(reason, ast.Constant), ast.dump(reason)

@@ -13,11 +13,11 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.services.link_check import Found, Here, _parsed, judged
-from isthmus.repl.http.client import PeerFault, Refused
+from isthmus.node.services.link_check import Here, LinkCheckResult, _parsed, judged
+from isthmus.repl.http.client import HttpRefused, PeerFault
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.property_digests import place_digest
-from isthmus.sink.discovery import Told
+from isthmus.sink.discovery import PeerNodes
 from tests.http.living import living
 
 QUEUES = '[[queues]]\nname = "to-west"\nfilter = "bucketname:b"\n[[queues]]\nname = "repairs"\nfilter = "block_rtq"\n'
@@ -29,16 +29,16 @@ ABOUT: dict[str, Any] = {
     "serving": "running", "publishing": "running", "wall_ms": 1_000,
     "bucket_types": {"default": {"digest": None, "offered": True}},
 }  # fmt: skip
-TOLD = Told(bytes.fromhex(THEIRS), "east", (URL,))
+TOLD = PeerNodes(bytes.fromhex(THEIRS), "east", (URL,))
 HERE = Here(OURS, "west", {"default"}, {}, {}, linked=False)
 
 
-def states(found: Found, here: Here = HERE, expected: str = "east", url: str = URL) -> dict[str, str]:
+def states(found: LinkCheckResult, here: Here = HERE, expected: str = "east", url: str = URL) -> dict[str, str]:
     return {row["what"]: row["state"] for row in judged(url, "q", expected, found, here)}
 
 
-def of(about: Mapping[str, Any] = ABOUT, **more: Any) -> Found:
-    return Found(TOLD, about, 3, **{"offset_ms": 10, "exact_ms": 2, **more})
+def of(about: Mapping[str, Any] = ABOUT, **more: Any) -> LinkCheckResult:
+    return LinkCheckResult(TOLD, about, 3, **{"offset_ms": 10, "exact_ms": 2, **more})
 
 
 def test_a_link_that_would_work_is_ok_in_every_line() -> None:
@@ -102,18 +102,18 @@ def test_what_keeps_a_peer_from_answering_is_told_by_its_kind() -> None:
     """Not reached, not let in, another cluster, this one, no such queue, a source of a version before: each its own
     line, and unknown is what could not be looked at."""
     lost = PeerFault("connection refused")
-    assert states(Found(lost, lost, 3)) == {
+    assert states(LinkCheckResult(lost, lost, 3)) == {
         "reach": "fail", "tls": "unknown", "token": "unknown", "cluster": "unknown", "queue": "unknown",
     }  # fmt: skip
-    shut = Refused("wrong role", 403, "forbidden")
-    assert states(Found(TOLD, shut, 3))["token"] == "fail"
+    shut = HttpRefused("wrong role", 403, "forbidden")
+    assert states(LinkCheckResult(TOLD, shut, 3))["token"] == "fail"
     assert states(of(), HERE._replace(uuid=THEIRS))["cluster"] == "fail"
     assert states(of(), expected="north")["cluster"] == "fail"
     assert states(of(), url="http://10.0.0.7:8098")["tls"] == "warn"
     assert states(of(), HERE._replace(linked=True))["link"] == "warn"
-    missing = Refused("there is no queue named 'q' here", 404, "unknown-queue")
-    assert states(Found(TOLD, missing, 3))["queue"] == "fail"
-    assert states(Found(TOLD, Refused("no such path", 404, "not-found"), 3))["queue"] == "unknown"
+    missing = HttpRefused("there is no queue named 'q' here", 404, "unknown-queue")
+    assert states(LinkCheckResult(TOLD, missing, 3))["queue"] == "fail"
+    assert states(LinkCheckResult(TOLD, HttpRefused("no such path", 404, "not-found"), 3))["queue"] == "unknown"
 
 
 def test_clocks_apart_are_told_as_far_as_the_way_lets_them_be_known() -> None:

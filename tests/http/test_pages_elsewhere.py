@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.node.http.application import Face, Request, text_reply
+from isthmus.node.http.application import HttpApplication, Request, text_reply
 from isthmus.node.http.responses import Reply
 
 PUT = b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: 127.0.0.1:8098\r\n%b\r\ncontent-type: a/b\r\ncontent-length: 1\r\n\r\nv"
@@ -56,7 +56,7 @@ def test_a_page_elsewhere_may_ask(server):
 
 def test_the_listener_of_operators_refuses_too(serve):
     """Every face does, before a handler sees the request; a form of a page needs no permission to POST."""
-    face, acted = Face(), []
+    face, acted = HttpApplication(), []
 
     async def act(request: Request) -> Reply:
         acted.append(await request.body())

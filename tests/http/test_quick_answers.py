@@ -10,9 +10,9 @@ import struct
 import pytest
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
-from isthmus.node.client_api.application import HttpFace
+from isthmus.node.client_api.application import ClientApi
 from isthmus.node.http.listener import Listener
-from isthmus.node.http.responses import Refused
+from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
 from tests.coordinator.pair import cluster, key_of
 
@@ -171,7 +171,7 @@ class Doorman:
     def check(self, method, raw_path, headers):
         self.asked += 1
         if (b"authorization", b"please") not in headers:
-            raise Refused(401, "unauthorized", f"say please before {method} {raw_path.decode()}")
+            raise RequestRefused(401, "unauthorized", f"say please before {method} {raw_path.decode()}")
 
 
 def test_the_guard_is_asked_once_for_each_request(room_with, serve):
@@ -303,7 +303,7 @@ def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmati
 
     async def story():
         async with cluster(("n1", "n2", None, "n1")) as c:
-            face = HttpFace(
+            face = ClientApi(
                 c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, sights=None,
                 ready=None, metrics=None,
             )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from isthmus.node.http.fast_connection import LINES_KEPT, Whole, _lines, read_whole
+from isthmus.node.http.fast_connection import LINES_KEPT, RawRequest, _lines, read_whole
 
 EXAMPLES = settings(max_examples=1500, deadline=None, derandomize=True)
 LIMIT = 65_536
@@ -50,7 +50,7 @@ class Parsed:
         self.keep_alive = self.parser.should_keep_alive()
 
 
-def compare(raw: bytes) -> Whole | None:
+def compare(raw: bytes) -> RawRequest | None:
     """Read at a glance; what is taken must be what the parser reads."""
     whole = read_whole(raw, LIMIT)
     if whole is None:
@@ -61,14 +61,16 @@ def compare(raw: bytes) -> Whole | None:
     assert parsed.keep_alive
     assert not parsed.upgrade
     url = httptools.parse_url(parsed.url)
-    assert whole == Whole(parsed.parser.get_method().decode(), url.path, url.query or b"", parsed.headers, parsed.body)
+    assert whole == RawRequest(
+        parsed.parser.get_method().decode(), url.path, url.query or b"", parsed.headers, parsed.body
+    )
     assert [name for name, _ in whole.headers].count(b"host") == 1
     return whole
 
 
 def test_usual_requests_are_taken() -> None:
     """Requests as clients send them are read without the parser."""
-    assert compare(PUT) == Whole(
+    assert compare(PUT) == RawRequest(
         "PUT",
         b"/buckets/b/keys/k",
         b"",

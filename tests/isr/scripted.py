@@ -7,8 +7,8 @@ from typing import Any
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica import Replica, Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica import Replica, ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
@@ -59,7 +59,7 @@ def a_replica(**changes: Any) -> Replica:
         "epoch_table": ((2, 0), (4, 8)),
         "applied": 15,
         "epoch_seen": 4,
-        "options": Options(window_entries=10),
+        "options": ReplicaOptions(window_entries=10),
         "durable": 20,
     }
     return Replica(**{**found, **changes})
@@ -71,7 +71,7 @@ def a_candidate(**changes: Any) -> Replica:
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(nominated()), 0)
     replica.step(ev.EpochPersisted(5), 0)
-    assert replica.role is Role.CANDIDATE
+    assert replica.role is ReplicaRole.CANDIDATE
     return replica
 
 
@@ -80,7 +80,7 @@ def a_leader(record: PartitionRecord | None = None, **changes: Any) -> Replica:
     replica = a_candidate(**changes)
     replica.step(ev.Persisted(21), 0)
     replica.step(ev.RecordSeen(online() if record is None else record), 0)
-    assert replica.role is Role.LEADER
+    assert replica.role is ReplicaRole.LEADER
     return replica
 
 

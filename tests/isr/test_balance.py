@@ -10,13 +10,21 @@ from time import process_time
 
 import pytest
 
-from isthmus.repl.controller.leader_balance_plan import Move, Seat, by_type, imbalance, loads, plan, seats
+from isthmus.repl.controller.leader_balance_plan import (
+    LeaderAssignment,
+    LeaderMove,
+    by_type,
+    imbalance,
+    loads,
+    plan,
+    seats,
+)
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
-Seats = dict[int, Seat]
+Seats = dict[int, LeaderAssignment]
 
 
-def led_after(found: Seats, moves: list[Move]) -> dict[int, str]:
+def led_after(found: Seats, moves: list[LeaderMove]) -> dict[int, str]:
     """Who leads what once the moves are made."""
     leaders = {partition: seat.leader for partition, seat in found.items()}
     for partition, source, target in moves:
@@ -40,7 +48,7 @@ def drawn(seed: int) -> tuple[Seats, set[int]]:
     found = {}
     for partition in range(random.randint(1, 7)):
         eligible = random.sample(nodes, random.randint(1, len(nodes)))
-        found[partition] = Seat(random.choice((min(eligible), eligible[-1])), frozenset(eligible))
+        found[partition] = LeaderAssignment(random.choice((min(eligible), eligible[-1])), frozenset(eligible))
     return found, {partition for partition in found if random.random() < 0.4}
 
 
@@ -81,7 +89,7 @@ def test_two_bucket_types_that_are_even_only_together_are_made_even_each() -> No
     are. After the plan each node leads two of each type, and four in all."""
     led = {"d": "bbcccc", "e": "aaaabb"}
     found = {
-        6 * number + index: Seat(node, frozenset("abc"), kind)
+        6 * number + index: LeaderAssignment(node, frozenset("abc"), kind)
         for number, (kind, nodes) in enumerate(led.items())
         for index, node in enumerate(nodes)
     }
@@ -102,7 +110,7 @@ def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
     for partition in range(600):
         eligible = random.sample(names, 3)
         awake = [name for name in eligible if int(name[1:]) >= 6] or eligible
-        found[partition] = Seat(awake[0], frozenset(eligible), f"t{partition % 6}")
+        found[partition] = LeaderAssignment(awake[0], frozenset(eligible), f"t{partition % 6}")
     began = process_time()
     moves = plan(found)
     assert process_time() - began < 4
@@ -122,7 +130,7 @@ def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
     for partition in range(1000):
         eligible = random.sample(names, 3)
         awake = [name for name in eligible if int(name[1:]) >= 10] or eligible
-        found[partition] = Seat(awake[0], frozenset(eligible))
+        found[partition] = LeaderAssignment(awake[0], frozenset(eligible))
     began = process_time()
     moves = plan(found)
     assert process_time() - began < 2
@@ -136,17 +144,20 @@ def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
     """I-BAL-QUIET: the plan for what a plan has made is empty, so moves end by themselves."""
     found, _ = drawn(1000 + seed)
     leaders = led_after(found, plan(found))
-    assert plan({partition: Seat(leaders[partition], seat.eligible) for partition, seat in found.items()}) == []
+    assert (
+        plan({partition: LeaderAssignment(leaders[partition], seat.eligible) for partition, seat in found.items()})
+        == []
+    )
 
 
 def test_one_move_may_need_another() -> None:
     """Where the busiest cannot give to the idlest, it goes by way of a third: two moves, none in vain."""
     found = {
-        0: Seat("a", frozenset("ab")),
-        1: Seat("a", frozenset("ab")),
-        2: Seat("a", frozenset("a")),
-        3: Seat("b", frozenset("bc")),
-        4: Seat("b", frozenset("b")),
+        0: LeaderAssignment("a", frozenset("ab")),
+        1: LeaderAssignment("a", frozenset("ab")),
+        2: LeaderAssignment("a", frozenset("a")),
+        3: LeaderAssignment("b", frozenset("bc")),
+        4: LeaderAssignment("b", frozenset("b")),
     }
     moves = plan(found)
     assert Counter(led_after(found, moves).values()) == {"a": 2, "b": 2, "c": 1}
@@ -171,27 +182,29 @@ def registered(node: str, *, gen: int = 1, active: bool = True) -> Registration:
     return Registration(node, 1, active, gens={0: gen})
 
 
-def seat_of(record: PartitionRecord, *there: Registration, refused: set[tuple[int, str]] | None = None) -> Seat | None:
+def seat_of(
+    record: PartitionRecord, *there: Registration, refused: set[tuple[int, str]] | None = None
+) -> LeaderAssignment | None:
     return seats({0: record}, {each.node: each for each in there}, refused or set()).get(0)
 
 
 def test_only_members_in_sync_that_live_may_lead() -> None:
     """The confirmed ISR, without who is gone, leaving, has another log, or has refused."""
     a, b, c = registered("a"), registered("b"), registered("c")
-    assert seat_of(RECORD, a, b, c) == Seat("a", frozenset("abc"), "default")
-    assert seat_of(RECORD, a, b) == Seat("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, registered("c", active=False)) == Seat("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, registered("c", gen=2)) == Seat("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, c, refused={(0, "b")}) == Seat("a", frozenset("ac"), "default")
+    assert seat_of(RECORD, a, b, c) == LeaderAssignment("a", frozenset("abc"), "default")
+    assert seat_of(RECORD, a, b) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert seat_of(RECORD, a, b, registered("c", active=False)) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert seat_of(RECORD, a, b, registered("c", gen=2)) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert seat_of(RECORD, a, b, c, refused={(0, "b")}) == LeaderAssignment("a", frozenset("ac"), "default")
     out = replace(RECORD, isr=frozenset({Member("a", 1), Member("b", 1)}))
-    assert seat_of(out, a, b, c) == Seat("a", frozenset("ab"), "default")
+    assert seat_of(out, a, b, c) == LeaderAssignment("a", frozenset("ab"), "default")
 
 
 def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
     """I-BAL-SAFE: with a confirmed ELR, or too few in sync, the leader keeps its place; none is made up."""
     there = (registered("a"), registered("b"), registered("c"))
     lone = frozenset({Member("a", 1), Member("b", 1)})
-    keeps = Seat("a", frozenset("a"), "default")
+    keeps = LeaderAssignment("a", frozenset("a"), "default")
     assert seat_of(replace(RECORD, isr=lone, elr=frozenset({Member("c", 1)})), *there) == keeps
     assert seat_of(replace(RECORD, isr=lone, min_isr=3), *there) == keeps
     assert seat_of(replace(RECORD, status=PartitionStatus.ELECTION, leader=None), *there) is None
@@ -199,7 +212,7 @@ def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
 
 def test_loads_count_those_who_lead_nothing() -> None:
     """A node that may lead and leads nothing has 0; one that may lead nothing is not asked."""
-    found = {0: Seat("a", frozenset("ab")), 1: Seat("a", frozenset("a"))}
+    found = {0: LeaderAssignment("a", frozenset("ab")), 1: LeaderAssignment("a", frozenset("a"))}
     assert loads(found) == {"a": 2, "b": 0}
     assert imbalance(loads(found)) == 2
     assert imbalance(loads({})) == 0
@@ -208,8 +221,12 @@ def test_loads_count_those_who_lead_nothing() -> None:
 
 def test_a_node_that_is_to_lead_nothing_gives_everything() -> None:
     """Drained, it passes on even what the others then have more of than it; what nobody else may have it keeps."""
-    found = {p: Seat("a", frozenset({"b", "c"})) for p in range(3)}
-    found |= {3: Seat("b", frozenset({"b", "c"})), 4: Seat("c", frozenset({"b", "c"})), 5: Seat("a", frozenset({"a"}))}
+    found = {p: LeaderAssignment("a", frozenset({"b", "c"})) for p in range(3)}
+    found |= {
+        3: LeaderAssignment("b", frozenset({"b", "c"})),
+        4: LeaderAssignment("c", frozenset({"b", "c"})),
+        5: LeaderAssignment("a", frozenset({"a"})),
+    }
     moves = plan(found)
     assert {(move.partition, move.source) for move in moves} >= {(0, "a"), (1, "a"), (2, "a")}
     after = Counter({move.partition: move.target for move in moves}.get(p, seat.leader) for p, seat in found.items())

@@ -25,28 +25,28 @@ def asked(effects: list[fx.Effect]) -> int:
     """The nonce with which n2 alone is asked; nothing is served yet."""
     (sent,) = effects
     assert isinstance(sent, fx.Send)
-    assert isinstance(sent.message, ms.Probe)
+    assert isinstance(sent.message, ms.LeadershipCheck)
     assert sent.to == "n2"
     return sent.message.nonce
 
 
 def answered(leader: Replica, nonce: int) -> list[fx.Effect]:
     """What the leader does when n2 answers a question."""
-    return leader.step(ev.Received("n2", ms.ProbeOk(5, TWO.gen, nonce)), 2)
+    return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.gen, nonce)), 2)
 
 
 def test_an_eligible_member_outside_the_isr_is_asked() -> None:
     """It may be elected at any moment: without its word a read could miss what its leadership has committed."""
     leader = a_leader_of_two()
-    nonce = asked(leader.step(ev.Read(1), 1))
+    nonce = asked(leader.step(ev.ReadRequested(1), 1))
     assert answered(leader, nonce) == [fx.ReadReady((1,))]
 
 
 def test_a_read_that_comes_during_a_round_waits_for_a_question_that_is_younger() -> None:
     """An answer may have been given before the read came, and before another leader committed what it must see."""
     leader = a_leader_of_two()
-    first = asked(leader.step(ev.Read(1), 1))
-    assert leader.step(ev.Read(2), 1) == []
+    first = asked(leader.step(ev.ReadRequested(1), 1))
+    assert leader.step(ev.ReadRequested(2), 1) == []
     served, *rest = answered(leader, first)
     assert served == fx.ReadReady((1,))
     second = asked(rest)
@@ -57,8 +57,8 @@ def test_a_read_that_comes_during_a_round_waits_for_a_question_that_is_younger()
 def test_an_answer_to_an_earlier_question_confirms_nothing() -> None:
     """It is late, or a copy: when it was given the read had not come."""
     leader = a_leader_of_two()
-    first = asked(leader.step(ev.Read(1), 1))
+    first = asked(leader.step(ev.ReadRequested(1), 1))
     answered(leader, first)
-    second = asked(leader.step(ev.Read(2), 3))
+    second = asked(leader.step(ev.ReadRequested(2), 3))
     assert answered(leader, first) == []
     assert answered(leader, second) == [fx.ReadReady((2,))]

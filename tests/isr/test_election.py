@@ -16,10 +16,10 @@ from isthmus.repl.controller.election import (
     RESPONSE_MAX_MS,
     RESPONSE_MIN_MS,
     Decision,
-    Keep,
-    Wait,
-    Watch,
-    Write,
+    ElectionTimer,
+    NoAction,
+    ProposeRecord,
+    WaitUntil,
     asked,
     elect,
     watched,
@@ -79,13 +79,13 @@ def without(*nodes: str) -> dict[str, Registration]:
 
 def written(decision: Decision) -> PartitionRecord:
     """The record that is to be written."""
-    assert isinstance(decision, Write), decision
+    assert isinstance(decision, ProposeRecord), decision
     return decision.record
 
 
 def test_a_live_leader_is_left_alone() -> None:
     """Online with its session there: nothing."""
-    assert elect(three(), ALL, 0, None, ()) == Keep("a leads")
+    assert elect(three(), ALL, 0, None, ()) == NoAction("a leads")
 
 
 @pytest.mark.parametrize("registrations", [without("a"), ALL | {"a": registered("a", 999, 1)}])
@@ -141,9 +141,9 @@ def test_a_member_that_leaves_is_dropped_while_enough_stay() -> None:
     assert (one.isr, one.elr, one.reason) == ({A, B}, frozenset(), "out of sync: c leaving")
     both = written(elect(three(), leaving, 0, None, ()))
     assert (both.isr, both.elr) == ({A, C}, frozenset())
-    assert elect(both, leaving, 0, None, ()) == Keep("a leads")
+    assert elect(both, leaving, 0, None, ()) == NoAction("a leads")
     leader = ALL | {"a": replace(ALL["a"], active=False)}
-    assert elect(three(), leader, 0, None, ()) == Keep("a leads")
+    assert elect(three(), leader, 0, None, ()) == NoAction("a leads")
 
 
 def test_what_is_gone_counts_before_what_leaves() -> None:
@@ -166,7 +166,7 @@ def test_a_leader_whose_log_became_another_leads_no_more() -> None:
 def test_a_copy_that_is_still_to_be_made_is_known_by_the_spare_gen() -> None:
     """A node that has just been given a replica may be elected, promoted and kept in sync before it lists the copy."""
     spare = {name: replace(found, gens={}, spare_gen=found.gens[3]) for name, found in ALL.items()}
-    assert elect(three(), spare, 0, None, ()) == Keep("a leads")
+    assert elect(three(), spare, 0, None, ()) == NoAction("a leads")
     record = written(elect(in_election(preferred="b", epoch=0), spare, 0, 0, ()))
     assert record.candidate == Incarnation("b", 102)
     online = written(elect(record, spare, 1, 0, {(1, "b", 102, 2)}))
@@ -181,7 +181,7 @@ def test_the_preferred_member_comes_first() -> None:
 
 def test_all_live_members_are_asked_for_half_a_second() -> None:
     """Wait while somebody has not reported; then go by what there is. One alone is not asked."""
-    assert elect(in_election(), ALL, 100, 100, (), reported={"a": (6, 1)}) == Wait(
+    assert elect(in_election(), ALL, 100, 100, (), reported={"a": (6, 1)}) == WaitUntil(
         100 + ASK_MS, "asks b, c how far they are"
     )
     record = written(elect(in_election(), ALL, 100 + ASK_MS, 100, (), reported={"b": (6, 1)}))
@@ -219,7 +219,7 @@ def test_without_an_eligible_member_the_partition_is_offline_and_names_whom_it_w
     record = written(elect(in_election(isr=frozenset({A}), elr=frozenset({B})), registrations, 0, 0, ()))
     assert (record.status, record.epoch) == (PartitionStatus.OFFLINE, 6)
     assert record.reason == "waits for a (not registered); b (came back with another log: gen 22, not 2)"
-    assert elect(record, registrations, 5_000, 0, ()) == Keep(record.reason)
+    assert elect(record, registrations, 5_000, 0, ()) == NoAction(record.reason)
     changed = written(elect(record, {}, 5_000, 0, ()))
     assert changed.reason == "waits for a (not registered); b (not registered)"
 
@@ -235,7 +235,7 @@ def test_offline_ends_as_soon_as_somebody_eligible_is_back() -> None:
 def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_online() -> None:
     """Fence: an older epoch, another session, another gen do not count."""
     for wrong in ((6, "b", 102, 2), (7, "b", 101, 2), (7, "b", 102, 22), (7, "a", 102, 2)):
-        assert isinstance(elect(found("b", 102), ALL, 10, 0, {wrong}), Wait)
+        assert isinstance(elect(found("b", 102), ALL, 10, 0, {wrong}), WaitUntil)
     record = written(elect(found("b", 102), ALL, 10, 0, {(7, "b", 102, 2)}))
     assert (record.status, record.leader, record.candidate) == (PartitionStatus.ONLINE, Incarnation("b", 102), None)
     assert (record.epoch, record.isr, record.elr) == (7, {A, B, C}, frozenset())
@@ -257,7 +257,7 @@ def test_online_keeps_who_is_gone_eligible_while_too_few_are_in_sync() -> None:
 def test_a_silent_candidate_is_followed_by_the_next_one() -> None:
     """The wait-for-response timer, then the next untried in a new epoch; a candidate that is gone at once."""
     waiting = elect(found("b", 102), ALL, 1_999, 0, ())
-    assert waiting == Wait(RESPONSE_MIN_MS, found("b", 102).reason)
+    assert waiting == WaitUntil(RESPONSE_MIN_MS, found("b", 102).reason)
     record = written(elect(found("b", 102), ALL, RESPONSE_MIN_MS, 0, (), reported={"c": (6, 9)}))
     assert (record.candidate, record.epoch, record.tried) == (Incarnation("c", 103), 8, {"b", "c"})
     gone = written(elect(found("b", 102), without("b"), 1, 0, ()))
@@ -270,7 +270,7 @@ def test_when_all_were_tried_all_are_tried_again_after_a_pause() -> None:
     assert (record.status, record.tried, record.epoch) == (PartitionStatus.ELECTION, frozenset(), 7)
     assert record.reason == "a, b, c did not answer; all are tried again"
     pause = elect(record, ALL, 9_000, 9_000, (), attempt=3)
-    assert pause == Wait(9_000 + 4 * BACK_OFF_MIN_MS, "pauses after 3 candidates that did not answer")
+    assert pause == WaitUntil(9_000 + 4 * BACK_OFF_MIN_MS, "pauses after 3 candidates that did not answer")
     again = written(elect(record, ALL, 9_000 + 4 * BACK_OFF_MIN_MS, 9_000, (), attempt=3))
     assert again.epoch == 8
 
@@ -292,7 +292,7 @@ def test_epochs_are_not_used_beyond_the_last() -> None:
     record = written(elect(in_election(epoch=MAX_EPOCH), ALL, 900, 0, ()))
     assert record.status is PartitionStatus.OFFLINE
     assert record.reason.startswith("all 1048575 epochs are used up")
-    assert isinstance(elect(record, ALL, 900, 0, ()), Keep)
+    assert isinstance(elect(record, ALL, 900, 0, ()), NoAction)
 
 
 def test_timers_grow_up_to_their_limits() -> None:
@@ -313,7 +313,7 @@ def test_timers_grow_up_to_their_limits() -> None:
 def test_a_watch_starts_anew_with_each_status_and_counts_failed_candidates() -> None:
     """since_ms belongs to (epoch, status); the attempt rises when a candidate was not confirmed."""
     first = watched(None, in_election(), 10)
-    assert first == Watch(6, PartitionStatus.ELECTION, 10, 0)
+    assert first == ElectionTimer(6, PartitionStatus.ELECTION, 10, 0)
     assert watched(first, in_election(version=31), 99) is first
     candidate = watched(first, found("b", 102), 20)
     assert (candidate.since_ms, candidate.attempt) == (20, 0)
@@ -378,10 +378,10 @@ def test_every_decision_keeps_the_records_invariants(
     leaves it while that leaves fewer than min-ISR, and waiting always ends."""
     record, registrations = look
     decision = elect(record, registrations, now_ms, 0, promoted, attempt=attempt)
-    if isinstance(decision, Wait):
+    if isinstance(decision, WaitUntil):
         assert decision.until_ms > now_ms
         return
-    if isinstance(decision, Keep):
+    if isinstance(decision, NoAction):
         return
     after = decision.record
     assert after.version == record.version
@@ -411,7 +411,7 @@ def test_a_record_that_nobody_can_be_elected_for_comes_to_rest(
     record, _ = look
     for _ in range(6):
         decision = elect(record, {}, 50_000, 0, ())
-        if isinstance(decision, Keep):
+        if isinstance(decision, NoAction):
             break
         record = written(decision)
     assert record.status is PartitionStatus.OFFLINE
@@ -423,7 +423,7 @@ def test_nobody_is_elected_by_a_record_that_the_metastore_went_back_to(status: P
     record = overtaken(three(), 9, "b")
     assert (record.status, record.leader, record.overtaken) == (PartitionStatus.OFFLINE, None, 9)
     decision = elect(replace(record, status=status), ALL, 1_000_000, 0, [])
-    assert isinstance(decision, Keep)
+    assert isinstance(decision, NoAction)
     assert decision.reason == (
         "metastore-rollback: b has been in epoch 9, the metastore went back to 6: isthmus cluster reseed"
     )
@@ -439,12 +439,12 @@ def test_who_gave_way_is_nominated_only_where_nobody_else_can_be() -> None:
     live = {NODE: registered(NODE), "n2": registered("n2", gen=8)}
     longest = {NODE: (4, 90), "n2": (4, 20)}
     chosen = elect(record, live, 1_000, 0, (), reported=longest)
-    assert isinstance(chosen, Write)
+    assert isinstance(chosen, ProposeRecord)
     assert chosen.record.candidate is not None
     assert chosen.record.candidate.node == "n2"
     assert chosen.record.tried == {NODE, "n2"}
     alone = elect(record, {NODE: registered(NODE)}, 1_000, 0, (), reported=longest)
-    assert isinstance(alone, Write)
+    assert isinstance(alone, ProposeRecord)
     assert alone.record.candidate is not None
     assert alone.record.candidate.node == NODE
 
@@ -456,5 +456,5 @@ def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_onl
     )
     for gen in (MEMBER.gen, MEMBER.gen + 1):
         decided = elect(record, {NODE: registered(NODE, gen=gen)}, 10, 0, {(5, NODE, 100, gen)})
-        online = isinstance(decided, Write) and decided.record.status is PartitionStatus.ONLINE
+        online = isinstance(decided, ProposeRecord) and decided.record.status is PartitionStatus.ONLINE
         assert online is (gen == MEMBER.gen)

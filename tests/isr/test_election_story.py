@@ -8,10 +8,10 @@ from isthmus.repl.controller.election import (
     ASK_MS,
     BACK_OFF_MIN_MS,
     RESPONSE_MIN_MS,
-    Keep,
-    Wait,
-    Watch,
-    Write,
+    ElectionTimer,
+    NoAction,
+    ProposeRecord,
+    WaitUntil,
     asked,
     elect,
     watched,
@@ -45,7 +45,7 @@ class Story:
             min_isr=min_isr,
             version=0,
         )
-        self.watch: Watch | None = None
+        self.watch: ElectionTimer | None = None
         self.promoted: set[tuple[int, str, int, int]] = set()
         self.reported: dict[str, tuple[int, int]] = {}
         self.statuses: list[PartitionStatus] = []
@@ -88,9 +88,9 @@ class Story:
                 attempt=self.watch.attempt,
                 reported=self.reported,
             )
-            if isinstance(decision, Keep | Wait):
+            if isinstance(decision, NoAction | WaitUntil):
                 return
-            assert isinstance(decision, Write)
+            assert isinstance(decision, ProposeRecord)
             self.record = replace(decision.record, version=self.record.version + 1)
             self.statuses.append(self.record.status)
         raise AssertionError("the controller does not come to rest")

@@ -11,16 +11,16 @@ from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.isr.scripted import GEN, ME, MEMBER, NODE, a_record, nominated, online, some_entries
 from tests.sim import invariants
-from tests.sim.invariants import History, Violation
+from tests.sim.invariants import PartitionHistory, Violation
 
 OTHER = Member("n2", 9)
 ENTRIES = some_entries(2, 0, 3) + some_entries(5, 3, 2)
 TABLE = ((2, 0), (5, 3))
 
 
-def a_history(committed: int = 5) -> History:
+def a_history(committed: int = 5) -> PartitionHistory:
     """ENTRIES appended, the first `committed` decided."""
-    history = History()
+    history = PartitionHistory()
     for entry in ENTRIES:
         invariants.dot_unique(history, entry)
     for entry in ENTRIES[:committed]:
@@ -40,7 +40,7 @@ def broken(name: str) -> pytest.RaisesExc[Violation]:
 
 def test_i_epoch_one() -> None:
     """I-EPOCH-ONE: two processes in one epoch; the same one again is fine."""
-    history = History()
+    history = PartitionHistory()
     invariants.epoch_one(history, 5, ME)
     invariants.epoch_one(history, 5, ME)
     invariants.epoch_one(history, 6, Incarnation(NODE, 101))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from isthmus.repl.controller.reassignment_plan import Move, Site
+from isthmus.repl.controller.reassignment_plan import PlanningNode, ReplicaMove
 from isthmus.repl.controller.reassignment_progress import (
-    Kind,
-    Order,
-    Stage,
+    ReassignmentKind,
+    ReassignmentOrder,
+    ReassignmentStage,
     due,
     outcome,
     paused,
@@ -38,14 +38,16 @@ def online(partition: int = 0, replicas: tuple[str, ...] = REPLICAS) -> Partitio
     )
 
 
-def an_order(*moves: Move, number: int = 1, kind: Kind = Kind.SPREAD, cancelled_by: str = "") -> Order:
-    return Order(number, kind, "t", "ann", 5, moves, cancelled_by)
+def an_order(
+    *moves: ReplicaMove, number: int = 1, kind: ReassignmentKind = ReassignmentKind.SPREAD, cancelled_by: str = ""
+) -> ReassignmentOrder:
+    return ReassignmentOrder(number, kind, "t", "ann", 5, moves, cancelled_by)
 
 
-SWAP = Move(0, REPLICAS, ("n1", "n2", "n4"))
+SWAP = ReplicaMove(0, REPLICAS, ("n1", "n2", "n4"))
 
 
-def stage(order: Order, record: PartitionRecord) -> Stage:
+def stage(order: ReassignmentOrder, record: PartitionRecord) -> ReassignmentStage:
     return progress(order, order.moves[0], {record.partition: record}, HERE).stage
 
 
@@ -53,22 +55,22 @@ def test_a_move_goes_from_waiting_to_done_by_what_the_record_says() -> None:
     """Begun in one write, the newcomer outside the ISR; copying until it is in sync; then the leader ends it."""
     order = an_order(SWAP)
     record = online()
-    assert stage(order, record) is Stage.WAITING
+    assert stage(order, record) is ReassignmentStage.WAITING
     (begun,) = due([order], {0: record}, HERE, 4)
     assert begun.replicas == ("n1", "n2", "n3", "n4")
     assert (begun.adding, begun.removing, begun.isr) == (("n4",), ("n3",), record.isr)
     assert (begun.factor, begun.staying) == (3, SWAP.after)
-    assert stage(order, begun) is Stage.COPYING
+    assert stage(order, begun) is ReassignmentStage.COPYING
     assert list(due([order], {0: begun}, HERE, 4)) == []
     joined = replace(begun, isr=begun.isr | {Member("n4", 1)})
-    assert stage(order, joined) is Stage.IN_SYNC
+    assert stage(order, joined) is ReassignmentStage.IN_SYNC
     ended = replace(joined, replicas=joined.staying, adding=(), removing=())
-    assert stage(order, ended) is Stage.DONE
+    assert stage(order, ended) is ReassignmentStage.DONE
     assert outcome(order, {0: ended}, HERE) == "done"
     assert outcome(order, {0: joined}, HERE) == ""
     shrunk = wanted(record, ("n1", "n2"), "x")
     assert (shrunk.adding, shrunk.removing) == ((), ("n3",))
-    assert stage(an_order(Move(0, REPLICAS, ("n1", "n2"))), shrunk) is Stage.REMOVING
+    assert stage(an_order(ReplicaMove(0, REPLICAS, ("n1", "n2"))), shrunk) is ReassignmentStage.REMOVING
 
 
 def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
@@ -77,10 +79,10 @@ def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
     order = an_order(SWAP, cancelled_by="bob")
     (back,) = due([order], {0: begun}, HERE, 0)
     assert (back.adding, back.removing, back.staying) == ((), ("n4",), REPLICAS)
-    assert stage(order, back) is Stage.RETURNING
+    assert stage(order, back) is ReassignmentStage.RETURNING
     assert list(due([order], {0: back}, HERE, 4)) == []
     assert outcome(order, {0: online()}, HERE) == "cancelled"
-    assert stage(order, replace(online(), replicas=SWAP.after)) is Stage.DONE
+    assert stage(order, replace(online(), replicas=SWAP.after)) is ReassignmentStage.DONE
     assert list(due([order], {0: online()}, HERE, 4)) == []
     grown = wanted(online(), (*REPLICAS, "n4", "n5"), "x")
     assert (grown.factor, grown.adding) == (3, ("n4", "n5"))
@@ -118,8 +120,8 @@ def test_a_newcomer_that_was_to_go_is_a_newcomer_again_when_it_is_wanted_again()
 
 def test_no_more_than_so_many_are_under_way_and_the_oldest_order_goes_first() -> None:
     """Two of four; one more when one is done; none with 0, and what is under way goes on."""
-    first = an_order(*(Move(p, REPLICAS, ("n1", "n2", "n4")) for p in (0, 1)))
-    second = an_order(*(Move(p, REPLICAS, ("n1", "n2", "n5")) for p in (2, 3)), number=2)
+    first = an_order(*(ReplicaMove(p, REPLICAS, ("n1", "n2", "n4")) for p in (0, 1)))
+    second = an_order(*(ReplicaMove(p, REPLICAS, ("n1", "n2", "n5")) for p in (2, 3)), number=2)
     records = {p: online(p) for p in range(4)}
     assert [record.partition for record in due([first, second], records, HERE, 3)] == [0, 1, 2]
     assert list(due([first, second], records, HERE, 0)) == []
@@ -140,7 +142,7 @@ def test_nothing_begins_where_or_while_the_cluster_is_not_well() -> None:
     ):
         assert list(due([order], {0: record}, here, 4)) == []
         found = progress(order, SWAP, {0: record}, here)
-        assert found.stage is Stage.WAITING
+        assert found.stage is ReassignmentStage.WAITING
         assert why in found.reason
     elected = replace(online(7), status=PartitionStatus.ELECTION, leader=None)
     assert list(due([order], {0: online(), 7: elected}, HERE, 4)) == []
@@ -153,23 +155,23 @@ def test_what_somebody_else_changed_is_left_alone() -> None:
     """Replicas that the order does not know, and a partition that is gone, end the move as refused."""
     order = an_order(SWAP)
     strange = online(0, ("n1", "n5", "n6"))
-    assert stage(order, strange) is Stage.REFUSED
+    assert stage(order, strange) is ReassignmentStage.REFUSED
     assert list(due([order], {0: strange}, HERE, 4)) == []
     assert outcome(order, {0: strange}, HERE) == "refused"
-    assert progress(order, SWAP, {}, HERE).stage is Stage.REFUSED
+    assert progress(order, SWAP, {}, HERE).stage is ReassignmentStage.REFUSED
 
 
 def test_places_on_a_node_that_stays_away_are_planned_anew() -> None:
     """Of a plan of ours another node is chosen, under way or not; what an operator named waits."""
-    there = {node: Site("", node != "n4") for node in HERE}
+    there = {node: PlanningNode("", node != "n4") for node in HERE}
     here = {node: found for node, found in HERE.items() if node != "n4"}
     records = {0: wanted(online(), SWAP.after, "x"), 1: online(1)}
-    order = an_order(SWAP, Move(1, REPLICAS, ("n1", "n2", "n4")), kind=Kind.DRAIN)
-    there["n3"] = Site("", False)
+    order = an_order(SWAP, ReplicaMove(1, REPLICAS, ("n1", "n2", "n4")), kind=ReassignmentKind.DRAIN)
+    there["n3"] = PlanningNode("", False)
     changed = replanned(order, records, here, there, {"n4"})
     assert [set(move.after) & {"n5", "n6"} != set() for move in changed.moves] == [True, True]
     assert all(move.before == REPLICAS and "n4" not in move.after for move in changed.moves)
     (elsewhere, *_) = due([changed], records, here, 4)
     assert (elsewhere.factor, set(elsewhere.removing)) == (3, {"n3", "n4"})
-    named = replace(order, kind=Kind.FILE)
+    named = replace(order, kind=ReassignmentKind.FILE)
     assert replanned(named, records, here, there, {"n4"}) == named

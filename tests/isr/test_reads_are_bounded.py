@@ -14,14 +14,14 @@ def test_reads_that_nobody_confirms_are_bounded() -> None:
     world = Together()
     leader = world.elect("n1")
     world.mute = {"n2", "n3"}
-    first = leader.step(ev.Read(0), world.now_ms)
+    first = leader.step(ev.ReadRequested(0), world.now_ms)
     assert len(first) == 2
     for token in range(1, READS_MAX):
-        assert leader.step(ev.Read(token), world.now_ms) == []
+        assert leader.step(ev.ReadRequested(token), world.now_ms) == []
     for token in range(READS_MAX, READS_MAX + 9):
-        assert leader.step(ev.Read(token), world.now_ms) == [fx.ReadRefused((token,), "overloaded")]
+        assert leader.step(ev.ReadRequested(token), world.now_ms) == [fx.ReadRefused((token,), "overloaded")]
     world.mute = set()
     world.pass_time(1_000)
     assert world.served == list(range(READS_MAX))
-    world.tell("n1", ev.Read(READS_MAX + 9))
+    world.tell("n1", ev.ReadRequested(READS_MAX + 9))
     assert world.served[-1] == READS_MAX + 9

@@ -7,10 +7,10 @@ from dataclasses import replace
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
-from isthmus.repl.isr.lag_detector import REJOIN_HALF_MS, REJOIN_MAX_MS, REJOIN_MIN_MS, Pauses
+from isthmus.repl.isr.lag_detector import REJOIN_HALF_MS, REJOIN_MAX_MS, REJOIN_MIN_MS, RejoinBackoff
 from isthmus.repl.isr.reassignment import HAND_OVER_MS, HAND_OVER_PAUSE_MS, REFUSED_PAUSE_MS
-from isthmus.repl.isr.replica import Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica import ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import Member, PartitionStatus
 from tests.isr.together import Together
 
@@ -20,7 +20,7 @@ THREE = FIVE[:3]
 
 def a_world(min_isr: int = 2) -> Together:
     """Five nodes; the first three hold the partition, n1 leads, ten entries are committed."""
-    world = Together(min_isr, Options(max_time_lag_ms=1_000), FIVE, THREE)
+    world = Together(min_isr, ReplicaOptions(max_time_lag_ms=1_000), FIVE, THREE)
     world.elect("n1")
     world.append(10)
     world.pass_time(500)
@@ -74,7 +74,7 @@ def test_a_replaced_replica_leaves_in_one_write_after_everybody_who_stays_was_as
     assert world.record.replicas == ("n1", "n2", "n4")
     assert in_sync(world) == {"n1", "n2", "n4"}
     assert (world.record.adding, world.record.removing, world.record.reason) == ((), (), "n3 removed")
-    assert world.replicas["n3"].role is Role.IDLE
+    assert world.replicas["n3"].role is ReplicaRole.IDLE
     assert world.replicas["n3"].reason.startswith("removed: this node is no replica any more; n1 leads")
     assert [view.node for view in leader.followers()] == ["n2", "n4"]
     world.append(1)
@@ -119,16 +119,16 @@ def test_an_answer_of_another_copy_or_of_less_than_is_committed_does_not_count()
     world.mute = {"n2", "n3"}
     change(world, removing=("n3",))
     effects = leader.step(ev.RecordSeen(world.record), world.now_ms)
-    probes = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, ms.Probe)]
+    probes = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, ms.LeadershipCheck)]
     assert probes == []  # asked when the record came
     leader.step(ev.Tick(), world.now_ms + 200)
     question = leader._state.reassignment.question  # type: ignore[union-attr]
     for gen, durable in ((2, 11), (1, 10), (1, 0)):
-        effects = leader.step(ev.Received("n2", ms.ProbeOk(1, gen, question.nonce, durable)), world.now_ms)
+        effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, gen, question.nonce, durable)), world.now_ms)
         assert not [e for e in effects if isinstance(e, fx.WriteRecord)]
-    late = leader.step(ev.Received("n2", ms.ProbeOk(1, 1, question.nonce - 1, 11)), world.now_ms)
+    late = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, 1, question.nonce - 1, 11)), world.now_ms)
     assert not [e for e in late if isinstance(e, fx.WriteRecord)]
-    effects = leader.step(ev.Received("n2", ms.ProbeOk(1, 1, question.nonce, 11)), world.now_ms)
+    effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, 1, question.nonce, 11)), world.now_ms)
     writes = [e for e in effects if isinstance(e, fx.WriteRecord)]
     assert [(w.record.replicas, w.needs) for w in writes] == [(("n1", "n2"), (Member("n1", 1), Member("n2", 1)))]
 
@@ -141,7 +141,7 @@ def test_whatever_moves_the_record_asks_anew() -> None:
     change(world, removing=("n3",))
     nonce = leader._state.reassignment.question.nonce  # type: ignore[union-attr]
     world.write(replace(world.record, min_isr=1))
-    effects = leader.step(ev.Received("n2", ms.ProbeOk(1, 1, nonce, 11)), world.now_ms)
+    effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, 1, nonce, 11)), world.now_ms)
     assert not [e for e in effects if isinstance(e, fx.WriteRecord)]
     assert leader._state.reassignment.question.nonce > nonce  # type: ignore[union-attr]
 
@@ -182,19 +182,19 @@ def test_a_leader_that_is_to_go_hands_over_to_a_member_that_stays() -> None:
     world.elect(world.record.preferred or "")
     world.pass_time(4_000)
     assert world.record.replicas == ("n2", "n3", "n4")
-    assert world.replicas["n1"].role is Role.IDLE
+    assert world.replicas["n1"].role is ReplicaRole.IDLE
 
 
 def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
     """The leader that is to go leads on, and says so, and tries again."""
     world = a_world()
     world.slow = {"n2", "n3"}
-    world.replicas["n1"].reconfigure(Options(max_time_lag_ms=600_000), world.now_ms)
+    world.replicas["n1"].reconfigure(ReplicaOptions(max_time_lag_ms=600_000), world.now_ms)
     world.append(1)
     change(world, removing=("n1",))
-    assert world.replicas["n1"].role is Role.RESIGNING
+    assert world.replicas["n1"].role is ReplicaRole.RESIGNING
     world.pass_time(world.now_ms + HAND_OVER_MS + 100)
-    assert world.replicas["n1"].role is Role.LEADER
+    assert world.replicas["n1"].role is ReplicaRole.LEADER
     assert "n1 is to hand over to one of n2, n3 first" in world.replicas["n1"].reason
     world.slow = set()
     world.durable("n2")
@@ -233,7 +233,7 @@ def test_a_newcomer_of_which_the_leader_needs_more_is_told_by_how_much() -> None
 
 def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() -> None:
     """A change never leaves a partition that must not be written since too few are in sync."""
-    world = Together(3, Options(max_time_lag_ms=1_000), FIVE, ("n1", "n2"))
+    world = Together(3, ReplicaOptions(max_time_lag_ms=1_000), FIVE, ("n1", "n2"))
     world.elect("n1")
     world.mute = {"n2"}
     world.append(1)
@@ -247,7 +247,7 @@ def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() 
 
 def test_pauses_double_while_a_member_fails_and_are_halved_in_sync() -> None:
     """Thrown out again and again a member waits longer, up to a minute; each minute in sync halves that."""
-    pauses = Pauses()
+    pauses = RejoinBackoff()
     assert pauses.why("n2", 0) == ""
     now_ms, waited = 0, []
     for _ in range(6):

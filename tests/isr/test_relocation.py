@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.repl.controller.placement import computed
-from isthmus.repl.controller.reassignment_plan import Board, Move, PlanRefused, Site
+from isthmus.repl.controller.reassignment_plan import AssignmentDraft, PlanningNode, PlanRefused, ReplicaMove
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
 
@@ -20,8 +20,8 @@ def nodes(count: int) -> list[str]:
     return [f"n{number}" for number in range(count)]
 
 
-def sites(names: list[str], racks: int = 0) -> dict[str, Site]:
-    return {name: Site(f"r{number % racks}" if racks else "", True) for number, name in enumerate(names)}
+def sites(names: list[str], racks: int = 0) -> dict[str, PlanningNode]:
+    return {name: PlanningNode(f"r{number % racks}" if racks else "", True) for number, name in enumerate(names)}
 
 
 def a_record(partition: int, replicas: tuple[str, ...], in_sync: set[str] | None = None) -> PartitionRecord:
@@ -43,7 +43,7 @@ def records(count: int, factor: int, names: list[str]) -> list[PartitionRecord]:
 
 
 @st.composite
-def grounds(draw: st.DrawFn) -> tuple[list[PartitionRecord], dict[str, Site]]:
+def grounds(draw: st.DrawFn) -> tuple[list[PartitionRecord], dict[str, PlanningNode]]:
     """Some partitions, placed anyhow on some of the nodes, with some replicas out of sync."""
     names = nodes(draw(st.integers(2, 7)))
     factor = draw(st.integers(1, min(4, len(names))))
@@ -55,7 +55,7 @@ def grounds(draw: st.DrawFn) -> tuple[list[PartitionRecord], dict[str, Site]]:
     return found, sites(names, draw(st.sampled_from([0, 0, 2, 3])))
 
 
-def after(board: Board, given_records: list[PartitionRecord]) -> dict[int, tuple[str, ...]]:
+def after(board: AssignmentDraft, given_records: list[PartitionRecord]) -> dict[int, tuple[str, ...]]:
     """The replicas of each partition by the plan."""
     moves = {move.partition: move.after for move in board.moves()}
     return {record.partition: moves.get(record.partition, record.replicas) for record in given_records}
@@ -67,11 +67,11 @@ def load(placed: dict[int, tuple[str, ...]]) -> Counter[str]:
 
 @given(grounds(), st.integers(1, 6))
 def test_a_replication_factor_is_reached_with_the_fewest_copies(
-    ground: tuple[list[PartitionRecord], dict[str, Site]], factor: int
+    ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], factor: int
 ) -> None:
     """Growing keeps all that is there; shrinking adds nothing and keeps the leader, and rather who is in sync."""
     found, there = ground
-    board = Board(found, there)
+    board = AssignmentDraft(found, there)
     if factor > len(there):
         with pytest.raises(PlanRefused, match=f"replication factor of {factor} needs as many nodes"):
             board.factor(factor)
@@ -92,12 +92,12 @@ def test_a_replication_factor_is_reached_with_the_fewest_copies(
 
 @given(grounds(), st.integers(0, 6))
 def test_a_drained_node_gives_all_and_the_others_keep_theirs(
-    ground: tuple[list[PartitionRecord], dict[str, Site]], which: int
+    ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], which: int
 ) -> None:
     """One copy for each replica that it had, of each partition that it held and of no other."""
     found, there = ground
     gone = sorted(there)[which % len(there)]
-    board = Board(found, there)
+    board = AssignmentDraft(found, there)
     if max(len(r.replicas) for r in found if gone in r.replicas or r is found[0]) > len(there) - 1 and any(
         gone in r.replicas for r in found
     ):
@@ -113,11 +113,11 @@ def test_a_drained_node_gives_all_and_the_others_keep_theirs(
 
 @given(grounds())
 def test_an_even_spread_is_even_and_lessens_no_partitions_racks(
-    ground: tuple[list[PartitionRecord], dict[str, Site]],
+    ground: tuple[list[PartitionRecord], dict[str, PlanningNode]],
 ) -> None:
     """Without racks no node has two more than another; with racks no partition is in fewer than it could be."""
     found, there = ground
-    board = Board(found, there)
+    board = AssignmentDraft(found, there)
     board.spread()
     placed = after(board, found)
     racks = {site.rack for site in there.values()}
@@ -138,7 +138,7 @@ def test_an_even_spread_copies_as_little_as_brute_force(seed: int) -> None:
     names = nodes(chance.randint(3, 4))
     factor = chance.randint(1, 2)
     found = [a_record(p, tuple(chance.sample(names[: chance.randint(factor, len(names))], factor))) for p in range(4)]
-    board = Board(found, sites(names))
+    board = AssignmentDraft(found, sites(names))
     board.spread()
     copies = sum(len(move.adds) for move in board.moves())
     total = 4 * factor
@@ -159,7 +159,7 @@ def test_nodes_that_were_added_take_their_share_of_all_partitions() -> None:
     """Three nodes become five: 36 replicas end 8, 7, 7, 7, 7, fourteen are copied, and no partition moves two while
     another moves none."""
     found = records(12, 3, nodes(3))
-    board = Board(found, sites(nodes(5)))
+    board = AssignmentDraft(found, sites(nodes(5)))
     board.spread()
     assert sorted(board.loads().values()) == [7, 7, 7, 7, 8]
     assert sum(len(move.adds) for move in board.moves()) == 14
@@ -168,32 +168,32 @@ def test_nodes_that_were_added_take_their_share_of_all_partitions() -> None:
 
 def test_other_bucket_types_decide_between_equals() -> None:
     """A new replica goes where the bucket type has the fewest, and among those where others have the fewest."""
-    board = Board([a_record(0, ("n0",))], sites(nodes(4)), elsewhere={"n1": 5, "n2": 1, "n3": 9})
+    board = AssignmentDraft([a_record(0, ("n0",))], sites(nodes(4)), elsewhere={"n1": 5, "n2": 1, "n3": 9})
     board.factor(2)
-    assert board.moves() == [Move(0, ("n0",), ("n0", "n2"))]
+    assert board.moves() == [ReplicaMove(0, ("n0",), ("n0", "n2"))]
 
 
 def test_one_node_replaces_another_place_by_place() -> None:
     """Only the places of the old node change; who holds a partition already or would cost it a rack is refused."""
     found = records(6, 2, nodes(3))
-    board = Board(found, sites(nodes(4)))
+    board = AssignmentDraft(found, sites(nodes(4)))
     board.replace("n1", "n3")
     assert all((move.adds, move.removes) == (("n3",), ("n1",)) for move in board.moves())
     assert len(board.moves()) == sum("n1" in record.replicas for record in found)
     with pytest.raises(PlanRefused, match="n2 holds partition"):
-        Board(found, sites(nodes(4))).replace("n1", "n2")
-    racked = {"n0": Site("a", True), "n1": Site("b", True), "n2": Site("a", True)}
+        AssignmentDraft(found, sites(nodes(4))).replace("n1", "n2")
+    racked = {"n0": PlanningNode("a", True), "n1": PlanningNode("b", True), "n2": PlanningNode("a", True)}
     with pytest.raises(PlanRefused, match="fewer racks"):
-        Board([a_record(0, ("n0", "n1"))], racked).replace("n1", "n2")
-    Board([a_record(0, ("n0", "n1"))], racked, ignore_racks=True).replace("n1", "n2")
+        AssignmentDraft([a_record(0, ("n0", "n1"))], racked).replace("n1", "n2")
+    AssignmentDraft([a_record(0, ("n0", "n1"))], racked, ignore_racks=True).replace("n1", "n2")
     with pytest.raises(PlanRefused, match="n3 have no rack"):
-        Board(found, {**racked, "n3": Site("", True)})
+        AssignmentDraft(found, {**racked, "n3": PlanningNode("", True)})
 
 
 def test_what_was_ordered_before_counts_as_done() -> None:
     """A partition that is on its way to another node is not counted where it comes from."""
     found = [a_record(0, ("n0",)), a_record(1, ("n0",))]
-    board = Board(found, sites(nodes(2)), pending={0: ("n1",)})
+    board = AssignmentDraft(found, sites(nodes(2)), pending={0: ("n1",)})
     board.spread()
     assert board.moves() == []
 
@@ -203,7 +203,7 @@ def test_a_plan_for_a_thousand_partitions_on_fifty_nodes_takes_no_longer_than_tw
     """Even the largest: three nodes become fifty, and every replica but a few moves."""
     there, found = sites(nodes(50), racks), records(1_000, 3, nodes(3))
     began_s = process_time()
-    board = Board(found, there)
+    board = AssignmentDraft(found, there)
     board.spread()
     passed_s = process_time() - began_s
     assert max(board.loads().values()) - min(board.loads().values()) <= 1

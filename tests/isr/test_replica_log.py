@@ -7,7 +7,7 @@ import pytest
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.replica import Replica
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import Member
 from tests.isr.scripted import MEMBER, a_candidate, a_leader, a_serving_leader, kinds, online, some_entries
 
@@ -51,7 +51,7 @@ def test_batches_may_follow_each_other_before_anything_is_durable() -> None:
 def test_a_batch_for_another_epoch_or_place_is_fenced(epoch: int, entries: tuple[object, ...]) -> None:
     """Only what was made in this epoch for exactly the log's end is appended; nothing happens otherwise."""
     replica = a_serving_leader()
-    assert replica.step(ev.Append(epoch, entries), 0) == [fx.Refused("fenced", len(entries))]  # type: ignore[arg-type]
+    assert replica.step(ev.Append(epoch, entries), 0) == [fx.AppendRefused("fenced", len(entries))]  # type: ignore[arg-type]
     assert replica.leo == 21
 
 
@@ -60,24 +60,24 @@ def test_a_batch_for_another_epoch_or_place_is_fenced(epoch: int, entries: tuple
     [
         (a_candidate(), "not-ready"),
         (a_leader(), "not-ready"),
-        (Replica(3, "n1", 7, 0, (), 0, 0, Options(window_entries=1), 0), "not-leader"),
+        (Replica(3, "n1", 7, 0, (), 0, 0, ReplicaOptions(window_entries=1), 0), "not-leader"),
     ],
 )
 def test_nothing_is_appended_before_the_barrier_is_applied(replica: Replica, code: str) -> None:
     """Candidate, leader without applied barrier, idle: each a definite refusal of the whole batch."""
     batch = some_entries(5, replica.leo, 2)
-    assert replica.step(ev.Append(5, batch), 0) == [fx.Refused(code, 2)]
+    assert replica.step(ev.Append(5, batch), 0) == [fx.AppendRefused(code, 2)]
 
 
 def test_the_window_bounds_what_is_not_applied() -> None:
     """Ten entries wait at most; one more is overloaded until something is applied."""
     replica = a_serving_leader()
-    assert replica.step(ev.Append(5, some_entries(5, 21, 11)), 0) == [fx.Refused("overloaded", 11)]
+    assert replica.step(ev.Append(5, some_entries(5, 21, 11)), 0) == [fx.AppendRefused("overloaded", 11)]
     replica.step(ev.Append(5, some_entries(5, 21, 9)), 0)
-    assert replica.step(ev.Append(5, some_entries(5, 30, 2)), 0) == [fx.Refused("overloaded", 2)]
+    assert replica.step(ev.Append(5, some_entries(5, 30, 2)), 0) == [fx.AppendRefused("overloaded", 2)]
     assert kinds(replica.step(ev.Append(5, some_entries(5, 30, 1)), 0)) == ["Persist"]
     replica.step(ev.Persisted(31), 0)
-    assert replica.step(ev.Append(5, some_entries(5, 31, 1)), 0) == [fx.Refused("overloaded", 1)]
+    assert replica.step(ev.Append(5, some_entries(5, 31, 1)), 0) == [fx.AppendRefused("overloaded", 1)]
     replica.step(ev.AppliedTo(22), 0)
     assert kinds(replica.step(ev.Append(5, some_entries(5, 31, 1)), 0)) == ["Persist"]
 
@@ -98,7 +98,7 @@ def test_below_min_isr_nothing_is_appended_or_committed() -> None:
     replica.step(ev.RecordSeen(online(replicas=TWO, min_isr=2, version=13)), 0)
     assert replica.step(ev.Persisted(22), 0) == []
     assert replica.reason == "stalled: below min-ISR (1 of 2 in sync; waits for n2)"
-    assert replica.step(ev.Append(5, some_entries(5, 22, 1)), 0) == [fx.Refused("not-enough-replicas", 1)]
+    assert replica.step(ev.Append(5, some_entries(5, 22, 1)), 0) == [fx.AppendRefused("not-enough-replicas", 1)]
     assert replica.step(ev.RecordSeen(online(replicas=TWO, min_isr=1, version=14)), 0) == [fx.Apply(22)]
 
 
@@ -141,7 +141,7 @@ def test_same_events_same_effects() -> None:
         (ev.Resign(), 20),
         (ev.Persisted(24), 21),
         (ev.AppliedTo(24), 25),
-        (ev.WriteUndecided(12), 900),
+        (ev.WriteOutcomeUnknown(12), 900),
         (ev.Tick(), 2_000),
     ]
     one, two = a_serving_leader(), a_serving_leader()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.membership import WRITE_ANSWER_MS, WRITE_REPEAT_MS
-from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.record import PartitionStatus
 from tests.isr.scripted import a_candidate, a_replica, a_serving_leader, kinds, nominated, online, some_entries
 
@@ -27,9 +27,9 @@ def test_a_resigning_leader_drains_before_it_gives_leadership_up() -> None:
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
     assert kinds(replica.step(ev.Resign(), 0)) == ["RoleChanged"]
-    assert (replica.role, replica.ready) == (Role.RESIGNING, False)
+    assert (replica.role, replica.ready) == (ReplicaRole.RESIGNING, False)
     assert replica.reason.startswith("resigning: drains")
-    assert replica.step(ev.Append(5, some_entries(5, 23, 1)), 0) == [fx.Refused("not-ready", 1)]
+    assert replica.step(ev.Append(5, some_entries(5, 23, 1)), 0) == [fx.AppendRefused("not-ready", 1)]
     assert replica.step(ev.Persisted(23), 0) == [fx.Apply(23)]
     assert replica.step(ev.AppliedTo(22), 0) == []
     effects = replica.step(ev.AppliedTo(23), 0)
@@ -47,7 +47,7 @@ def test_a_confirmed_resignation_ends_leadership_with_nothing_unknown() -> None:
     assert kinds(effects) == ["SteppedDown", "RoleChanged"]
     assert isinstance(effects[0], fx.SteppedDown)
     assert effects[0].unknown_from == replica.leo
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
 
 
 def test_who_was_told_to_resign_never_stands_again() -> None:
@@ -59,7 +59,7 @@ def test_who_was_told_to_resign_never_stands_again() -> None:
     assert replica.reason == "resigned: this process is leaving"
     candidate = a_candidate()
     assert kinds(candidate.step(ev.Resign(), 0)) == ["RoleChanged"]
-    assert candidate.role is Role.IDLE
+    assert candidate.role is ReplicaRole.IDLE
     idle = a_replica()
     assert idle.step(ev.Resign(), 0) == []
 
@@ -67,15 +67,15 @@ def test_who_was_told_to_resign_never_stands_again() -> None:
 def test_an_undecided_write_is_repeated_verbatim_until_the_version_has_moved() -> None:
     """R-AMBIG: same bytes, same base, at each deadline, whatever else happens; meanwhile nothing is served."""
     replica, write = a_resigned()
-    assert replica.step(ev.WriteUndecided(12), 100) == []
+    assert replica.step(ev.WriteOutcomeUnknown(12), 100) == []
     assert replica.deadline_ms() == 100 + WRITE_REPEAT_MS
     assert replica.step(ev.Tick(), 100 + WRITE_REPEAT_MS - 1) == []
     assert replica.step(ev.Tick(), 100 + WRITE_REPEAT_MS) == [write]
-    assert replica.step(ev.WriteUndecided(12), 400) == []
+    assert replica.step(ev.WriteOutcomeUnknown(12), 400) == []
     assert replica.step(ev.Tick(), 400 + WRITE_REPEAT_MS) == [write]
-    assert replica.step(ev.Append(5, some_entries(5, 21, 1)), 700) == [fx.Refused("not-ready", 1)]
+    assert replica.step(ev.Append(5, some_entries(5, 21, 1)), 700) == [fx.AppendRefused("not-ready", 1)]
     assert replica.step(ev.Resign(), 700) == []
-    assert replica.role is Role.RESIGNING
+    assert replica.role is ReplicaRole.RESIGNING
     assert kinds(replica.step(ev.RecordSeen(replace(write.record, version=13)), 800)) == ["SteppedDown", "RoleChanged"]
     assert replica.deadline_ms() is None
 
@@ -111,7 +111,7 @@ def test_late_answers_about_an_older_write_are_ignored() -> None:
     """Undecided of another base neither delays nor hastens the write under way."""
     replica, _ = a_resigned()
     due_ms = replica.deadline_ms()
-    assert replica.step(ev.WriteUndecided(11), 60) == []
+    assert replica.step(ev.WriteOutcomeUnknown(11), 60) == []
     assert replica.deadline_ms() == due_ms
 
 

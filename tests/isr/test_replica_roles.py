@@ -9,9 +9,9 @@ import pytest
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS
-from isthmus.repl.isr.messages import Forward, Hello, HelloOk, HelloRefused, Refusal
+from isthmus.repl.isr.messages import AppendEntries, FollowAccepted, FollowRejected, FollowRejection, FollowRequest
 from isthmus.repl.isr.reasons import overtaken
-from isthmus.repl.isr.replica import SUSPICION_PAUSE_MS, Replica, Role
+from isthmus.repl.isr.replica import SUSPICION_PAUSE_MS, Replica, ReplicaRole
 from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
 from tests.isr.scripted import (
@@ -37,13 +37,13 @@ def test_nothing_is_done_in_an_epoch_before_it_is_durable() -> None:
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     assert replica.step(ev.RecordSeen(nominated()), 0) == [fx.PersistEpoch(5, ME)]
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert replica.epoch_seen == 4
     assert replica.reason.startswith("nominated:")
     effects = replica.step(ev.EpochPersisted(5), 0)
     assert kinds(effects) == ["RoleChanged", "AppendBarrier"]
     assert effects[-1] == fx.AppendBarrier(5, 20)
-    assert (replica.role, replica.epoch, replica.leo) == (Role.CANDIDATE, 5, 21)
+    assert (replica.role, replica.epoch, replica.leo) == (ReplicaRole.CANDIDATE, 5, 21)
     assert replica.epoch_table == ((2, 0), (4, 8), (5, 20))
 
 
@@ -52,7 +52,7 @@ def test_a_nomination_seen_before_the_session_counts_once_it_has_begun() -> None
     replica = a_replica()
     replica.step(ev.RecordSeen(nominated()), 0)
     replica.step(ev.EpochPersisted(5), 0)
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert kinds(replica.step(ev.SessionStarted(INC), 0)) == ["RoleChanged", "AppendBarrier"]
 
 
@@ -99,11 +99,11 @@ def test_who_becomes_ready_while_handing_over_says_so_too() -> None:
     replica = a_leader()
     isr = frozenset({replica.member, Member("n2", 7)})
     replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=isr, version=13)), 0)
-    replica.step(ev.HandOver("n2", 1_000), 0)
-    assert replica.role is Role.RESIGNING
+    replica.step(ev.TransferLeadership("n2", 1_000), 0)
+    assert replica.role is ReplicaRole.RESIGNING
     assert fx.LeadershipReady(5) in replica.step(ev.AppliedTo(21), 0)
     effects = replica.step(ev.Tick(), 1_000)
-    assert (replica.role, replica.ready) == (Role.LEADER, True)
+    assert (replica.role, replica.ready) == (ReplicaRole.LEADER, True)
     assert fx.LeadershipReady(5) not in effects
 
 
@@ -112,9 +112,9 @@ def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
     replica = a_replica()
     replica.step(ev.SessionStarted(INC + 1), 0)
     assert replica.step(ev.RecordSeen(online(epoch=4)), 0) == [fx.PersistEpoch(4, ME)]
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert replica.reason.startswith("earlier-session:")
-    assert replica.step(ev.Append(4, some_entries(4, 20, 1)), 0) == [fx.Refused("not-leader", 1)]
+    assert replica.step(ev.Append(4, some_entries(4, 20, 1)), 0) == [fx.AppendRefused("not-leader", 1)]
 
 
 def test_a_leader_without_nomination_stays_idle() -> None:
@@ -122,7 +122,7 @@ def test_a_leader_without_nomination_stays_idle() -> None:
     replica = a_replica(epoch_seen=5)
     replica.step(ev.SessionStarted(INC), 0)
     assert replica.step(ev.RecordSeen(online()), 0) == [fx.PersistEpoch(5, ME)]
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_nomination_of_another_log_or_of_a_used_epoch_is_refused(record: objec
     replica.step(ev.RecordSeen(record), 0)  # type: ignore[arg-type]
     effects = replica.step(ev.EpochPersisted(5), 0)
     assert effects == []
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert replica.reason.startswith(code)
 
 
@@ -161,17 +161,17 @@ def test_a_log_that_is_about_to_take_another_gen_does_not_stand() -> None:
     followed = online(version=11, leader=Incarnation("n2", 1), replicas=(NODE, "n2"), isr=isr)
     replica.step(ev.RecordSeen(followed), 0)
     hello = replica.step(ev.EpochPersisted(5), 0)[-1].message  # type: ignore[union-attr]
-    regressed = HelloRefused(5, hello.nonce, Refusal.REGRESSED, 0)
-    assert "RenewGen" in kinds(replica.step(ev.Received("n2", regressed), 0))
+    regressed = FollowRejected(5, hello.nonce, FollowRejection.REGRESSED, 0)
+    assert "NewLogIdentity" in kinds(replica.step(ev.Received("n2", regressed), 0))
     replica.step(ev.RecordSeen(nominated(epoch=6, version=13, replicas=(NODE, "n2"), isr=isr)), 0)
     assert replica.step(ev.EpochPersisted(6), 0) == []
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert replica.reason.startswith("regressed:")
     replica.step(ev.GenRenewed(GEN + 1), 0)
     anew = frozenset({Member(NODE, GEN + 1)})
     replica.step(ev.RecordSeen(nominated(epoch=7, version=14, replicas=(NODE, "n2"), isr=anew)), 0)
     replica.step(ev.EpochPersisted(7), 0)
-    assert replica.role is Role.CANDIDATE
+    assert replica.role is ReplicaRole.CANDIDATE
 
 
 def test_a_member_of_the_eligible_set_may_stand() -> None:
@@ -180,7 +180,7 @@ def test_a_member_of_the_eligible_set_may_stand() -> None:
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(nominated(isr=frozenset({Member("n2", 1)}), elr=frozenset({Member(NODE, GEN)}))), 0)
     replica.step(ev.EpochPersisted(5), 0)
-    assert replica.role is Role.CANDIDATE
+    assert replica.role is ReplicaRole.CANDIDATE
 
 
 def test_a_withdrawn_nomination_ends_the_candidate() -> None:
@@ -210,9 +210,9 @@ def test_a_leader_steps_down_when_the_record_no_longer_names_it(record: object) 
     effects = replica.step(ev.RecordSeen(record), 0)  # type: ignore[arg-type]
     stepped = next(effect for effect in effects if isinstance(effect, fx.SteppedDown))
     assert (stepped.epoch, stepped.unknown_from) == (5, 21)
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert not replica.ready
-    assert replica.step(ev.Append(5, some_entries(5, 24, 1)), 0) == [fx.Refused("not-leader", 1)]
+    assert replica.step(ev.Append(5, some_entries(5, 24, 1)), 0) == [fx.AppendRefused("not-leader", 1)]
 
 
 def test_what_was_committed_before_stepping_down_is_still_applied() -> None:
@@ -245,7 +245,7 @@ def test_another_session_without_notice_is_an_expired_one() -> None:
     """SessionStarted with another inc ends what the first one held."""
     replica = a_serving_leader()
     assert kinds(replica.step(ev.SessionStarted(INC + 1), 0)) == ["SteppedDown", "RoleChanged"]
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
 
 
 def test_old_records_change_nothing() -> None:
@@ -256,15 +256,15 @@ def test_old_records_change_nothing() -> None:
         assert replica.step(event, 0) == []
     for at_ms in (0, 1, SUSPICION_PAUSE_MS):
         asked = kinds(replica.step(ev.RecordSeen(nominated()), at_ms))
-        assert asked == ([] if at_ms == 1 else ["SyncRecord"])
-    assert replica.role is Role.LEADER
+        assert asked == ([] if at_ms == 1 else ["ReadRecordSync"])
+    assert replica.role is ReplicaRole.LEADER
 
 
 def a_leader_that_suspects() -> tuple[Replica, int]:
     """A leader to which an older record came, and the nonce of the synced read that it asks for."""
     replica = a_serving_leader()
     (asked,) = replica.step(ev.RecordSeen(nominated()), 0)
-    assert isinstance(asked, fx.SyncRecord)
+    assert isinstance(asked, fx.ReadRecordSync)
     return replica, asked.nonce
 
 
@@ -273,7 +273,7 @@ def test_a_late_record_is_no_rollback_when_the_synced_read_is_not_older() -> Non
     replica, nonce = a_leader_that_suspects()
     assert replica.step(ev.RecordSynced(nonce + 1, nominated()), 5) == []
     assert replica.step(ev.RecordSynced(nonce, online()), 10) == []
-    assert replica.role is Role.LEADER
+    assert replica.role is ReplicaRole.LEADER
 
 
 def test_a_synced_read_of_an_older_record_is_a_rollback_also_within_an_epoch() -> None:
@@ -289,7 +289,7 @@ def test_a_synced_read_of_an_older_record_is_a_rollback_also_within_an_epoch() -
         "metastore-rollback: the record is at version 11, this replica has seen version 12"
     )
     assert kinds(replica.step(ev.RecordSeen(nominated(epoch=6, version=30)), 20)) == ["WriteRecord"]
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     reseeded = nominated(epoch=9, version=13, lineage=1)
     assert replica.step(ev.RecordSeen(reseeded), 30) == [fx.PersistEpoch(9, ME)]
 
@@ -302,10 +302,10 @@ def a_follower_in_epoch_5() -> Replica:
     replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=both, leader=Incarnation("n2", 50))), 0)
     (_, asked) = replica.step(ev.EpochPersisted(5), 0)
     assert isinstance(asked, fx.Send)
-    assert isinstance(asked.message, Hello)
-    replica.step(ev.Received("n2", HelloOk(5, asked.message.nonce, 20, 15, 21)), 2)
+    assert isinstance(asked.message, FollowRequest)
+    replica.step(ev.Received("n2", FollowAccepted(5, asked.message.nonce, 20, 15, 21)), 2)
     barrier = make_entry(EntryKind.BARRIER, 5, 20, request_id=b"", origin=b"", time_ms=0)
-    replica.step(ev.Received("n2", Forward(5, 1, 20, 4, 20, 21, 12, (NODE, "n2"), (barrier,))), 3)
+    replica.step(ev.Received("n2", AppendEntries(5, 1, 20, 4, 20, 21, 12, (NODE, "n2"), (barrier,))), 3)
     replica.step(ev.Persisted(21), 4)
     replica.step(ev.SessionExpired(), 5)
     replica.step(ev.SessionStarted(INC + 7), 6)
@@ -335,7 +335,7 @@ def test_nobody_follows_another_leader_in_an_epoch_that_had_one(restarted: bool,
     effects = replica.step(ev.RecordSeen(other), 7)
     assert kinds(effects) == ["WriteRecord"]
     assert effects[0].record.overtaken == 5
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     assert replica.reason.startswith(f"metastore-rollback: the record gives epoch 5 to {leader.node}")
 
 
@@ -345,7 +345,7 @@ def test_who_led_an_epoch_is_learned_where_an_older_version_did_not_note_it() ->
     replica.step(ev.SessionStarted(INC), 0)
     led = online(replicas=(NODE, "n2"), leader=Incarnation("n2", 50))
     assert replica.step(ev.RecordSeen(led), 0)[0] == fx.PersistEpoch(5, Incarnation("n2", 50))
-    assert replica.role is Role.FOLLOWER
+    assert replica.role is ReplicaRole.FOLLOWER
 
 
 def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:
@@ -373,11 +373,11 @@ def test_a_disk_error_ends_everything_by_way_of_stepping_down() -> None:
     replica.step(ev.Persisted(22), 0)
     effects = replica.step(ev.PersistFailed("EIO"), 0)
     assert kinds(effects) == ["SteppedDown", "RoleChanged", "RoleChanged"]
-    assert [e.role for e in effects if isinstance(e, fx.RoleChanged)] == [Role.IDLE, Role.FAILED]
-    assert (replica.role, replica.reason) == (Role.FAILED, "disk-failed: EIO")
+    assert [e.role for e in effects if isinstance(e, fx.RoleChanged)] == [ReplicaRole.IDLE, ReplicaRole.FAILED]
+    assert (replica.role, replica.reason) == (ReplicaRole.FAILED, "disk-failed: EIO")
     assert replica.step(ev.RecordSeen(nominated(epoch=9, version=90)), 0) == []
     assert replica.step(ev.Persisted(23), 0) == []
-    assert replica.step(ev.Append(5, some_entries(5, 23, 2)), 0) == [fx.Refused("out-of-storage", 2)]
+    assert replica.step(ev.Append(5, some_entries(5, 23, 2)), 0) == [fx.AppendRefused("out-of-storage", 2)]
     assert replica.step(ev.AppliedTo(22), 0) == []
     assert replica.applied == 22
     assert replica.durable == 22
@@ -437,7 +437,7 @@ def test_what_is_not_known_to_be_written_is_written_again_on_the_next_look() -> 
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
     (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
-    assert replica.step(ev.WriteUndecided(30), 0) == []
+    assert replica.step(ev.WriteOutcomeUnknown(30), 0) == []
     assert replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 2_000) == [write]
     moved = replica.step(ev.RecordSeen(a_record(epoch=6, version=31)), 4_000)
     assert isinstance(moved[0], fx.WriteRecord)
@@ -452,10 +452,10 @@ def test_a_nomination_in_a_used_epoch_is_a_rollback_for_good() -> None:
     (write,) = replica.step(ev.RecordSeen(nominated(epoch=5)), 0)
     assert isinstance(write, fx.WriteRecord)
     assert (write.record.status, write.record.overtaken) == (PartitionStatus.OFFLINE, 5)
-    assert replica.role is Role.IDLE
+    assert replica.role is ReplicaRole.IDLE
     other = online(epoch=6, version=70, leader=Incarnation("n2", 1), replicas=(NODE, "n2"))
     assert kinds(replica.step(ev.WriteRefused(write.record.version, other), 0)) == ["WriteRecord"]
-    assert replica.role is Role.IDLE  # it does not follow
+    assert replica.role is ReplicaRole.IDLE  # it does not follow
 
 
 def test_a_candidate_that_leaves_is_no_proof_that_the_metastore_went_back() -> None:
@@ -498,9 +498,11 @@ def test_a_hello_that_comes_before_the_word_of_its_own_election_is_answered_with
     replica.step(ev.Persisted(21), 0)
     table = ((2, 0), (4, 8))
     for node, nonce in (("n2", 1), ("n2", 2), ("n3", 3)):
-        assert replica.step(ev.Received(node, Hello(5, two.gen, nonce, 20, 20, table)), 5) == []
+        assert replica.step(ev.Received(node, FollowRequest(5, two.gen, nonce, 20, 20, table)), 5) == []
     if broken:
         replica.step(ev.LinkDown("n2"), 6)
     effects = replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=isr)), 10)
-    answers = [(e.to, e.message.nonce) for e in effects if isinstance(e, fx.Send) and isinstance(e.message, HelloOk)]
+    answers = [
+        (e.to, e.message.nonce) for e in effects if isinstance(e, fx.Send) and isinstance(e.message, FollowAccepted)
+    ]
     assert answers == ([] if broken else [("n2", 2)])

@@ -7,8 +7,8 @@ from dataclasses import replace
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
-from isthmus.repl.isr.replica import Replica, Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica import Replica, ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import Member
 from tests.isr.scripted import some_entries
 from tests.isr.together import NODES, Together
@@ -36,7 +36,7 @@ def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> Non
 
 def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> None:
     """The stall timer runs, the member moves to the OSR by a conditional write, and only then hw moves."""
-    world = Together(options=Options(max_time_lag_ms=1_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
     world.elect("n1")
     world.mute = {"n3"}
     world.append(2)
@@ -51,7 +51,7 @@ def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> Non
 
 def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_up() -> None:
     """Out after the limit, receiving all the while once it is back, in sync again after the pause of five seconds."""
-    world = Together(options=Options(max_time_lag_ms=1_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
     world.elect("n1")
     world.mute = {"n3"}
     world.append(2)
@@ -69,7 +69,7 @@ def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_u
 
 def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_committed() -> None:
     """R-ELR: the last in sync refuses writes and says for whom it waits; back above min-ISR the ELR is empty again."""
-    world = Together(options=Options(max_time_lag_ms=1_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
     leader = world.elect("n1")
     world.mute = {"n2", "n3"}
     world.append(2)
@@ -99,7 +99,7 @@ def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
     world.elect("n2")
     world.mute = set()
     world.tell("n1", ev.RecordSeen(world.record))
-    assert world.replicas["n1"].role is Role.FOLLOWER
+    assert world.replicas["n1"].role is ReplicaRole.FOLLOWER
     world.append(1)
     world.pass_time(500)
     assert {offsets(world, node) for node in NODES} == {(5, 5, 5, 5)}
@@ -116,9 +116,9 @@ def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
     world.pass_time(500)
     assert follower.hw == 4
     world.tell("n2", ev.LinkUp("n1"))
-    nonce = follower._standing.nonce  # the last Hello's
+    nonce = follower._standing.nonce  # the last FollowRequest's
     follower._state.following = False  # type: ignore[union-attr]
-    assert follower.step(ev.Received("n1", ms.HelloOk(1, nonce, 2, 2, 2)), 0)[-1].role is Role.FAILED  # type: ignore[union-attr]
+    assert follower.step(ev.Received("n1", ms.FollowAccepted(1, nonce, 2, 2, 2)), 0)[-1].role is ReplicaRole.FAILED  # type: ignore[union-attr]
     assert follower.reason.startswith("committed-divergence: n1")
     assert len(world.logs["n2"]) == 4
 
@@ -132,27 +132,27 @@ def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -
     world.pass_time(500)
     replica = world.replicas["n2"]
     replica._state.following = False  # type: ignore[union-attr]
-    replica.step(ev.Received("n1", ms.HelloOk(1, replica._standing.nonce, 2, 2, 2)), 0)
+    replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._standing.nonce, 2, 2, 2)), 0)
     reason = replica.reason
     assert reason.startswith("committed-divergence: n1")
     moved = replace(world.record, version=world.record.version + 1, isr=world.record.isr - {Member("n2", 1)})
     for quiet in (ev.RecordSeen(moved), ev.LinkDown("n1"), ev.LinkUp("n1"), ev.Tick()):
         assert replica.step(quiet, 10_000) == []
-    assert (replica.role, replica.reason, replica.record) == (Role.FAILED, reason, moved)
-    assert [effect.reason for effect in replica.step(ev.Read(1), 0)] == ["not-leader"]  # type: ignore[union-attr]
+    assert (replica.role, replica.reason, replica.record) == (ReplicaRole.FAILED, reason, moved)
+    assert [effect.reason for effect in replica.step(ev.ReadRequested(1), 0)] == ["not-leader"]  # type: ignore[union-attr]
     left = replace(moved, version=moved.version + 1, replicas=("n1", "n3"))
     replica.step(ev.RecordSeen(left), 0)
-    assert (replica.role, replica.leo, replica.applied) == (Role.IDLE, 4, 4)
+    assert (replica.role, replica.leo, replica.applied) == (ReplicaRole.IDLE, 4, 4)
     assert replica.reason.startswith("removed: this node is no replica any more")
     replica.step(ev.RecordSeen(replace(left, version=left.version + 1, replicas=("n1", "n3", "n2"))), 0)
-    assert replica.role is Role.FOLLOWER
+    assert replica.role is ReplicaRole.FOLLOWER
 
 
 def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_so() -> None:
     """H36, R-TRUNC: rows that must be replayed are applied from the log as soon as there is a session, once, and none
     of them is given up for a leader that lacks them."""
     found = {"leo": 20, "durable": 20, "epoch_table": ((1, 0),), "epoch_seen": 1}
-    replica = Replica(0, "n2", 1, **found, applied=10, options=Options(), committed=18)  # type: ignore[arg-type]
+    replica = Replica(0, "n2", 1, **found, applied=10, options=ReplicaOptions(), committed=18)  # type: ignore[arg-type]
     assert (replica.applied, replica.hw) == (10, 18)
     assert replica.step(ev.SessionStarted(1), 0) == [fx.Apply(18)]
     assert replica.step(ev.SessionExpired(), 0) == []
@@ -160,7 +160,7 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
     world = Together()
     world.elect("n1")
     replica.step(ev.RecordSeen(world.record), 0)
-    replica.step(ev.Received("n1", ms.HelloOk(1, replica._standing.nonce, 17, 17, 17)), 0)
+    replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._standing.nonce, 17, 17, 17)), 0)
     assert replica.reason.startswith("committed-divergence: n1 agrees with this log only below 17, but all below 18")
     assert (replica.leo, replica.hw) == (20, 18)
 
@@ -172,23 +172,24 @@ def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:
     follower = world.replicas["n2"]
     old = follower._standing.nonce
     world.append(3)
-    assert follower.step(ev.Received("n1", ms.HelloOk(1, old, 1, 0, 1)), 0) == []
+    assert follower.step(ev.Received("n1", ms.FollowAccepted(1, old, 1, 0, 1)), 0) == []
     world.tell("n2", ev.LinkUp("n1"))
-    assert follower.step(ev.Received("n1", ms.HelloOk(1, old, 1, 0, 1)), 0) == []
+    assert follower.step(ev.Received("n1", ms.FollowAccepted(1, old, 1, 0, 1)), 0) == []
     assert follower.leo == 4
 
 
 def test_a_message_of_another_epoch_is_answered_with_the_own_one() -> None:
-    """R-FENCE: a lower epoch gets Fenced, a higher one makes the receiver read the record, neither changes a log."""
+    """R-FENCE: a lower epoch gets StaleEpoch, a higher one makes the receiver read the record, neither changes a
+    log."""
     world = Together()
     world.elect("n1")
     world.elect("n2")
     follower = world.replicas["n3"]
-    forward = ms.Forward(1, 9, 2, 2, 0, 3, 0, (), ())
+    forward = ms.AppendEntries(1, 9, 2, 2, 0, 3, 0, (), ())
     (sent,) = follower.step(ev.Received("n1", forward), 0)
-    assert sent.message == ms.Fenced(2)  # type: ignore[union-attr]
+    assert sent.message == ms.StaleEpoch(2)  # type: ignore[union-attr]
     (hint,) = follower.step(ev.Received("n1", forward._replace(epoch=7)), 0)
-    assert type(hint).__name__ == "ReadRecord"
+    assert type(hint).__name__ == "RefreshRecord"
     assert follower.leo == 2
 
 
@@ -196,10 +197,10 @@ def test_committed_reads_ask_the_whole_guard() -> None:
     """R-READ: a read is served after every other member of the guard answered, and not while one is silent."""
     world = Together()
     leader = world.elect("n1")
-    world.tell("n1", ev.Read(1))
+    world.tell("n1", ev.ReadRequested(1))
     assert world.served == [1]
     world.mute = {"n3"}
-    effects = leader.step(ev.Read(2), world.now_ms)
+    effects = leader.step(ev.ReadRequested(2), world.now_ms)
     assert sorted(e.to for e in effects) == ["n2", "n3"]  # type: ignore[union-attr]
 
 
@@ -208,7 +209,7 @@ def test_a_silent_member_is_replaced_by_a_synced_read_of_the_record() -> None:
     world = Together()
     world.elect("n1")
     world.mute = {"n3"}
-    world.tell("n1", ev.Read(1))
+    world.tell("n1", ev.ReadRequested(1))
     assert world.served == []
     world.pass_time(400)
     assert world.served == [1]
@@ -219,7 +220,7 @@ def test_reads_are_refused_when_leadership_ends() -> None:
     world = Together()
     world.elect("n1")
     world.mute = {"n3"}
-    world.replicas["n1"].step(ev.Read(1), world.now_ms)
+    world.replicas["n1"].step(ev.ReadRequested(1), world.now_ms)
     world.mute = set()
     world.elect("n2")
     assert world.refused == [1]
@@ -230,29 +231,29 @@ def test_leadership_is_handed_to_the_member_that_was_asked_for() -> None:
     world = Together()
     leader = world.elect("n1")
     world.append(3)
-    world.tell("n1", ev.HandOver("n3", world.now_ms + 1_000))
-    assert leader.role is Role.IDLE
+    world.tell("n1", ev.TransferLeadership("n3", world.now_ms + 1_000))
+    assert leader.role is ReplicaRole.IDLE
     assert world.record.leader is None
     assert world.record.preferred == "n3"
     leader = world.elect("n3")
     world.mute = {"n2"}
     world.append(1)
     world.pass_time(9_000)
-    world.tell("n3", ev.HandOver("n2", world.now_ms + 1_000))
-    assert leader.role is Role.LEADER
+    world.tell("n3", ev.TransferLeadership("n2", world.now_ms + 1_000))
+    assert leader.role is ReplicaRole.LEADER
 
 
 def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> None:
     """The target does not acknowledge: at the deadline the leader takes writes again in the same epoch."""
-    world = Together(options=Options(max_time_lag_ms=60_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=60_000))
     leader = world.elect("n1")
     world.slow = {"n2"}
     world.append(1)
-    world.tell("n1", ev.HandOver("n2", world.now_ms + 1_000))
-    assert leader.role is Role.RESIGNING
+    world.tell("n1", ev.TransferLeadership("n2", world.now_ms + 1_000))
+    assert leader.role is ReplicaRole.RESIGNING
     assert leader.reason.startswith("resigning: drains")
     world.pass_time(1_200)
-    assert leader.role is Role.LEADER
+    assert leader.role is ReplicaRole.LEADER
     assert leader.ready
     world.slow = set()
     world.tell("n2", ev.Persisted(len(world.logs["n2"])))
@@ -262,12 +263,12 @@ def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> N
 
 def test_a_leader_with_a_slow_disk_hands_over_before_it_blames_the_others() -> None:
     """H19: its own entry owes a sync for half the limit: it resigns to the closest member, and nobody left the ISR."""
-    world = Together(options=Options(max_time_lag_ms=2_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=2_000))
     leader = world.elect("n1")
     world.slow = {"n1"}
     world.append(1)
     world.pass_time(1_600)
-    assert leader.role is Role.RESIGNING
+    assert leader.role is ReplicaRole.RESIGNING
     assert len(world.record.isr) == 3
     world.slow = set()
     world.tell("n1", ev.Persisted(len(world.logs["n1"])))
@@ -277,7 +278,7 @@ def test_a_leader_with_a_slow_disk_hands_over_before_it_blames_the_others() -> N
 
 def test_a_pause_of_the_leader_is_not_held_against_its_followers() -> None:
     """H19: it wakes up after longer than the limit, with the acknowledgements unread: nobody is taken out."""
-    world = Together(options=Options(max_time_lag_ms=1_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
     world.elect("n1")
     world.slow = {"n2", "n3"}
     world.append(1)
@@ -292,7 +293,7 @@ def test_a_pause_of_the_leader_is_not_held_against_its_followers() -> None:
 
 def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_that_is_decided() -> None:
     """H10, R-AMBIG: the refused expansion may have a copy under way; a write that changes nothing settles it."""
-    world = Together(options=Options(max_time_lag_ms=1_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
     leader = world.elect("n1")
     world.mute = {"n3"}
     world.append(1)
@@ -309,19 +310,19 @@ def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_th
     world.unregistered = set()
     world.pass_time(16_000)
     assert len(world.record.isr) == 3
-    assert leader.role is Role.LEADER
+    assert leader.role is ReplicaRole.LEADER
 
 
 def test_a_restarted_follower_catches_up_from_its_log() -> None:
     """Near horizon: the handshake finds the common prefix, and only what is missing is sent."""
-    world = Together(options=Options(max_time_lag_ms=1_000))
+    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
     world.elect("n1")
     world.append(3)
     world.mute = {"n2"}
     world.append(700)
     world.pass_time(2_000)
     world.mute = set()
-    world.replicas["n2"] = world.made("n2", Options())
+    world.replicas["n2"] = world.made("n2", ReplicaOptions())
     world.tell("n2", ev.SessionStarted(101))
     world.tell("n2", ev.RecordSeen(world.record))
     assert offsets(world, "n2")[0] == 704
@@ -351,14 +352,14 @@ def test_a_log_that_holds_less_than_it_acknowledged_takes_another_gen() -> None:
     world.elect("n1")
     world.append(3)
     del world.logs["n3"][2:]
-    world.replicas["n3"] = world.made("n3", Options())
+    world.replicas["n3"] = world.made("n3", ReplicaOptions())
     world.tell("n3", ev.SessionStarted(102))
     world.queue.clear()
     effects = world.replicas["n3"].step(ev.RecordSeen(world.record), 0)
     hello = effects[-1].message  # type: ignore[union-attr]
     (refusal,) = world.replicas["n1"].step(ev.Received("n3", hello), 0)
     (renew,) = world.replicas["n3"].step(ev.Received("n1", refusal.message), 0)  # type: ignore[union-attr]
-    assert type(renew).__name__ == "RenewGen"
+    assert type(renew).__name__ == "NewLogIdentity"
     assert world.replicas["n3"].reason.startswith("regressed: n1")
     (again,) = world.replicas["n3"].step(ev.GenRenewed(9), 0)
     assert again.message.gen == 9  # type: ignore[union-attr]
@@ -367,10 +368,10 @@ def test_a_log_that_holds_less_than_it_acknowledged_takes_another_gen() -> None:
 
 def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_isr() -> None:
     """Fluvio's lagging follower: it holds everything, its hw is over the limit behind; one of two such may go."""
-    world = Together(options=Options(max_record_lag=10, max_time_lag_ms=800))
+    world = Together(options=ReplicaOptions(max_record_lag=10, max_time_lag_ms=800))
     leader = world.elect("n1")
     for node in ("n2", "n3"):
-        leader.step(ev.Received(node, ms.Ack(1, 1, 1, 1, 1, 0)), world.now_ms)
+        leader.step(ev.Received(node, ms.AppendAck(1, 1, 1, 1, 1, 0)), world.now_ms)
     for _ in range(30):
         world.append(1)
     for peer in leader._state.peers.values():  # type: ignore[union-attr]
@@ -386,7 +387,7 @@ def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_i
 
 def test_a_follower_says_how_far_behind_it_is() -> None:
     """Its reason names the entries that it lacks, whether it is in sync, and the near horizon where that is passed."""
-    world = Together(options=Options(max_near_sync_message_lag=100))
+    world = Together(options=ReplicaOptions(max_near_sync_message_lag=100))
     world.elect("n1")
     follower = world.replicas["n2"]
     assert follower.reason == "follows: n1 in epoch 1"
@@ -396,6 +397,6 @@ def test_a_follower_says_how_far_behind_it_is() -> None:
         (101, "catches-up: 101 entries behind n1, more than replication.max.near.sync.message.lag (100): served"),
     ):
         entries, leo = some_entries(1, follower.leo, 1), follower.leo + 1 + lacks
-        forward = ms.Forward(1, 50 + lacks, follower.leo, 1, 0, leo, version, isr, entries)
+        forward = ms.AppendEntries(1, 50 + lacks, follower.leo, 1, 0, leo, version, isr, entries)
         follower.step(ev.Received("n1", forward), 0)
         assert follower.reason.startswith(said)

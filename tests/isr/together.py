@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica import Replica, Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica import Replica, ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
@@ -22,7 +22,7 @@ class Together:
     def __init__(
         self,
         min_isr: int = 2,
-        options: Options | None = None,
+        options: ReplicaOptions | None = None,
         nodes: tuple[str, ...] = NODES,
         replicas: tuple[str, ...] = NODES,
     ) -> None:
@@ -34,7 +34,7 @@ class Together:
         self.unregistered: set[str] = set()
         self.served: list[int] = []
         self.refused: list[int] = []
-        self.replicas = {node: self.made(node, options or Options()) for node in nodes}
+        self.replicas = {node: self.made(node, options or ReplicaOptions()) for node in nodes}
         self.queue: deque[tuple[str, ev.Event]] = deque()
         self.record = PartitionRecord(
             0,
@@ -49,7 +49,7 @@ class Together:
         for number, node in enumerate(nodes):
             self.tell(node, ev.SessionStarted(100 + number))
 
-    def made(self, node: str, options: Options, gen: int = 1) -> Replica:
+    def made(self, node: str, options: ReplicaOptions, gen: int = 1) -> Replica:
         """A replica of what its log holds; everything in it was durable, nothing is applied."""
         log = self.logs[node]
         table: list[tuple[int, int]] = []
@@ -94,7 +94,7 @@ class Together:
 
     def append(self, count: int = 1) -> list[fx.Effect]:
         """The leader takes `count` entries; its own effects are returned after all that follows is done."""
-        leader = next(r for r in self.replicas.values() if r.role is Role.LEADER)
+        leader = next(r for r in self.replicas.values() if r.role is ReplicaRole.LEADER)
         entries = tuple(
             make_entry(EntryKind.DATA, leader.epoch, leader.leo + i, request_id=b"", origin=b"", time_ms=0)
             for i in range(count)
@@ -134,7 +134,7 @@ class Together:
                 self.served += tokens
             case fx.ReadRefused(tokens):
                 self.refused += tokens
-            case fx.SyncRecord(nonce) if node not in self.mute:
+            case fx.ReadRecordSync(nonce) if node not in self.mute:
                 self.queue.append((node, ev.RecordSynced(nonce, self.record)))
             case _:
                 pass

@@ -15,7 +15,7 @@ import pytest
 
 from isthmus.node.http.outgoing_ports import EPHEMERAL_RANGE
 from isthmus.node.local import supervisor_client
-from isthmus.node.local.ports import PortBook
+from isthmus.node.local.ports import PortAllocator
 from isthmus.node.local.process_id import ProcessId, wait_gone
 from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.model.errors import LocalFault
@@ -24,27 +24,27 @@ from isthmus.repl.model.errors import LocalFault
 def test_ports_are_different_remembered_and_out_of_the_way_of_outgoing_connections(tmp_path: Path) -> None:
     """Every purpose has its own port below the kernel's range for connections, and the next start has the same."""
     names = [f"n{i}" for i in range(8)]
-    ports = PortBook(tmp_path).ports(names)
+    ports = PortAllocator(tmp_path).ports(names)
     assert len(set(ports.values())) == 8
     assert max(ports.values()) < int(EPHEMERAL_RANGE.read_text().split()[0])
-    assert PortBook(tmp_path).ports(names) == ports
+    assert PortAllocator(tmp_path).ports(names) == ports
 
 
 def test_a_remembered_port_that_a_stranger_holds_is_replaced_unless_it_is_ours(tmp_path: Path) -> None:
     """A stranger on the port means another port; our own process on it means the same."""
-    port = PortBook(tmp_path).ports(["a"])["a"]
+    port = PortAllocator(tmp_path).ports(["a"])["a"]
     with socket.socket() as sock:
         sock.bind((embedded_zookeeper.HOST, port))
         sock.listen()
-        assert PortBook(tmp_path).ports(["a"], in_use=["a"])["a"] == port
-        assert PortBook(tmp_path).ports(["a"])["a"] != port
+        assert PortAllocator(tmp_path).ports(["a"], in_use=["a"])["a"] == port
+        assert PortAllocator(tmp_path).ports(["a"])["a"] != port
 
 
 def test_a_port_book_that_is_damaged_is_a_local_fault(tmp_path: Path) -> None:
     """The message names the file and what to do."""
     (tmp_path / "ports.json").write_text("[1]")
     with pytest.raises(LocalFault, match=r"ports\.json.*remove it"):
-        PortBook(tmp_path)
+        PortAllocator(tmp_path)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_the_embedded_zookeeper_outlives_its_node_and_is_found_again(
     assert zookeeper(data_dir)["process"]["pid"] == second
     supervisor_client.release_embedded(data_dir)
     assert not embedded_zookeeper.serves(port)
-    assert PortBook(data_dir / "metastore").ports(["zookeeper"]) == {"zookeeper": port}
+    assert PortAllocator(data_dir / "metastore").ports(["zookeeper"]) == {"zookeeper": port}
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_the_embedded_zookeeper_ends_after_its_node_when_nobody_comes(
 @pytest.mark.slow
 def test_a_zookeeper_whose_supervisor_was_killed_is_kept_and_one_of_another_port_replaced(data_dir: Path) -> None:
     """The same command under the next supervisor keeps its process; a changed port means a new one, the old is gone."""
-    first_port, second_port = PortBook(data_dir_made(data_dir)).ports(["x", "y"]).values()
+    first_port, second_port = PortAllocator(data_dir_made(data_dir)).ports(["x", "y"]).values()
     supervisor_client.ensure_embedded(data_dir, first_port, 60_000, os.getpid())
     old = ProcessId.from_json(zookeeper(data_dir)["process"])
     boss = ProcessId.from_json(supervisor_client.ask(data_dir / "metastore", {"do": "status"})["supervisor"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.cli.local import PROGRESS_INTERVAL_S, Progress
+from isthmus.node.cli.local import PROGRESS_INTERVAL_S, StartProgress
 from isthmus.node.cli.main import main
 from isthmus.node.local import directory as places
 from isthmus.node.local import supervisor_client
@@ -169,7 +169,7 @@ def test_three_zookeepers_run_as_one_ensemble_and_stay_three(tmp_path: Path, dir
 def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     """Where standard error is no terminal, states that follow each other closely make one line."""
     now = [0.0]
-    progress = Progress(lambda: now[0])
+    progress = StartProgress(lambda: now[0])
     for second in range(11):
         now[0] = second * PROGRESS_INTERVAL_S / 5
         progress.show(f"state {second}")
@@ -178,7 +178,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[
 
 def test_what_a_node_lacks_is_cut_between_words() -> None:
     """A long reason is shortened where a word ends, and shows that it was."""
-    place = places.Place("east", "e1", "http://h:1", "http://h:2")
+    place = places.NodeDirectory("east", "e1", "http://h:1", "http://h:2")
     text = "not ready: no partitions are known yet: waits for 2 more nodes: replication.factor is 3, and one is here"
     line = places._progress([place], {"e1": Online(caught_up=False, complete=False, text=text)}, lambda _: False)
     assert line == "east: 0 of 1 nodes ready (e1 not ready: no partitions are known yet: waits for 2 more nodes: ...)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from isthmus.queues.leases import Batch, Session
+from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.object_reader import read_objects
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.repl.model.objects import Content, encode_object
@@ -69,10 +69,10 @@ class Fetcher:
         """The queue that it fetches from."""
         return self._source.queues[self._queue]
 
-    def fetch(self, count: int = 10) -> tuple[Batch, list[bytes]] | None:
+    def fetch(self, count: int = 10) -> tuple[LeasedBatch, list[bytes]] | None:
         """The next batch, with the keys in it."""
         self._world.now += 1_000
-        self.machine.heard(self._session, (), self._world.now)
+        self.machine.on_fetch(self._session, (), self._world.now)
         for _ in range(BATCHES_MAX):
             self._source.begin_reads()
             if not self._source.reads:
@@ -85,7 +85,7 @@ class Fetcher:
         assert self.machine.settle(batch, read_objects(self._source.store, batch.items(), BATCH_BYTES))
         return batch, [item[5] for item in batch.items()]
 
-    def store(self, batch: Batch, failed: Collection[int] = ()) -> None:
+    def store(self, batch: LeasedBatch, failed: Collection[int] = ()) -> None:
         """Apply a batch at the sink and acknowledge it."""
         items = [item for number, item in enumerate(batch.items()) if number not in failed]
         changes = [(item[5], item[8], item[0] == ReferenceKind.LEAVING) for item in items]

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from isthmus.queues.cursor_decisions import Stopped, ends_a_gap, from_the_first
-from isthmus.queues.gaps import Gap, without
-from isthmus.queues.queue_documents import CLEARED, Decree, obeyed
+from isthmus.queues.cursor_decisions import PublishingSuspended, ends_a_gap, from_the_first
+from isthmus.queues.gaps import QueueGap, without
+from isthmus.queues.queue_documents import CLEARED, CursorCommand, obeyed
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import key_hash
 from isthmus.repl.model.objects import decode_object, encode_object
@@ -39,7 +39,7 @@ class GivingWorld(World):
         """See World: what operators have decided stands in the metastore."""
         super().begin(name)
         for (source, queue), stopped in self.stopped.items():
-            self.towns[source].queues[queue].stopped = Stopped("ann", "") if stopped else None
+            self.towns[source].queues[queue].stopped = PublishingSuspended("ann", "") if stopped else None
 
     def reads(self) -> None:
         """Rows are read, and CURSOR entries written for what was given up or decided."""
@@ -67,7 +67,9 @@ class GivingWorld(World):
         road = self.rng.choice(self.roads)
         at = road.source, road.queue
         self.stopped[at] = not self.stopped.get(at)
-        self.towns[road.source].queues[road.queue].stopped = Stopped("ann", "") if self.stopped[at] else None
+        self.towns[road.source].queues[road.queue].stopped = (
+            PublishingSuspended("ann", "") if self.stopped[at] else None
+        )
 
     def clears(self) -> None:
         """All that waits is given up."""
@@ -81,7 +83,7 @@ class GivingWorld(World):
         town, at = self.towns[road.source], (road.source, road.queue)
         window = town.queues[road.queue].windows[P]
         self.decrees[at] = version = max(self.decrees[at], window.state.decree) + 1
-        decree = Decree(version, what, self.now, "ann", self.now, "")
+        decree = CursorCommand(version, what, self.now, "ann", self.now, "")
         cursor = window.advance()
         rows = town.store.changes(P, cursor, 1_000)
         since_ms = min((row.time_ms for row in rows if row.offset < start), default=0)
@@ -101,7 +103,7 @@ class GivingWorld(World):
                 return
         raise AssertionError("something is decided again and again")
 
-    def gaps(self, road: Road) -> tuple[Gap, ...]:
+    def gaps(self, road: Road) -> tuple[QueueGap, ...]:
         """What the road's queue says that it has given up."""
         return self.towns[road.source].queues[road.queue].windows[P].state.gaps
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.queues.queue_documents import PLACED, RELEASED, Decree, obeyed
+from isthmus.queues.queue_documents import PLACED, RELEASED, CursorCommand, obeyed
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import Dot, covers
 from tests.mesh.fetcher import Fetcher, origin, push, settle, write
@@ -38,7 +38,7 @@ def replaced_once_acknowledged(world: World, a: Town, c: Town) -> Dot:
 def append_release(world: World, a: Town) -> None:
     """The CURSOR entry that obeys a release of c's queue from 0 is appended; it is not applied."""
     window = a.queues["c"].windows[P]
-    decree = Decree(1, RELEASED, 0, "ann", world.now, "")
+    decree = CursorCommand(1, RELEASED, 0, "ann", world.now, "")
     a.claim("c", obeyed(window.state, window.advance(), decree, 0, world.now))
 
 
@@ -127,7 +127,9 @@ def test_a_push_behind_a_cursor_entry_under_way_is_judged_against_that_entry() -
     push(a, d, KEY)
     write(world, d, KEY, b"over ours")
     window = a.queues["c"].windows[P]
-    a.claim("c", obeyed(window.state, window.advance(), Decree(1, PLACED, 0, "ann", world.now, ""), 0, world.now))
+    a.claim(
+        "c", obeyed(window.state, window.advance(), CursorCommand(1, PLACED, 0, "ann", world.now, ""), 0, world.now)
+    )
     assert push(d, a, KEY) is PushOutcome.APPLIED
     restored = Town("c", 2, [], world.look_at)
     assert restored.uuid == c.uuid

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.queues.queue_documents import CLEARED, Decree, obeyed
+from isthmus.queues.queue_documents import CLEARED, CursorCommand, obeyed
 from isthmus.queues.source_queue import QUIET_MS
 from isthmus.repl.model.objects import encode_object
 from isthmus.repl.model.requests import PushOutcome
@@ -66,7 +66,7 @@ def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(n
     else:
         world.now += QUIET_MS
         to_c.machine.expire(world.now)
-        to_c.machine.quieten(world.now)
+        to_c.machine.drop_idle_windows(world.now)
     must_have(to_c, a, c, dot)
 
 
@@ -99,7 +99,7 @@ def test_a_write_of_ours_in_a_gap_is_owed() -> None:
     world, a, b, c = clusters()
     dot = write(world, a, KEY, b"ours")
     window = a.queues["c"].windows[P]
-    decree = Decree(1, CLEARED, world.now, "ann", world.now, "")
+    decree = CursorCommand(1, CLEARED, world.now, "ann", world.now, "")
     a.claim("c", obeyed(window.state, window.advance(), decree, window.applied, world.now))
     settle(a)
     (gap,) = a.queues["c"].windows[P].state.gaps

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import PushOutcome, PushResult
-from isthmus.sink.backoff import Result
+from isthmus.sink.backoff import CycleResult
 from tests.mesh.stories import TOPOLOGIES, both_ways
 from tests.mesh.towns import KEYS, LEASE_MS
 from tests.mesh.world import Errand, World
@@ -129,7 +129,7 @@ def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one
     goes_on_until(lambda: late() is not None)
     slow = late()
     assert slow is not None
-    world.ends(slow, Result.ERROR)
+    world.ends(slow, CycleResult.ERROR)
     world.now += LEASE_MS
     world.time_passes()
     world.cut.add(slow.road)

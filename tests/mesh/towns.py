@@ -16,16 +16,16 @@ from isthmus.queues.cursors import CursorState, decode_state, encode_soft, encod
 from isthmus.queues.object_reader import read_changes
 from isthmus.queues.origin_check import owed
 from isthmus.queues.source_queue import SourceQueue
-from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Budget
-from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
 from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
 from isthmus.repl.model.properties import Properties, TypeProperties
-from isthmus.repl.model.requests import PushItem, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
 from isthmus.repl.store.port import Change, PartitionStep
 from isthmus.repl.store.reaped_pushes import ReapedPushes
@@ -108,7 +108,7 @@ class Town:
         """In the store, and the loop has not heard of it."""
         self.reads: list[Read] = []
         self.queues: dict[str, SourceQueue] = {}
-        self.settled = QueuesSettled(
+        self.settled = TombstoneBarrier(
             lambda: {queue.name: queue for queue in self.queues.values()}, self.store, lineage=lambda _partition: 0
         )
         self.now_ms = 0
@@ -225,7 +225,7 @@ class Town:
         proposal = self.proposal(Proposal)
         request = WriteRequest(Key(TYPE, BUCKET, key), content, context)
         answer, _ = proposal.write(request, key_hash(BUCKET, key))
-        assert isinstance(answer, Written)
+        assert isinstance(answer, WriteResult)
         dot = (self.actor, pack_counter(1, self.replica.leo))
         self.append(proposal)
         return dot if proposal.entries else None
@@ -304,7 +304,7 @@ class Town:
         row = None if found is None else decode_key_row(found)
         if row is None or not row.tombstone:
             return ""
-        name, proposal = Key(TYPE, BUCKET, key), self.proposal(ReapProposal)
+        name, proposal = Key(TYPE, BUCKET, key), self.proposal(ReapBatch)
         (change,) = self.store.changes(P, row.offset, 1)
         leaving = change.kind == EntryKind.LEAVING
         if change.origin != self.uuid and self.settled.offers(TYPE, BUCKET):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
-from isthmus.queues.leases import Batch, Session
+from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.object_reader import read_objects
 from isthmus.queues.window_rules import Item
 from isthmus.repl.model.errors import Retryable
@@ -22,8 +22,8 @@ from isthmus.repl.model.objects import Content, Object, decode_object
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.model.vclock import Clock, Dot, covers, descends
-from isthmus.sink.backoff import Delays, Result
-from isthmus.sink.scheduler import LinkName, Roster
+from isthmus.sink.backoff import CycleResult, Delays
+from isthmus.sink.scheduler import FetchScheduler, LinkName
 from tests.mesh.towns import KEYS, LEASE_MS, P, Road, Town
 
 BATCH_BYTES: Final = 10_000
@@ -57,7 +57,7 @@ class Errand:
     sink_life: int
     source_life: int
     step: str = "asks"
-    batch: Batch | None = None
+    batch: LeasedBatch | None = None
     resolved: list[Item | None] | None = None
     told_upto: int = 0
     taken_ms: int = 0
@@ -111,14 +111,14 @@ class World:
             name: Town(name, number + 1, roads, self.look_at, owing=owing, repl_reap=repl_reap, discard=discard)
             for number, name in enumerate(names)
         }
-        self.rosters: dict[str, Roster] = {}
+        self.rosters: dict[str, FetchScheduler] = {}
         for name in self.towns:
             self.begin(name)
 
     def begin(self, name: str) -> None:
         """A town's node begins: whatever its memory held is gone."""
         self.towns[name].start(lambda queue: self.owner_of(name, queue))
-        self.rosters[name] = roster = Roster(2, Delays(5, 80, 2, 20), self.rng, workers=3)
+        self.rosters[name] = roster = FetchScheduler(2, Delays(5, 80, 2, 20), self.rng, workers=3)
         for road in self.roads:
             if road.sink == name:
                 roster.add(LinkName(f"to-{road.queue}", road.source))
@@ -176,7 +176,7 @@ class World:
         name, slot, _ = turn
         known = [r for r in self.roads if (r.source, r.sink, f"to-{r.queue}") == (name.peer, town.name, name.queue)]
         if not known:  # the queue is another cluster's now, and refuses
-            self.rosters[town.name].report(name, slot, Result.ERROR, self.now, 0)
+            self.rosters[town.name].report(name, slot, CycleResult.ERROR, self.now, 0)
             return
         (road,) = known
         self.errands.append(Errand(road, name, slot, town.life, self.towns[road.source].life))
@@ -192,11 +192,11 @@ class World:
         if errand.sink_life != sink.life:
             self.errands.remove(errand)  # nobody is there any more
         elif errand.source_life != source.life and errand.step in ("asks", "looks_up", "answers"):
-            self.ends(errand, Result.ERROR)
+            self.ends(errand, CycleResult.ERROR)
         else:
             getattr(self, errand.step)(errand, source, sink)
 
-    def ends(self, errand: Errand, result: Result) -> None:
+    def ends(self, errand: Errand, result: CycleResult) -> None:
         """The slot is free again."""
         self.errands.remove(errand)
         self.rosters[errand.road.sink].report(errand.name, errand.slot, result, self.now, 0)
@@ -204,7 +204,7 @@ class World:
     def lost(self, errand: Errand) -> bool:
         """A message did not arrive."""
         if errand.road in self.cut or (self.faults and self.rng.random() < 0.05):
-            self.ends(errand, Result.ERROR)
+            self.ends(errand, CycleResult.ERROR)
             return True
         return False
 
@@ -214,13 +214,13 @@ class World:
             return
         queue = source.queues[errand.road.queue]
         if queue.owner != sink.uuid:
-            self.ends(errand, Result.ERROR)
+            self.ends(errand, CycleResult.ERROR)
             return
         session = Session(sink.uuid, sink.name, sink.life.to_bytes(8, "big"), errand.slot)
         ack = self.acks.get((sink.name, errand.name, errand.slot))
         if ack is not None:
             queue.acknowledge(session, *ack)
-        queue.heard(session, (), self.now)
+        queue.on_fetch(session, (), self.now)
         source.begin_reads()
         errand.taken_ms = self.now
         errand.batch = queue.take(session, self.rng.randint(1, 5), BATCH_BYTES, self.now)
@@ -238,7 +238,7 @@ class World:
         queue = source.queues[errand.road.queue]
         if errand.batch is not None:
             assert errand.resolved is not None
-            if self.waiting and not queue.told(errand.batch, {P: errand.told_upto}):
+            if self.waiting and not queue.caught_up(errand.batch, {P: errand.told_upto}):
                 return
             if queue.settle(errand.batch, errand.resolved):
                 queue.sent(errand.batch)
@@ -255,7 +255,7 @@ class World:
             return
         self.acks.pop((sink.name, errand.name, errand.slot), None)
         if not errand.items:
-            self.ends(errand, Result.EMPTY)
+            self.ends(errand, CycleResult.EMPTY)
             return
         self.rosters[sink.name].fetched(errand.name, errand.slot)
         errand.step, errand.slow = "pushes", self.rng.random() < 0.2
@@ -293,7 +293,7 @@ class World:
         version = source.queues[errand.road.queue].owner_version
         assert errand.batch is not None
         self.acks[sink.name, errand.name, errand.slot] = (errand.batch.id, version, failed)
-        self.ends(errand, Result.FAILED if failed else Result.ITEMS)
+        self.ends(errand, CycleResult.FAILED if failed else CycleResult.ITEMS)
 
     def applies(self) -> None:
         """A writer's thread goes on."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.record import Registration
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
@@ -68,7 +68,7 @@ def test_a_late_write_that_was_overtaken_does_nothing() -> None:
             await client.put("/x", b"new", version)
         await client.put("/x", b"new", version)
         assert client.deliver_late() == 0
-        with pytest.raises(Conflict):
+        with pytest.raises(VersionConflict):
             await client.put("/x", b"again", version)
 
     asyncio.run(run())

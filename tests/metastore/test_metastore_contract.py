@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from isthmus.repl.metastore.codecs import RECORD_BYTES_MAX
-from isthmus.repl.metastore.port import Conflict, SessionState, Unavailable, Versioned
+from isthmus.repl.metastore.port import SessionState, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.metastore.clients import World, a_record, a_registration, joined, until
@@ -85,7 +85,7 @@ def test_a_write_on_an_overtaken_version_is_a_conflict_and_changes_nothing(world
             await one.create_records([a_record()])
             mine, theirs = (await one.records())[3], (await two.records())[3]
             await one.write_record(replace(mine, epoch=1, reason="mine"))
-            with pytest.raises(Conflict):
+            with pytest.raises(VersionConflict):
                 await two.write_record(replace(theirs, epoch=1, reason="theirs"))
             again = (await two.records())[3]
             assert again.reason == "mine"
@@ -101,17 +101,17 @@ def test_small_values_are_written_conditionally(world: World) -> None:
         async with joined(world) as (client, _):
             path = "/queues/to-west/owner"
             assert await client.get(path) is None
-            with pytest.raises(Conflict):
+            with pytest.raises(VersionConflict):
                 await client.put(path, b"x", 0)
-            with pytest.raises(Conflict):
+            with pytest.raises(VersionConflict):
                 await client.delete(path, 0)
             version = await client.put(path, b"one", None)
             assert await client.get(path) == Versioned(b"one", version)
-            with pytest.raises(Conflict):
+            with pytest.raises(VersionConflict):
                 await client.put(path, b"two", None)
             later = await client.put(path, b"two", version)
             for stale in (client.put(path, b"three", version), client.delete(path, version)):
-                with pytest.raises(Conflict):
+                with pytest.raises(VersionConflict):
                     await stale
             assert await client.get(path) == Versioned(b"two", later)
             await client.delete(path, later)

@@ -22,7 +22,7 @@ from isthmus.repl.runtime.metastore_copy import (
     plan_adoption,
     read_documents,
 )
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 UUID, OTHER = b"u" * 16, b"o" * 16
@@ -214,7 +214,7 @@ def test_without_a_copy_the_operator_is_told_what_is_lost() -> None:
 
 def test_a_directory_with_copies_is_never_advised_to_be_emptied(tmp_path: Path) -> None:
     """Before an empty metastore, or one of another uuid, the way out that is named is adoption."""
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     try:
         identity.check_metastore("east", empty=True)  # new: it takes whatever there is
         identity.adopt(UUID, "n1", "boot", {0: 7})

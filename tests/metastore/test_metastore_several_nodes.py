@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from isthmus.repl.controller.reassignments import ids_of_nodes, remove_node
-from isthmus.repl.metastore.port import Conflict, NameTaken, Planned, SessionState, Unmoved, Versioned
+from isthmus.repl.metastore.port import (
+    ConditionalWrite,
+    NameTaken,
+    Precondition,
+    SessionState,
+    VersionConflict,
+    Versioned,
+)
 from isthmus.repl.metastore.watch_cache import FULL_READ_INTERVAL_S
 from isthmus.repl.model.errors import Corruption, TooLarge, WrongIdentity
 from isthmus.repl.model.record import Member
@@ -19,7 +26,7 @@ from tests.metastore.clients import World, a_record, a_registration, joined, unt
 
 async def refused(call: Awaitable[object]) -> None:
     """The call is refused by what is stored."""
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await call
 
 
@@ -311,14 +318,18 @@ def test_records_and_values_are_created_together_or_not_at_all(world: World) -> 
     async def run() -> None:
         async with joined(world) as (client, _):
             version = await client.put("/types/default", b"old", None)
-            fresh = Planned("/types/more", b"new", None)
-            assert not await client.create_records([a_record(1)], [Planned("/types/default", b"new", version + 1)])
-            assert not await client.create_records([a_record(1)], [Planned("/types/default", b"new", None)])
+            fresh = ConditionalWrite("/types/more", b"new", None)
+            assert not await client.create_records(
+                [a_record(1)], [ConditionalWrite("/types/default", b"new", version + 1)]
+            )
+            assert not await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", None)])
             assert await client.records() == {}
-            assert await client.create_records([a_record(1)], [Planned("/types/default", b"new", version), fresh])
+            assert await client.create_records(
+                [a_record(1)], [ConditionalWrite("/types/default", b"new", version), fresh]
+            )
             assert await client.get("/types/default") == Versioned(b"new", version + 1)
             assert await client.get("/types/more") == Versioned(b"new", 0)
-            other = Planned("/deep/er/one", b"", None)
+            other = ConditionalWrite("/deep/er/one", b"", None)
             assert not await client.create_records([a_record(1), a_record(2)], [other])
             assert await client.get("/deep/er/one") is None
             assert await client.create_records([a_record(2)], [other])
@@ -332,14 +343,16 @@ def test_what_a_write_rests_on_must_not_have_moved(world: World) -> None:
     async def run() -> None:
         async with joined(world) as (client, _):
             version = await client.put("/rests/on", b"1", None)
-            for wrong in (Unmoved("/rests/on", version + 1), Unmoved("/rests/nowhere", 0)):
-                assert not await client.create_records([a_record(1)], [Planned("/rests/a", b"", None)], [wrong])
+            for wrong in (Precondition("/rests/on", version + 1), Precondition("/rests/nowhere", 0)):
+                assert not await client.create_records(
+                    [a_record(1)], [ConditionalWrite("/rests/a", b"", None)], [wrong]
+                )
                 for base in (None, 0):
-                    with pytest.raises(Conflict):
+                    with pytest.raises(VersionConflict):
                         await client.put("/rests/b", b"2", base, [wrong])
             assert await client.records() == {}
             assert await client.get("/rests/a") is None
-            right = [Unmoved("/rests/on", version)]
+            right = [Precondition("/rests/on", version)]
             assert await client.create_records([a_record(1)], [], right)
             assert await client.put("/rests/b", b"2", None, right) == 0
             assert await client.put("/rests/b", b"3", 0, right) == 1

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import pytest
 
-from isthmus.repl.controller.bucket_types import Wanted, create_bucket_type
-from isthmus.repl.controller.reassigner import Moving
+from isthmus.repl.controller.bucket_types import BucketTypeSpec, create_bucket_type
+from isthmus.repl.controller.reassigner import Reassigner
 from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, read_placement
-from isthmus.repl.controller.reassignment_progress import Kind
-from isthmus.repl.controller.reassignments import Wish, cancel, ordered, planned, undrain
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Unmoved
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind
+from isthmus.repl.controller.reassignments import ReassignmentRequest, cancel, planned, submit, undrain
+from isthmus.repl.metastore.port import Ambiguous, Precondition, VersionConflict
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, MemoryTree, WriteFault
@@ -30,7 +30,16 @@ T = TypeVar("T")
 
 STORIES = int(os.environ.get("STORIES", "10"))
 NODES = [f"n{number}" for number in range(1, 6)]
-USUAL = ["create", "create", "create", Kind.DRAIN, Kind.DRAIN, Kind.SPREAD, Kind.REPLACE, Kind.FACTOR]
+USUAL = [
+    "create",
+    "create",
+    "create",
+    ReassignmentKind.DRAIN,
+    ReassignmentKind.DRAIN,
+    ReassignmentKind.SPREAD,
+    ReassignmentKind.REPLACE,
+    ReassignmentKind.FACTOR,
+]
 TAKING_BACK = ["cancel", "cancel", "undrain", "undrain"]
 ACTS = 6
 """Of each operator."""
@@ -80,7 +89,7 @@ class Town:
         for number, node in enumerate(NODES, 1):
             session = await self.joined(unruly=False)
             await session.register(Registration(node, 0, True, id=number, spare_gen=50 + number))
-        await create_bucket_type(self.well, Wanted("default", 3, 2), dry_run=False)
+        await create_bucket_type(self.well, BucketTypeSpec("default", 3, 2), dry_run=False)
         async with asyncio.timeout(15), asyncio.TaskGroup() as tasks:
             for carries_out in (self.leaders, self.controller):
                 tasks.create_task(carries_out())
@@ -102,23 +111,23 @@ class Town:
                     ordered_ones = (await read_placement(self.well)).pending()
                     assert record.partition in ordered_ones, f"{record} changes, and nobody has ordered it"
                 if self.rng.random() < 0.3:
-                    with suppress(Conflict):
+                    with suppress(VersionConflict):
                         await self.well.write_record(_gone_on(record))
             await asyncio.sleep(0.001)
 
     async def controller(self) -> None:
         """Carries out what is ordered, as `repl.controller.controller` does."""
         metastore, now_ms = await self.joined(), 0
-        moving = Moving(metastore)
+        moving = Reassigner(metastore)
         while not await self.over():
             now_ms += 100
-            with suppress(Ambiguous, Conflict):
+            with suppress(Ambiguous, VersionConflict):
                 placement, records = await read_placement(metastore), await metastore.records()
                 seen = (placement, records, await metastore.registrations())
                 await moving.look(*seen, now_ms, now_ms)
                 for record in moving.writes(*seen, self.rng.choice([1, 2, 9])):
                     assert placement.version is not None
-                    await metastore.write_record(record, unmoved=[Unmoved(ORDERS_PATH, placement.version)])
+                    await metastore.write_record(record, unmoved=[Precondition(ORDERS_PATH, placement.version)])
             await asyncio.sleep(0)
 
     async def operator(self, number: int) -> None:
@@ -135,7 +144,7 @@ class Town:
         kinds = sorted({record.bucket_type for record in (await self.well.records()).values()})
         match rng.choice([*USUAL, *TAKING_BACK] if self.takes_back else USUAL):
             case "create":
-                wanted = Wanted(f"t{at_ms}", rng.randint(1, 3), rng.randint(1, 2))
+                wanted = BucketTypeSpec(f"t{at_ms}", rng.randint(1, 3), rng.randint(1, 2))
                 await create_bucket_type(metastore, wanted, dry_run=False)
                 return
             case "cancel":
@@ -144,15 +153,17 @@ class Town:
             case "undrain":
                 await undrain(metastore, [node], "ann")
                 return
-            case Kind.REPLACE:
-                wish = Wish(Kind.REPLACE, nodes=(node, rng.choice(NODES)))
-            case Kind.FACTOR:
-                wish = Wish(Kind.FACTOR, rng.choice(kinds), rng.randint(1, 3))
+            case ReassignmentKind.REPLACE:
+                wish = ReassignmentRequest(ReassignmentKind.REPLACE, nodes=(node, rng.choice(NODES)))
+            case ReassignmentKind.FACTOR:
+                wish = ReassignmentRequest(ReassignmentKind.FACTOR, rng.choice(kinds), rng.randint(1, 3))
             case kind:
-                wish = Wish(Kind(kind), nodes=(node,) if kind == Kind.DRAIN else ())
+                wish = ReassignmentRequest(
+                    ReassignmentKind(kind), nodes=(node,) if kind == ReassignmentKind.DRAIN else ()
+                )
         digest = (await planned(metastore, wish)).digest if rng.random() < 0.5 else None
         await asyncio.sleep(rng.random() * 0.005)
-        await ordered(metastore, wish, digest, "ann", at_ms)
+        await submit(metastore, wish, digest, "ann", at_ms)
 
 
 def _gone_on(record: PartitionRecord) -> PartitionRecord:

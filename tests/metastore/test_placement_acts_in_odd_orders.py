@@ -10,12 +10,26 @@ from typing import Any
 import pytest
 
 from isthmus.config.dynamic_options import MIN_ISR
-from isthmus.repl.controller.bucket_types import Wanted, create_bucket_type
+from isthmus.repl.controller.bucket_types import BucketTypeSpec, create_bucket_type
 from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, Setting, change_option
-from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Ended, Placement, change_placement, read_placement
-from isthmus.repl.controller.reassignment_plan import Move
-from isthmus.repl.controller.reassignment_progress import Kind
-from isthmus.repl.controller.reassignments import Changed, StillNeeded, Wish, cancel, ordered, remove_node, undrain
+from isthmus.repl.controller.reassignment_orders import (
+    ORDERS_PATH,
+    FinishedOrder,
+    Placement,
+    change_placement,
+    read_placement,
+)
+from isthmus.repl.controller.reassignment_plan import ReplicaMove
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind
+from isthmus.repl.controller.reassignments import (
+    Changed,
+    ReassignmentRequest,
+    StillNeeded,
+    cancel,
+    remove_node,
+    submit,
+    undrain,
+)
 from isthmus.repl.metastore.liveness import IDS_PATH
 from isthmus.repl.metastore.port import Metastore, Unavailable, Versioned
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
@@ -85,13 +99,13 @@ def over(placement: Placement, outcome: str) -> Placement:
     """As the controller puts the first order into the history."""
     o = placement.orders[0]
     return placement.with_ended(
-        Ended(o.number, o.kind, o.title, o.by, o.at_ms, 9, outcome, 0, len(o.moves)),
+        FinishedOrder(o.number, o.kind, o.title, o.by, o.at_ms, 9, outcome, 0, len(o.moves)),
     )
 
 
-async def order(metastore: Metastore, kind: Kind = Kind.SPREAD) -> None:
+async def order(metastore: Metastore, kind: ReassignmentKind = ReassignmentKind.SPREAD) -> None:
     """One more order of one move."""
-    moves = [Move(0, ("n1",), ("n2",))]
+    moves = [ReplicaMove(0, ("n1",), ("n2",))]
     await change_placement(metastore, lambda p: p.with_order(kind, "t", "ann", p.next_number, moves))
 
 
@@ -99,7 +113,7 @@ def test_undraining_is_done_though_its_answer_is_lost() -> None:
     """A node that our own lost write has undrained is not said to have never been drained."""
 
     async def story(mine: Meddled, others: MemoryMetastore) -> None:
-        await order(others, Kind.DRAIN)
+        await order(others, ReassignmentKind.DRAIN)
         await change_placement(others, lambda p: p.with_drained(["n1"], "ann", 1))
         mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(others, lambda p: over(p, "cancelled"))
         mine.spoil(WriteFault.ANSWER_LOST)
@@ -116,11 +130,11 @@ def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFa
 
     async def story(mine: Meddled, others: MemoryMetastore) -> None:
         moves = [
-            Move(0, ("n1", "n4"), ("n3", "n4")),
-            Move(1, ("n2", "n4"), ("n3", "n4")),
-            Move(2, ("n1", "n2"), ("n3", "n4")),
+            ReplicaMove(0, ("n1", "n4"), ("n3", "n4")),
+            ReplicaMove(1, ("n2", "n4"), ("n3", "n4")),
+            ReplicaMove(2, ("n1", "n2"), ("n3", "n4")),
         ]
-        await change_placement(others, lambda p: p.with_order(Kind.DRAIN, "drain n1, n2", "ann", 5, moves))
+        await change_placement(others, lambda p: p.with_order(ReassignmentKind.DRAIN, "drain n1, n2", "ann", 5, moves))
         await change_placement(others, lambda p: p.with_drained(["n1", "n2"], "ann", 5))
         mine.spoil(*filter(None, [fault]))
         assert await undrain(mine, ["n1"], "bob") == [2]
@@ -139,8 +153,8 @@ def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_partitions
     """It is among the replicas before and after: nothing of it is moved off."""
 
     async def story(mine: Meddled, others: MemoryMetastore) -> None:
-        moves = [Move(0, ("n1", "n2"), ("n1", "n3"))]
-        await change_placement(others, lambda p: p.with_order(Kind.DRAIN, "drain n2", "ann", 5, moves))
+        moves = [ReplicaMove(0, ("n1", "n2"), ("n1", "n3"))]
+        await change_placement(others, lambda p: p.with_order(ReassignmentKind.DRAIN, "drain n2", "ann", 5, moves))
         await change_placement(others, lambda p: p.with_drained(["n1", "n2"], "ann", 5))
         assert await undrain(mine, ["n1"], "bob") == []
         assert not (await read_placement(others)).orders[0].cancelled_by
@@ -254,7 +268,7 @@ def test_an_order_gives_nothing_to_a_node_that_was_drained_since_it_was_planned(
         await others.create_records([record(0, "n1"), record(1, "n2")])
         mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
         with pytest.raises(Changed, match="n3 was drained"):
-            await ordered(mine, Wish(Kind.REPLACE, nodes=("n1", "n3")), None, "bob", 5)
+            await submit(mine, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n1", "n3")), None, "bob", 5)
         assert not (await read_placement(others)).orders
 
     told(story, "n3")
@@ -265,10 +279,10 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for
 
     async def story(mine: Meddled, others: MemoryMetastore) -> None:
         await others.create_records([record(0, "n1"), record(1, "n2")])
-        meanwhile = Wish(Kind.REPLACE, nodes=("n1", "n3"))
-        mine.meanwhile[ORDERS_PATH, 2] = lambda: ordered(others, meanwhile, None, "ann", 4)
+        meanwhile = ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n1", "n3"))
+        mine.meanwhile[ORDERS_PATH, 2] = lambda: submit(others, meanwhile, None, "ann", 4)
         with pytest.raises(Changed, match="order 1"):
-            await ordered(mine, Wish(Kind.DRAIN, nodes=("n3",)), None, "bob", 5)
+            await submit(mine, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)), None, "bob", 5)
         assert not (await read_placement(others)).drained
 
     told(story, "n3")
@@ -281,11 +295,17 @@ def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(wh
 
     async def story(mine: Meddled, others: MemoryMetastore) -> None:
         await others.create_records([record(0, "n3"), record(1, "n2")])
-        await ordered(others, Wish(Kind.REPLACE, nodes=("n2" if what == "elsewhere" else "n3", "n1")), None, "ann", 4)
+        await submit(
+            others,
+            ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n2" if what == "elsewhere" else "n3", "n1")),
+            None,
+            "ann",
+            4,
+        )
 
         async def meanwhile() -> None:
             if what == "elsewhere":  # n1 stays away, and n3 is chosen
-                moves = (Move(1, ("n2",), ("n3",)),)
+                moves = (ReplicaMove(1, ("n2",), ("n3",)),)
                 await change_placement(others, lambda p: p.with_changed(replace(p.orders[0], moves=moves)))
             elif what == "done":
                 await change_placement(others, lambda p: over(p, "done"))
@@ -295,7 +315,7 @@ def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(wh
                 await change_placement(others, lambda p: over(p, "cancelled"))
 
         mine.meanwhile[ORDERS_PATH, 2] = meanwhile
-        drain = ordered(mine, Wish(Kind.DRAIN, nodes=("n3",)), None, "bob", 5)
+        drain = submit(mine, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)), None, "bob", 5)
         if what == "done":
             await drain
         else:
@@ -314,11 +334,11 @@ def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_mome
 
         async def late(*records_and_values: Any, **unmoved: Any) -> bool:
             mine.create_records = create  # type: ignore[method-assign]
-            await ordered(others, Wish(Kind.DRAIN, nodes=("n3",)), None, "ann", 4)
+            await submit(others, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)), None, "ann", 4)
             return await create(*records_and_values, **unmoved)
 
         mine.create_records = late  # type: ignore[method-assign]
-        assert (await create_bucket_type(mine, Wanted("notes", 3, 2), dry_run=False))[0] == "created"
+        assert (await create_bucket_type(mine, BucketTypeSpec("notes", 3, 2), dry_run=False))[0] == "created"
         placed = (await others.records()).values()
         assert {node for each in placed for node in each.replicas} == {"n1", "n2"}
         assert {"n3"} == (await read_placement(others)).drained.keys()
@@ -333,14 +353,14 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_ty
 
     async def story(mine: Meddled, others: MemoryMetastore) -> None:
         if not first:
-            await create_bucket_type(others, Wanted("old", 3, 2), dry_run=False)
-        wanted = Wanted("notes", 3, 2)
+            await create_bucket_type(others, BucketTypeSpec("old", 3, 2), dry_run=False)
+        wanted = BucketTypeSpec("notes", 3, 2)
         mine.meanwhile[ORDERS_PATH, 2] = lambda: create_bucket_type(others, wanted, dry_run=False)
-        drain = Wish(Kind.DRAIN, nodes=("n3",))
+        drain = ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",))
         with pytest.raises(Changed, match="bucket type"):
-            await ordered(mine, drain, None, "bob", 5)
+            await submit(mine, drain, None, "bob", 5)
         assert not (await read_placement(others)).drained
-        plan, _ = await ordered(mine, drain, None, "bob", 5)
+        plan, _ = await submit(mine, drain, None, "bob", 5)
         kinds = {(await others.records())[move.partition].bucket_type for move in plan.moves}
         assert kinds == ({"notes"} if first else {"old", "notes"})
 

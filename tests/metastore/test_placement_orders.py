@@ -12,30 +12,32 @@ from hypothesis import strategies as st
 from isthmus.repl.controller.reassignment_orders import (
     ENDED_MAX,
     ORDERS_MAX,
-    Ended,
+    FinishedOrder,
     Placement,
     change_placement,
     decode_placement,
     encode_placement,
     read_placement,
 )
-from isthmus.repl.controller.reassignment_plan import Move
-from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.controller.reassignment_plan import ReplicaMove
+from isthmus.repl.controller.reassignment_progress import ReassignmentKind
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption, TooLarge
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 NAMES = st.lists(st.sampled_from(["n1", "n2", "ü-3", "a b"]), min_size=1, max_size=4, unique=True).map(tuple)
-MOVES = st.lists(st.builds(Move, st.integers(0, 9_999), NAMES, NAMES), max_size=4)
+MOVES = st.lists(st.builds(ReplicaMove, st.integers(0, 9_999), NAMES, NAMES), max_size=4)
 
 
 @st.composite
 def placements(draw: st.DrawFn) -> Placement:
     found = Placement(version=3)
     for _ in range(draw(st.integers(0, 3))):
-        found = found.with_order(draw(st.sampled_from(Kind)), draw(st.text(max_size=9)), "ann", 7, draw(MOVES))
+        found = found.with_order(
+            draw(st.sampled_from(ReassignmentKind)), draw(st.text(max_size=9)), "ann", 7, draw(MOVES)
+        )
     found = found.with_drained(draw(st.lists(st.sampled_from(["n1", "n2"]), unique=True)), "bob", 9)
-    return found.with_ended(Ended(77, Kind.DRAIN, "t", "ann", 1, 2, "done", 3, 4))
+    return found.with_ended(FinishedOrder(77, ReassignmentKind.DRAIN, "t", "ann", 1, 2, "done", 3, 4))
 
 
 @given(placements())
@@ -49,7 +51,11 @@ def test_what_is_written_is_read_again_and_equal_ones_have_equal_bytes(placement
 
 def test_bytes_that_are_none_are_told_with_their_place() -> None:
     """Whatever stands there, a Corruption names the path; nothing is believed by halves."""
-    good = json.loads(encode_placement(Placement().with_order(Kind.SPREAD, "t", "a", 1, [Move(0, ("n1",), ("n2",))])))
+    good = json.loads(
+        encode_placement(
+            Placement().with_order(ReassignmentKind.SPREAD, "t", "a", 1, [ReplicaMove(0, ("n1",), ("n2",))])
+        )
+    )
     for change in (
         {"v": 2},
         {"nodes": []},
@@ -71,15 +77,15 @@ def test_the_document_is_bounded() -> None:
     """One order too many is refused, the oldest history goes, texts are cut; a thousand moves take few bytes."""
     placement = Placement()
     for _ in range(ORDERS_MAX):
-        placement = placement.with_order(Kind.SPREAD, "t" * 999, "a" * 999, 1, [])
+        placement = placement.with_order(ReassignmentKind.SPREAD, "t" * 999, "a" * 999, 1, [])
     with pytest.raises(TooLarge, match=f"at most {ORDERS_MAX}"):
-        placement.with_order(Kind.SPREAD, "t", "a", 1, [])
+        placement.with_order(ReassignmentKind.SPREAD, "t", "a", 1, [])
     assert len(placement.orders[0].title) < 999 > len(placement.orders[0].by)
     for number in range(ENDED_MAX + 5):
-        placement = placement.with_ended(Ended(number, Kind.SPREAD, "t", "a", 1, 2, "done", 0, 0))
+        placement = placement.with_ended(FinishedOrder(number, ReassignmentKind.SPREAD, "t", "a", 1, 2, "done", 0, 0))
     assert [ended.number for ended in placement.ended] == list(range(5, ENDED_MAX + 5))
-    moves = [Move(p, ("node-1", "node-2", "node-3"), ("node-4", "node-5", "node-6")) for p in range(1_000)]
-    assert len(encode_placement(Placement().with_order(Kind.SPREAD, "t", "a", 1, moves))) < 50_000
+    moves = [ReplicaMove(p, ("node-1", "node-2", "node-3"), ("node-4", "node-5", "node-6")) for p in range(1_000)]
+    assert len(encode_placement(Placement().with_order(ReassignmentKind.SPREAD, "t", "a", 1, moves))) < 50_000
 
 
 def test_changes_at_the_same_time_are_all_made() -> None:

@@ -14,7 +14,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from isthmus.repl.metastore import embedded_zookeeper, rollback_guard
-from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict, Versioned
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.record import Registration
@@ -70,7 +70,7 @@ def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(own_ser
         while True:
             try:
                 await client.put("/x", b"new", version)
-            except Conflict:
+            except VersionConflict:
                 break
             except (Ambiguous, Unavailable):
                 assert time.monotonic() < deadline

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.record import Member, PartitionRecord
 from tests.metastore.clients import a_record, a_registration, until
@@ -48,7 +48,7 @@ class Writer:
         while True:
             try:
                 return await self.client.write_record(wanted, [Member("n1", 9)])
-            except Conflict:
+            except VersionConflict:
                 return await self.client.synced_record(wanted.partition)
             except Ambiguous:
                 continue

@@ -18,7 +18,7 @@ from isthmus.repl.model.objects import (
     Summary,
     decode_object,
     encode_object,
-    glanced,
+    peek_summary,
     summarize_encoded,
 )
 from isthmus.repl.model.vclock import decode_clock, encode_clock
@@ -206,7 +206,7 @@ def test_objects_in_another_form_than_ours_are_refused(data: bytes) -> None:
     assert data != _AS_THEY_ARE
     with pytest.raises(CodecError):
         summarize_encoded(data)
-    assert glanced(data) is None
+    assert peek_summary(data) is None
 
 
 _STRANGE = st.sampled_from([None, True, False, 1.0, 0, -1, 1, 2**44, 2**63, 2**64 - 1, "", b"", b"a", (), ((),)])

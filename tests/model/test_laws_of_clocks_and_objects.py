@@ -19,8 +19,8 @@ from isthmus.repl.model.objects import (
     Object,
     decode_object,
     encode_object,
+    encode_with_summary,
     merge,
-    seal,
     summarize_encoded,
     write,
 )
@@ -183,7 +183,7 @@ def test_summary_from_bytes_equals_summary_of_the_object(seed: int) -> None:
         world.step()
     for state in world.states:
         if state is not None:
-            encoded, summary = seal(state)
+            encoded, summary = encode_with_summary(state)
             assert encoded == encode_object(state)
             assert summarize_encoded(encoded) == summary
             assert decode_object(encoded) == state

@@ -7,7 +7,7 @@ import pytest
 from isthmus.config.bucket_properties import Value
 from isthmus.repl.controller.bucket_properties import (
     OWN_BUCKETS_MAX,
-    Place,
+    PropertyScope,
     PropertySetting,
     PropertySettings,
     _digests,
@@ -28,17 +28,19 @@ from isthmus.repl.property_digests import (
     types_of,
 )
 
-ORDERS = Place("default", b"orders")
+ORDERS = PropertyScope("default", b"orders")
 
 
-def settings_of(places: dict[Place, dict[str, Value]]) -> PropertySettings:
+def settings_of(places: dict[PropertyScope, dict[str, Value]]) -> PropertySettings:
     return PropertySettings({
         place: {name: PropertySetting(value, "ann", 1) for name, value in values.items()}
         for place, values in places.items()
     })  # fmt: skip
 
 
-def between(ours: dict[Place, dict[str, Value]], theirs: dict[Place, dict[str, Value]]) -> tuple[object, ...]:
+def between(
+    ours: dict[PropertyScope, dict[str, Value]], theirs: dict[PropertyScope, dict[str, Value]]
+) -> tuple[object, ...]:
     """What differs, which must be the same from both ends."""
     a, b = settings_of(ours), settings_of(theirs)
     found = differences(_digests(a), _digests(b), place_digests(a), place_digests(b))
@@ -61,7 +63,7 @@ def test_a_buckets_property_that_differs_is_named_with_its_bucket() -> None:
 def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have_it_from_there() -> None:
     """A bucket with a property of its own that agrees is not named for what both sides inherit; one that differs in
     itself is, beside its bucket type."""
-    kind, plain = Place("default"), {ORDERS: {"repl_reap": True}}
+    kind, plain = PropertyScope("default"), {ORDERS: {"repl_reap": True}}
     assert between({kind: {"allow_mult": False}, **plain}, plain) == ((b"default", None, "allow_mult"),)
     assert between({kind: {"allow_mult": False, "repl_reap": True}}, {}) == (
         (b"default", None, "allow_mult", "repl_reap"),
@@ -77,9 +79,10 @@ def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have
 
 def test_a_side_that_sent_no_places_has_only_its_bucket_types_named() -> None:
     """Either side may be of an older version: a bucket type that differs is named alone, and none that agrees."""
-    ours, theirs = settings_of({ORDERS: {"allow_mult": False}, Place("maps"): {"repl_reap": True}}), settings_of({
-        Place("maps"): {"repl_reap": True}
-    })  # fmt: skip
+    ours, theirs = (
+        settings_of({ORDERS: {"allow_mult": False}, PropertyScope("maps"): {"repl_reap": True}}),
+        settings_of({PropertyScope("maps"): {"repl_reap": True}}),
+    )
     for a, b in ((place_digests(ours), None), (None, place_digests(theirs)), (None, None)):
         assert differences(_digests(ours), _digests(theirs), a, b) == (PropertyDifference(b"default"),)
         assert differences(_digests(ours), _digests(ours), a, b) == ()
@@ -97,7 +100,7 @@ def test_places_are_sent_up_to_their_bounds_and_not_at_all_beyond() -> None:
     """Part of them would show differences that are none."""
 
     def buckets(count: int, length: int) -> PropertySettings:
-        return settings_of({Place("t", b"%0*d" % (length, n)): {"allow_mult": False} for n in range(count)})
+        return settings_of({PropertyScope("t", b"%0*d" % (length, n)): {"allow_mult": False} for n in range(count)})
 
     told = place_digests(buckets(PLACES_MAX, 8))
     assert told is not None

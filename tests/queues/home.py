@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.leases import Session
-from isthmus.queues.service import SourceQueues
-from isthmus.queues.wire import NO_PROPERTIES, Ack, FetchReply, FetchRequest
+from isthmus.queues.service import QueueService
+from isthmus.queues.wire import NO_PROPERTIES, BatchAck, FetchReply, FetchRequest
 from isthmus.repl.model import vclock
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError
@@ -62,7 +62,7 @@ class Home:
         self.lineages: dict[int, int] = {}
         """Partition -> lineage of its record, as this node knows it, where that is not 0."""
         self.pool = ThreadPoolExecutor(2)
-        self.queues: SourceQueues
+        self.queues: QueueService
         self._started = False
         self.enabled = True
         self.types = dict.fromkeys(PARTITIONS, b"default")
@@ -72,7 +72,7 @@ class Home:
         if not self._started:
             await self.metastore.start(lambda state: None)
             self._started = True
-        self.queues = SourceQueues(
+        self.queues = QueueService(
             self.settings,
             node=self.node,
             enabled=self.enabled,
@@ -177,7 +177,7 @@ class Home:
     async def fetch(
         self,
         *,
-        acks: Sequence[Ack] = (),
+        acks: Sequence[BatchAck] = (),
         cluster: bytes = SINK,
         link: int = 0,
         holding: tuple[bytes, ...] | None = None,
@@ -199,7 +199,7 @@ class Home:
     async def drain(self, **how: object) -> list[bytes]:
         """Keys in the order of arrival, all acknowledged, until a short poll stays empty."""
         got: list[bytes] = []
-        acks: list[Ack] = []
+        acks: list[BatchAck] = []
         while True:
             reply = await self.fetch(acks=acks, wait_ms=50, **how)  # type: ignore[arg-type]
             acks = []
@@ -208,4 +208,4 @@ class Home:
                 return got
             if reply.items:
                 got += [item[5] for item in reply.items]
-                acks = [Ack(reply.batch, reply.owner_version)]
+                acks = [BatchAck(reply.batch, reply.owner_version)]

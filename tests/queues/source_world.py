@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.keys import key_hash
-from isthmus.repl.model.objects import TOMBSTONE, Content, seal, write
+from isthmus.repl.model.objects import TOMBSTONE, Content, encode_with_summary, write
 from isthmus.repl.model.vclock import Clock, actor_of, pack_counter
-from isthmus.repl.store.port import Applied, Change, Cursor
+from isthmus.repl.store.port import AppliedPosition, Change, Cursor
 
 OURS = b"\xa0" * 16
 SINK = b"\xb0" * 16
@@ -35,8 +35,8 @@ class Shelf:
         rows = self.rows.get(partition, {})
         return [rows[offset] for offset in sorted(rows) if offset >= from_offset][:limit]
 
-    def applied(self, partition: int) -> Applied:
-        return Applied(self.ends.get(partition, 0), 1)
+    def applied(self, partition: int) -> AppliedPosition:
+        return AppliedPosition(self.ends.get(partition, 0), 1)
 
     def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
         assert bucket == BUCKET
@@ -87,7 +87,7 @@ class Pen:
         offset = self.shelf.ends.get(partition, 0)
         content = TOMBSTONE if delete else Content(b"v" * size)
         made = write(None, seen, content, (actor_of(origin, partition), pack_counter(1, offset)), time_ms)
-        payload, summary = seal(made)
+        payload, summary = encode_with_summary(made)
         return make_entry(
             EntryKind.DATA,
             1,

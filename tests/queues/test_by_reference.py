@@ -9,7 +9,7 @@ from isthmus.queues.wire import (
     PART_BYTES_MAX,
     ObjectReply,
     ObjectRequest,
-    UnknownVersion,
+    UnknownFetchVersion,
     decode_asking,
     decode_object_reply,
     encode_asking,
@@ -48,7 +48,7 @@ def test_a_request_with_a_wrong_field_is_refused(fields: dict[str, object]) -> N
 def test_another_version_and_noise_are_refused_with_a_reason() -> None:
     """Both bodies say their version; what is no map, or ends early, is malformed."""
     for decode in (decode_asking, decode_object_reply):
-        with pytest.raises(UnknownVersion, match="version 2, this program speaks 1"):
+        with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):
             decode(msgpack.packb(BASE | {"v": 2}))
         for body in (b"", b"\xc1", b"\x90", b"\xdd\xff\xff\xff\xff", encode_asking(ASKED)[:-1]):
             with pytest.raises(CodecError):

@@ -13,7 +13,7 @@ from isthmus.config.settings import QueueSettings
 from isthmus.queues import backlog_count
 from isthmus.queues import window as intake
 from isthmus.queues.window import Window
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Change
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK, THIRD
@@ -73,7 +73,7 @@ def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: 
         reply = await home.fetch(count=7)
         home.put(*(item[5] for item in reply.items[:3]), b"new")
         assert await counted(home) == 60 - 7 + 4
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
         assert await counted(home) == 57
         assert await goes(home) == 57
         assert await counted(home) == 0
@@ -122,14 +122,14 @@ def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
                 )
             home.store.changes = slow  # type: ignore[method-assign]
             count = asyncio.ensure_future(counted(home))
-            acks: list[Ack] = []
+            acks: list[BatchAck] = []
             while not count.done():
                 await asyncio.sleep(0.001)
                 if rng.random() < 0.7:
                     home.put(*(b"%02d" % rng.randrange(90) for _ in range(3)), partition=rng.choice(PARTITIONS))
                 else:
                     reply = await home.fetch(acks=acks, count=5, wait_ms=0)
-                    acks = [Ack(reply.batch, reply.owner_version)] if reply.items else []
+                    acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
             home.store.changes = plain  # type: ignore[method-assign]
             assert count.result() in (None, truths[-1])
             told += count.result() is not None

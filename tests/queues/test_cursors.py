@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.queues.cursors import (
+    CursorPosition,
     CursorState,
-    Position,
     decode_soft,
     decode_state,
     encode_soft,
@@ -26,8 +26,8 @@ def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
     for lineage in (0, 3):
         for base, made_at, cursor in [(5, 99, 10), (40, 77, 77), (40, 3, 10)]:
             position = position_of(Cursor(40, entry, encode_soft(base, made_at, lineage)), lineage)
-            assert position == Position(40, CursorState(10, 2, SINK), cursor)
-        assert position_of(Cursor(40, entry, None), lineage) == Position(40, CursorState(10, 2, SINK), 10)
+            assert position == CursorPosition(40, CursorState(10, 2, SINK), cursor)
+        assert position_of(Cursor(40, entry, None), lineage) == CursorPosition(40, CursorState(10, 2, SINK), 10)
 
 
 def test_soft_cursors_count_only_in_the_lineage_they_were_made_in() -> None:
@@ -35,7 +35,7 @@ def test_soft_cursors_count_only_in_the_lineage_they_were_made_in() -> None:
     lineage told a copy that has not heard of it; the last CURSOR entry holds."""
     entry = encode_state(CursorState(10, 2, SINK))
     for made_in, lineage in [(0, 1), (1, 0), (1, 2), (2, 1)]:
-        assert position_of(Cursor(40, entry, encode_soft(40, 77, made_in)), lineage) == Position(
+        assert position_of(Cursor(40, entry, encode_soft(40, 77, made_in)), lineage) == CursorPosition(
             40, CursorState(10, 2, SINK), 10
         )
 

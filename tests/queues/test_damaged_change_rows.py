@@ -9,7 +9,7 @@ import pytest
 from isthmus.config.settings import QueueSettings
 from isthmus.queues import queue_server
 from isthmus.queues.status import reason
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Change, DamagedChange
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_queue_lag_and_explain import lag
@@ -20,11 +20,11 @@ P, OTHER = PARTITIONS
 async def taken(home: Home, polls: int) -> list[bytes]:
     """Keys that so many polls bring, all acknowledged but the last one's."""
     got: list[bytes] = []
-    acks: list[Ack] = []
+    acks: list[BatchAck] = []
     for _ in range(polls):
         reply = await home.fetch(acks=acks, wait_ms=100)
         got += [item[5] for item in reply.items]
-        acks = [Ack(reply.batch, reply.owner_version)] if reply.items else []
+        acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
     return got
 
 

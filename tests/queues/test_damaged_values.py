@@ -8,9 +8,9 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.queues.queue_documents import Act
+from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.rate_limit import Rates
-from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady
 from isthmus.repl.model.keys import Key
 from tests.queues.home import PARTITIONS, Home
@@ -26,13 +26,13 @@ def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
         ensemble = MemoryEnsemble()
         home = Home(ensemble=ensemble)
         await home.start()
-        await home.queues.steering.set_rates("q", Rates(1_000_000, 7), Act("ann", 1, ""))
+        await home.queues.steering.set_rates("q", Rates(1_000_000, 7), AuditInfo("ann", 1, ""))
         await home.until(lambda: home.served()[0].throttle.rates.objects == 7)
         found = ensemble.read("/queues/q/rates")
         assert found is not None
         with capture_logs() as logs:
             ensemble.set("/queues/q/rates", b'{"bytes": {}}', found[1].version)
-            await home.acts.suspend("q", "serving", None, Act("ann", 2, ""))
+            await home.acts.suspend("q", "serving", None, AuditInfo("ann", 2, ""))
             await home.until(lambda: home.served()[0].suspension is not None)
         assert home.served()[0].throttle.rates.objects == 7
         assert {e["path"] for e in logs if e["event"] == "queue.metastore_value_unreadable"} == {"/queues/q/rates"}
@@ -54,8 +54,8 @@ def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out()
         home = Home(ensemble=ensemble)
         await home.start()
         await home.fetch(wait_ms=0)
-        await home.acts.suspend("q", "serving", None, Act("ann", 1, "moving"))
-        await home.acts.suspend("q", "publishing", None, Act("ann", 1, "moving"))
+        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "moving"))
+        await home.acts.suspend("q", "publishing", None, AuditInfo("ann", 1, "moving"))
         machine = home.served()[0].machine
         await home.until(lambda: all(w.state.gaps for w in machine.windows.values()))
         home.put(b"left out")
@@ -76,8 +76,8 @@ def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out()
         assert all(w.state.gaps[-1].is_open for w in queue.machine.windows.values())
         for act in (home.acts.suspend, home.acts.resume):
             with pytest.raises(BadInput, match="isthmus queue resume q"):
-                await act("q", "serving", "e1", Act("bob", 2, ""))
-        await home.acts.resume("q", "serving", None, Act("bob", 3, ""))
+                await act("q", "serving", "e1", AuditInfo("bob", 2, ""))
+        await home.acts.resume("q", "serving", None, AuditInfo("bob", 3, ""))
         await home.until(lambda: not any(g.is_open for w in queue.machine.windows.values() for g in w.state.gaps))
         assert queue.word.suspensions == ()
         home.put(b"after")
@@ -96,7 +96,7 @@ def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None
         ensemble = MemoryEnsemble()
         home = Home(ensemble=ensemble)
         await home.start()
-        act = Act("ann", 1, "")
+        act = AuditInfo("ann", 1, "")
         await home.acts.throttle("q", Rates(0, 5), act)
         found = ensemble.read("/queues/q/rates")
         assert found is not None
@@ -143,8 +143,8 @@ def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
         ensemble = MemoryEnsemble()
         home = Home(ensemble=ensemble)
         await home.start()
-        await home.acts.delist("q", Act("ann", 1, ""))
-        await home.acts.register("late", {}, 0, Act("ann", 2, ""))
+        await home.acts.delist("q", AuditInfo("ann", 1, ""))
+        await home.acts.register("late", {}, 0, AuditInfo("ann", 2, ""))
         found = ensemble.read("/queue-definitions")
         assert found is not None
         await home.crash()
@@ -158,7 +158,7 @@ def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
         assert row["serving"] == "suspended"
         key = Key(b"default", b"b", b"a")
         assert home.queues.owed(PARTITIONS[0], 0, SINK, key)
-        settled = QueuesSettled(
+        settled = TombstoneBarrier(
             home.queues.machines, home.store, lambda: home.queues.steering.unread, lineage=home.lineage
         )
         assert "/queue-definitions" in settled.waits(PARTITIONS[0], 0, b"default", b"b")

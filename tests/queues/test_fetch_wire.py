@@ -23,10 +23,10 @@ from isthmus.queues.wire import (
     UNPACKED_MAX,
     WAIT_MS_MAX,
     ZSTD,
-    Ack,
+    BatchAck,
     FetchReply,
     FetchRequest,
-    UnknownVersion,
+    UnknownFetchVersion,
     decode_reply,
     decode_request,
     encode_reply,
@@ -63,7 +63,7 @@ _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
         st.text(max_size=9),
         st.lists(
             st.builds(
-                Ack, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple), _outcomes,
+                BatchAck, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple), _outcomes,
                 st.lists(_number, max_size=2).map(tuple),
             ),
             max_size=3,
@@ -114,10 +114,10 @@ def test_a_frame_that_says_too_much_or_nothing_is_refused_unread() -> None:
 
 def test_messages_of_before_the_added_fields_are_understood() -> None:
     """Fields that came later may be absent, and an unknown one is passed over: neighbouring versions talk."""
-    old = msgpack.unpackb(encode_request(FetchRequest(SESSION, "west", (Ack(b"b", 1),))))
+    old = msgpack.unpackb(encode_request(FetchRequest(SESSION, "west", (BatchAck(b"b", 1),))))
     for name in ("outcomes", "compress", "properties"):
         del old[name]
-    assert decode_request(msgpack.packb(old | {"later": 1})).acks == (Ack(b"b", 1),)
+    assert decode_request(msgpack.packb(old | {"later": 1})).acks == (BatchAck(b"b", 1),)
     answer = msgpack.unpackb(encode_reply(REPLY))
     del answer["priority"], answer["properties"]
     assert decode_reply(msgpack.packb(answer | {"later": 1})) == REPLY
@@ -129,7 +129,7 @@ def test_another_version_is_refused_with_a_reason() -> None:
         (encode_request(FetchRequest(SESSION, "west")), decode_request),
         (encode_reply(REPLY), decode_reply),
     ):
-        with pytest.raises(UnknownVersion, match="version 2, this program speaks 1"):
+        with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):
             decode(msgpack.packb(msgpack.unpackb(body) | {"v": 2}))
 
 
@@ -148,7 +148,7 @@ def test_a_request_over_the_size_limit_is_not_decoded() -> None:
 
 def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
     """All changes of the largest batch failed, and as many bucket types as are told have the longest names."""
-    acks = (Ack(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
+    acks = (BatchAck(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
     properties = {b"%0255d" % number: bytes(8) for number in range(DIGESTS_MAX)}
     places = {b"t": {b"%069d" % number: bytes(10) for number in range(PLACES_MAX)}}
     assert sum(len(b"t") + len(name) + 10 for name in places[b"t"]) == PLACES_BYTES_MAX

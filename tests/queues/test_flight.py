@@ -43,9 +43,9 @@ def test_an_object_that_is_newer_than_its_reference_goes_once_and_never_home(ori
     entry = desk.pen.data(P, b"a", size=9, origin=origin)
     desk.shelf.put(P, entry)
     found = read_objects(desk.shelf, batch.items(), 10_000)  # type: ignore[arg-type]
-    assert not desk.queue.told(batch, {P: desk.shelf.ends[P]})
+    assert not desk.queue.caught_up(batch, {P: desk.shelf.ends[P]})
     desk.queue.add(P, [entry], desk.now)
-    assert desk.queue.told(batch, {P: desk.shelf.ends[P]})
+    assert desk.queue.caught_up(batch, {P: desk.shelf.ends[P]})
     assert desk.queue.settle(batch, found) == (origin == OURS)
     if origin == OURS:
         assert [item[2] for item in batch.items()] == [entry.offset]

@@ -7,7 +7,7 @@ from typing import Any
 
 from isthmus.config.settings import QueueSettings
 from isthmus.node.services.queue_rpc import ClusterGaps
-from isthmus.queues.queue_documents import Act
+from isthmus.queues.queue_documents import AuditInfo
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK, THIRD
 from tests.queues.test_queue_acts import alive, settled
@@ -41,7 +41,7 @@ def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
         home.put(b"a")
         home.put(b"b", partition=PARTITIONS[1])
         for name in ("rt", "north"):
-            await home.acts.clear(name, Act("ann", home.clock.wall_ms(), ""))
+            await home.acts.clear(name, AuditInfo("ann", home.clock.wall_ms(), ""))
             await settled(home, name)
         records = {p: SimpleNamespace(bucket_type=home.types[p].decode()) for p in PARTITIONS}
         controller: Any = SimpleNamespace(records=records, registrations={})

@@ -10,7 +10,7 @@ import pytest
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import GapChoice
 from isthmus.queues.cursors import encode_state
-from isthmus.queues.queue_documents import CLEARED, Act, Decree, obeyed
+from isthmus.queues.queue_documents import CLEARED, AuditInfo, CursorCommand, obeyed
 from isthmus.repl.model.errors import NotReady
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_source_queue_rules import Desk, P, keys
@@ -57,12 +57,12 @@ def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> N
         await asyncio.sleep(0)
         assert PARTITIONS[0] in queue.claiming
         with contextlib.suppress(NotReady):
-            await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
+            await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
         assert len(await home.drain()) == LIMIT
         await home.until(lambda: not queue.claiming)
         left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
         assert [gap["count_at_least"] for gap in left] == [5]
-        await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
+        await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
         assert home.acts.gaps("q") == left
         await home.close()
 
@@ -83,10 +83,10 @@ def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatc
         await home.until(lambda: window.state.gaps)
         assert len(await home.drain()) == LIMIT
         (old,) = home.acts.gaps("q")
-        monkeypatch.setattr(home.queues._keeper, "claim_all", lambda _queue: None)
+        monkeypatch.setattr(home.queues._keeper, "write_pending_cursors", lambda _queue: None)
         home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
         assert window.unrecorded()
-        await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
+        await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
         window = queue.machine.windows[PARTITIONS[0]]
         assert [gap.left_out for gap in window.state.gaps] == [5]
         assert not window.unrecorded()
@@ -122,7 +122,7 @@ def test_the_second_of_two_entries_that_says_less_counts() -> None:
     for number in range(6):
         desk.write(b"a%d" % number)
     window = desk.queue.windows[P]
-    clear = Decree(1, CLEARED, 1, "ann", 7, "")
+    clear = CursorCommand(1, CLEARED, 1, "ann", 7, "")
     states = [obeyed(window.state, window.cursor, clear, start, 7) for start in (6, 2)]
     for state in states:
         entry = desk.pen.cursor(P, b"q", encode_state(state))

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import isthmus.queues.window as window_room
-from isthmus.queues.cursor_decisions import Stopped
+from isthmus.queues.cursor_decisions import PublishingSuspended
 from isthmus.queues.cursors import CursorState, decode_state, encode_state
 from isthmus.queues.gaps import with_gap, without
-from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, Decree, obeyed
+from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, CursorCommand, obeyed
 from isthmus.repl.model.entry import EntryKind
 from tests.queues.test_source_queue_machine import NAME, PARTITIONS, ROWS, Schedule
 
@@ -26,8 +26,8 @@ class Steered(Schedule):
     """A queue that operators steer; half of them discard at their limit."""
 
     def __init__(self, seed: int, cascade: bool) -> None:
-        self.stopped: Stopped | None = None
-        self.decree: Decree | None = None
+        self.stopped: PublishingSuspended | None = None
+        self.decree: CursorCommand | None = None
         self.claims: list[tuple[int, CursorState]] = []
         self.claiming: set[int] = set()
         super().__init__(seed, cascade)
@@ -63,7 +63,7 @@ class Steered(Schedule):
     # ------------------------------------------------------------------ what operators do
 
     def suspend_or_resume(self) -> None:
-        self.queue.stopped = self.stopped = None if self.stopped else Stopped("ann", "because")
+        self.queue.stopped = self.stopped = None if self.stopped else PublishingSuspended("ann", "because")
         self.seen["suspended"] += 1
 
     def act(self) -> None:
@@ -71,11 +71,11 @@ class Steered(Schedule):
         self.now += 1
         version = 1 if self.decree is None else self.decree.version + 1
         what = self.rng.choice([CLEARED, CLEARED, RELEASED, PLACED])
-        self.decree = Decree(version, what, self.rng.choice([0, 1]), "ann", self.now, "because")
+        self.decree = CursorCommand(version, what, self.rng.choice([0, 1]), "ann", self.now, "because")
         self.seen[what] += 1
 
     def claim(self) -> None:
-        """As `CursorKeeper.claim_all` does it, of one partition."""
+        """As `CursorKeeper.write_pending_cursors` does it, of one partition."""
         due: dict[int, CursorState | None] = dict(self.queue.unclaimed(self.now))
         if self.decree is not None:
             version = self.decree.version

@@ -18,17 +18,17 @@ from isthmus.queues.queue_documents import (
     HELD_MAX,
     LOST_MAX,
     PUBLISHING,
-    Act,
-    Held,
-    Lost,
-    Steering,
+    AuditInfo,
+    BulkMark,
+    LostReferences,
+    QueueStore,
     bound_for,
     decode_held,
     encode_held,
     path_of,
 )
 from isthmus.queues.window_rules import FOLD, FULL_SYNC
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.metastore.port import Unavailable
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
@@ -160,13 +160,13 @@ def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
         assert len(await home.drain()) == 300
         await home.acts.push("q", keys(300), FULL_SYNC, 0)
         reply = await home.fetch(count=250)
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
         await ticked(home)
         assert marks(home) == [("e1", FULL_SYNC, 8 * FIRST_STEP)]
         await ticked(home, REST_MS)
         assert marks(home) == [("e1", FULL_SYNC, FIRST_STEP)], "fifty are left"
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
         await ticked(home)
         assert marks(home)
         await ticked(home, REST_MS)
@@ -256,7 +256,7 @@ def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
         await two.crash()
         two.queues._queues.clear()  # its process hears of nothing any more
         one.queues.holding.live = lambda: ("e1",)
-        await one.acts.delist("q", Act("ann", one.clock.wall_ms(), "because"))
+        await one.acts.delist("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
         await one.until(lambda: not one.served())
         assert "e2" in await left(one)
         await ticked(one, SWEEP_MS)
@@ -265,7 +265,7 @@ def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
         await two.start(lead=False)
         await ticked(two)
         assert not two.served()
-        await one.acts.register("q", {}, 0, Act("ann", one.clock.wall_ms(), "again"))
+        await one.acts.register("q", {}, 0, AuditInfo("ann", one.clock.wall_ms(), "again"))
         await one.until(lambda: one.served())
         await one.acts.push("q", keys(2), FULL_SYNC, 0)
         await ticked(one, SWEEP_MS)
@@ -291,7 +291,7 @@ def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes
 
         home.metastore.put = refused  # type: ignore[method-assign]
         with contextlib.suppress(NotReady):  # whichever comes first, the act or the hint of it
-            await home.acts.delist("q", Act("ann", home.clock.wall_ms(), "because"))
+            await home.acts.delist("q", AuditInfo("ann", home.clock.wall_ms(), "because"))
         await home.until(lambda: not home.served())
         home.metastore.put = put  # type: ignore[method-assign]
         assert "e1" in await left(home)
@@ -350,7 +350,7 @@ def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
             await home.start(lead=home is one)
         await one.acts.push("q", keys(3), FULL_SYNC, 0)
         await two.acts.push("q", keys(4), FOLD, 0)
-        await one.acts.clear("q", Act("ann", one.clock.wall_ms(), "because"))
+        await one.acts.clear("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
         await two.until(lambda: len(gaps_of_lower(two)) == 2)
         gaps = gaps_of_lower(two)
         assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
@@ -371,11 +371,11 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
         rng = Random(seed)
         home = Home(QueueSettings("q", queue_limit_count=3_000))
         await home.start()
-        looker = Steering(home.metastore, {})
+        looker = QueueStore(home.metastore, {})
         number = crashes = 0
         home.put(*(key.key for key in keys(5_000)))
         await home.drain()
-        acks: list[Ack] = []
+        acks: list[BatchAck] = []
         for _ in range(90):
             match rng.randrange(6):
                 case 0 | 1:
@@ -387,7 +387,7 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
                         await home.acts.push("q", keys(count, number), rng.choice((FULL_SYNC, FOLD)), 0)
                 case 2 | 3:
                     reply = await home.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
-                    acks = [Ack(reply.batch, reply.owner_version)] if reply.items else []
+                    acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
                 case 4:
                     await ticked(home, rng.choice((0, REST_MS)))
                 case _:
@@ -425,7 +425,7 @@ def test_bounds_rise_in_steps_up_to_the_room() -> None:
 def test_what_is_no_list_of_marks_is_refused(value: bytes) -> None:
     """A strange value is told as such; none at all is an empty list."""
     assert decode_held(None) == ()
-    some = (Held("e1", 2, 256, 7),)
+    some = (BulkMark("e1", 2, 256, 7),)
     assert decode_held(encode_held(some)) == some
     with pytest.raises(CodecError):
         decode_held(value)
@@ -438,15 +438,15 @@ def test_marks_and_records_of_losses_are_bounded() -> None:
     async def run() -> None:
         metastore = MemoryMetastore()
         await metastore.start(lambda state: None)
-        steering = Steering(metastore, {})
-        full = encode_held(Held(f"n{n}", 2, 256, 7) for n in range(HELD_MAX))
+        steering = QueueStore(metastore, {})
+        full = encode_held(BulkMark(f"n{n}", 2, 256, 7) for n in range(HELD_MAX))
         await metastore.put("/queues/q/held", full, None)
         with pytest.raises(Overloaded):
-            await steering.hold("q", "more", [Held("more", 2, 256, 7)])
+            await steering.hold("q", "more", [BulkMark("more", 2, 256, 7)])
         for n in range(3):
             assert await steering.lose_held("q", f"n{n}", 100) == 1
             assert await steering.lose_held("q", f"n{n}", 100) == 0
-        await steering.note_lost("q", [Lost("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)])
+        await steering.note_lost("q", [LostReferences("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)])
         lost = (await steering.word("q")).lost
         assert len(lost) == LOST_MAX
         assert [(one.node, one.left_out, one.at_most) for one in lost[:4]] == [
@@ -470,11 +470,11 @@ def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> 
         home.put(b"000000")
         await home.drain()
         assert await home.acts.push("q", keys(1), FOLD, 0) == 1
-        await home.acts.suspend("q", PUBLISHING, None, Act("ann", 1, "moving"))
+        await home.acts.suspend("q", PUBLISHING, None, AuditInfo("ann", 1, "moving"))
         with pytest.raises(NotReady, match="publishing of queue q is suspended by ann: moving"):
             await home.acts.push("q", keys(1, 1), FULL_SYNC, 0)
         assert [item[5] for item in (await home.fetch()).items] == [b"000000"]
-        await home.acts.resume("q", PUBLISHING, None, Act("ann", 2, ""))
+        await home.acts.resume("q", PUBLISHING, None, AuditInfo("ann", 2, ""))
         assert await home.acts.push("q", keys(1, 1), FULL_SYNC, 0) == 1
 
     story(test)
@@ -487,8 +487,8 @@ def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
     async def work() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda state: None)
-        steering = Steering(metastore, {"q": QueueSettings("q")})
-        noted = [Lost("nm"[n % 2], 1 + n // 2 % 2, n, n, n, "stopped", "", n) for n in range(LOST_MAX + 9)]
+        steering = QueueStore(metastore, {"q": QueueSettings("q")})
+        noted = [LostReferences("nm"[n % 2], 1 + n // 2 % 2, n, n, n, "stopped", "", n) for n in range(LOST_MAX + 9)]
         for one in noted:
             await steering.note_lost("q", [one])
         lost = (await steering.word("q")).lost
@@ -497,7 +497,7 @@ def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
             mine = [[one for one in found if (one.node, one.priority) == whose] for found in (noted, lost)]
             assert sum(one.left_out for one in mine[0]) == sum(one.left_out for one in mine[1])
             assert min(one.from_ms for one in mine[0]) == min(one.from_ms for one in mine[1])
-        await steering.note_lost("q", [Lost(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)])
+        await steering.note_lost("q", [LostReferences(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)])
         assert len((await steering.word("q")).lost) == LOST_MAX, "however many nodes there are"
 
     asyncio.run(work())

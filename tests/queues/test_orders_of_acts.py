@@ -13,9 +13,9 @@ from isthmus.config.settings import QueueSettings
 from isthmus.queues import queue_documents
 from isthmus.queues.admin import GapChoice
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING
-from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window_rules import FULL_SYNC
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.coordinator.routing import LEADER_WAIT_S
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
@@ -52,7 +52,7 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
         lower = home.served()[0].machine.lower[0]
         assert (lower.waiting_count, lower.away_count) == (2, 2)
         asked = 0
-        acks = [Ack(first.batch, first.owner_version)]
+        acks = [BatchAck(first.batch, first.owner_version)]
         assert (await home.fetch(acks=acks, wait_ms=1_500)).items == []
         assert asked <= 3
         away.clear()
@@ -87,7 +87,7 @@ def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
                 home.put(b"new")
             reply = await fetched
             assert [item[5] for item in reply.items] == [key or b"new"]
-            await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+            await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         assert asyncio.get_running_loop().time() - began < LEADER_WAIT_S
 
     alive(test)
@@ -101,11 +101,11 @@ def test_definitions_are_followed_one_after_the_other() -> None:
     async def test(home: Home) -> None:
         made, gate, make, begin = [], asyncio.Event(), home.queues._made, home.queues.holding.begin
 
-        def making(settings: QueueSettings) -> ServedQueue:
+        def making(settings: QueueSettings) -> QueueServer:
             made.append(settings.name)
             return make(settings)
 
-        async def beginning(queue: ServedQueue) -> None:
+        async def beginning(queue: QueueServer) -> None:
             await gate.wait()
             await begin(queue)
 

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.queue_documents import DEFINITIONS_PATH
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import actor_of, pack_counter
@@ -53,7 +53,7 @@ def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
     async def test(home: Home) -> None:
         home.put(b"a")
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         assert not home.queues.owed(P, 1, THIRD, KEY)
         queue, write_cursor = home.queues.named("q"), home.write_cursor
         may_go = asyncio.Event()

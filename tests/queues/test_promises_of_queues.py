@@ -161,7 +161,7 @@ def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
     machine.add(P, [entry], desk.now)
     machine.decided(P, b"default", entry.offset, state)
     session = SESSION._replace(cluster=THIRD)
-    machine.heard(session, None, desk.now)
+    machine.on_fetch(session, None, desk.now)
     desk.refill()
     machine.lower[0].offer(named(b"p", range(3)), desk.now)
     desk.now += ALIVE_MS + 1

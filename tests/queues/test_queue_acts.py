@@ -11,10 +11,10 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import GapChoice
-from isthmus.queues.queue_documents import PUBLISHING, SERVING, Act
+from isthmus.queues.queue_documents import PUBLISHING, SERVING, AuditInfo
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, REAL_TIME
-from isthmus.queues.wire import OFF, THROTTLED, Ack, OwnedByOther, UnknownQueue
+from isthmus.queues.wire import OFF, THROTTLED, BatchAck, OwnedByOther, UnknownQueue
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
@@ -23,12 +23,12 @@ from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET, SINK, THIRD
 from tests.support.memory_metastore import MemoryEnsemble
 
-ACT = Act("ann", 1_000, "because")
+ACT = AuditInfo("ann", 1_000, "because")
 
 
-def told(home: Home) -> Act:
+def told(home: Home) -> AuditInfo:
     """An act of now."""
-    return Act("ann", home.clock.wall_ms(), "because")
+    return AuditInfo("ann", home.clock.wall_ms(), "because")
 
 
 def alive(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings, enabled: bool = True) -> None:
@@ -337,7 +337,7 @@ def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said()
         home.put(b"a")
         reply = await home.fetch()
         assert [item[5] for item in reply.items] == [b"a"]
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         await home.acts.release("q", 0, told(home))
         with pytest.raises(OwnedByOther, match="released"):
             await home.fetch()
@@ -474,7 +474,7 @@ def test_lower_priorities_go_last_and_are_bounded() -> None:
             reply = await home.fetch(acks=acks, wait_ms=1_000)
             seen.append((reply.priority, [item[5] for item in reply.items]))
             assert all(item[8] for item in reply.items)
-            acks = [Ack(reply.batch, reply.owner_version, (), (1, 0, 0, 0))]
+            acks = [BatchAck(reply.batch, reply.owner_version, (), (1, 0, 0, 0))]
         assert seen == [(REAL_TIME, [b"now"]), (FULL_SYNC, [b"b"]), (FOLD, [b"a"])]
         await home.fetch(acks=acks, wait_ms=0)
         (queue,) = await home.queues.listing()
@@ -627,7 +627,7 @@ def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
         reply = await home.fetch(wait_ms=0)
         assert len(reply.items) == 3
         home.put(b"hot", b"c")
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version, (0,), (1, 1, 0, 0))], wait_ms=0, count=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (0,), (1, 1, 0, 0))], wait_ms=0, count=0)
         ledger = await home.acts.ledger("q")
         assert ledger["closes"] is True
         assert ledger["eligible"] == 17
@@ -840,7 +840,7 @@ def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first() -> N
         await settled(home)
         home.queues.leadership(PARTITIONS[0], False, 0)
         queue = home.served()[0]
-        queue.obey(queue.word._replace(decree=None), "e1")  # as of before the watch told of it
+        queue.apply_state(queue.word._replace(decree=None), "e1")  # as of before the watch told of it
         assert str(queue.filter) != "any"
         put_in(home, b"other", b"b")
         home.lead(PARTITIONS[0])

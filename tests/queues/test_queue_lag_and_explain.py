@@ -14,7 +14,7 @@ from isthmus.config.settings import QueueSettings
 from isthmus.node.cli.queue import queue_facts
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.queues.window_rules import FULL_SYNC
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, place_digest
 from tests.queues.home import PARTITIONS, Home
@@ -146,7 +146,7 @@ def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeyp
         assert (found["objects"], found["bytes"]) == (None, None)
         assert 4 < found["seconds"] < 8
         batch = await home.fetch()
-        await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+        await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
         found = await lag(home)
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 
@@ -164,7 +164,7 @@ def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(mon
 
         async def overtaken(*given: Any) -> lag_module.Pending:
             if home.queues.machines()["q"].windows[P].away_count:
-                await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+                await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
             return await reads(*given)
 
         monkeypatch.setattr(lag_module, "_pending", overtaken)
@@ -194,7 +194,7 @@ def test_explain_names_where_a_key_is_and_why() -> None:
         assert (found["state"], found["ahead"], found["owner"]) == ("waiting", 1, "west")
         home.put(b"theirs", origin=THIRD)
         assert explained(home, b"theirs")["state"] == "origin"
-        await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+        await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
         assert explained(home, b"early")["state"] == "acknowledged"
         await home.acts.suspend("q", SERVING, None, told(home))
         held = explained(home, b"one")

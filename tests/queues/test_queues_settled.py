@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus.queues.cursors import CursorState, encode_soft, encode_state
-from isthmus.queues.gaps import Gap
-from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.gaps import QueueGap
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.store.port import Cursor
 
 
@@ -34,7 +34,7 @@ class Rows:
 def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b", lineage: int = 0) -> str:
     machines: Any = {"to-west": Machine()}
     rows: Any = Rows(state, soft)
-    settled = QueuesSettled(lambda: machines, rows, lineage=lambda _partition: lineage)
+    settled = TombstoneBarrier(lambda: machines, rows, lineage=lambda _partition: lineage)
     assert settled.offers(b"t", b"b")
     assert not settled.offers(b"t", b"c")
     return settled.waits(3, 10, b"t", bucket)
@@ -63,6 +63,6 @@ def test_other_buckets_wait_for_nothing() -> None:
 
 def test_a_gap_holds_a_tombstone_until_it_is_closed() -> None:
     """What was given up was never acknowledged, wherever the cursor is."""
-    gap = Gap(8, 11, 1, 2, 0, "discard", "ann", "full")
+    gap = QueueGap(8, 11, 1, 2, 0, "discard", "ann", "full")
     assert "gap (discard)" in waits(CursorState(20, gaps=(gap,)))
     assert waits(replace(CursorState(20), gaps=(gap._replace(end=10),))) == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from isthmus.queues.queue_documents import Act
+from isthmus.queues.queue_documents import AuditInfo
 from tests.queues.home import Home
 from tests.queues.source_world import SINK, THIRD
 from tests.support.memory_metastore import MemoryEnsemble
@@ -37,8 +37,8 @@ def value_of(home: Home, what: str) -> bytes:
     return found[0]
 
 
-def told(home: Home) -> Act:
-    return Act("ann", home.clock.wall_ms(), "")
+def told(home: Home) -> AuditInfo:
+    return AuditInfo("ann", home.clock.wall_ms(), "")
 
 
 async def all_stand(home: Home, cluster: bytes) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import isthmus.queues.window as window_room
 from isthmus.queues.cursors import CursorState, encode_soft, encode_state, position_of
 from isthmus.queues.gaps import Gaps
-from isthmus.queues.leases import Batch, Session
+from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.object_reader import read_objects
 from isthmus.queues.source_queue import QUIET_MS, SourceQueue
 from isthmus.queues.window import Window
@@ -70,7 +70,7 @@ class Schedule:
         self.sent: list[Sent] = []
         self.reads: list[tuple[Window, list[Change], int]] = []
         self.unread: list[tuple[Window, int, int]] = []
-        self.reading: list[tuple[Batch, int]] = []
+        self.reading: list[tuple[LeasedBatch, int]] = []
         self.moved: dict[bytes, set[int]] = {}
         """Batch -> partitions whose leadership moved while it was away: its acknowledgement counts nothing there."""
         for partition in PARTITIONS:
@@ -123,7 +123,7 @@ class Schedule:
             self.untold[partition] = []
             self.told[partition] = self.shelf.ends[partition]
             self.queue.lead(partition, b"default", position, self.shelf.ends[partition])
-        self.queue.heard(self.session, None, self.now)
+        self.queue.on_fetch(self.session, None, self.now)
 
     def store(self, partition: int, entry: Entry) -> None:
         self.shelf.put(partition, entry)
@@ -174,7 +174,7 @@ class Schedule:
 
     def fetch(self) -> None:
         session = self.session._replace(link=self.rng.randrange(2))
-        self.queue.heard(session, None, self.now)
+        self.queue.on_fetch(session, None, self.now)
         count, size = self.rng.randint(1, 6), self.rng.choice([1, 300, 10_000])
         batch = self.queue.take(session, count, size, self.now)
         if batch is None:
@@ -188,14 +188,14 @@ class Schedule:
 
     def finish_reading(self) -> None:
         """The objects of a batch were read, at a moment when the store may have moved on."""
-        ready = [one for one in self.reading if self.queue.told(one[0], self.shelf.ends)]
+        ready = [one for one in self.reading if self.queue.caught_up(one[0], self.shelf.ends)]
         if ready:
             batch, size = self.rng.choice(ready)
             self.reading.remove((batch, size))
             if self.queue.settle(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
                 self.send(batch, size)
 
-    def send(self, batch: Batch, size: int) -> None:
+    def send(self, batch: LeasedBatch, size: int) -> None:
         self.queue.sent(batch)
         for item in batch.items():
             assert item[0] in (ReferenceKind.OBJECT, ReferenceKind.TOMBSTONE)
@@ -235,7 +235,7 @@ class Schedule:
 
     def no_longer_held(self) -> None:
         """The sink's next fetch names nothing: what its link held comes back at once."""
-        self.queue.heard(self.session, (), self.now)
+        self.queue.on_fetch(self.session, (), self.now)
         assert all(batch.session.link != self.session.link for batch in self.queue.leases.batches.values())
 
     def time_passes(self) -> None:
@@ -297,15 +297,15 @@ class Schedule:
             self.tell_some(partition, 1)
             self.queue.decided(partition, b"default", entry.offset, state)
         assert not self.queue.unclaimed(0)
-        self.queue.heard(self.session, None, self.now)
+        self.queue.on_fetch(self.session, None, self.now)
 
     def nobody_fetches(self) -> None:
         if not self.queue.leases.batches and not self.unread and not self.reads:
             self.now += QUIET_MS
-            self.queue.quieten(self.now)
+            self.queue.drop_idle_windows(self.now)
             assert self.discard or self.budget.references == self.budget.objects == 0
             if self.rng.random() < 0.5:
-                self.queue.heard(self.session, None, self.now)
+                self.queue.on_fetch(self.session, None, self.now)
 
     def a_new_base(self) -> None:
         """A CURSOR entry of the same owner, the cursor as it stood or moved back by its rule."""
@@ -361,7 +361,7 @@ class Schedule:
         """Everything that is owed arrives once the faults end."""
         self.now += LEASE_MS
         self.queue.expire(self.now)
-        self.queue.heard(self.session, (), self.now)
+        self.queue.on_fetch(self.session, (), self.now)
         for window in self.queue.windows.values():
             window.refill_failed()
         for partition in PARTITIONS:

@@ -9,11 +9,11 @@ import pytest
 
 import isthmus.queues.leases as batches_room
 from isthmus.queues import backlog_count
-from isthmus.queues.backlog_count import Counting, Waiting
-from isthmus.queues.cursors import CursorState, Position
+from isthmus.queues.backlog_count import Backlog, BacklogCounter
+from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.leases import IN_FLIGHT_BATCHES_MAX, Session
 from isthmus.queues.object_reader import read_objects
-from isthmus.queues.pacing import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, Pace, gather_ms
+from isthmus.queues.pacing import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, BatchPacing, gather_ms
 from isthmus.queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
 from isthmus.queues.window_rules import FOLD, Budget, Item
 from isthmus.repl.model.keys import Key
@@ -44,8 +44,8 @@ class Desk:
         self.queue.set_owner(SINK, 1)
         self.now = 0
         for partition in partitions:
-            self.queue.lead(partition, b"default", Position(0, CursorState(0, 1, SINK), 0), 0)
-        self.queue.heard(SESSION, None, 0)
+            self.queue.lead(partition, b"default", CursorPosition(0, CursorState(0, 1, SINK), 0), 0)
+        self.queue.on_fetch(SESSION, None, 0)
 
     def write(self, key: bytes, partition: int = P, **how: object) -> None:
         entry = self.pen.data(partition, key, **how)  # type: ignore[arg-type]
@@ -345,9 +345,9 @@ def test_what_a_restarted_sink_held_comes_back_at_its_first_fetch() -> None:
     desk = Desk()
     desk.write(b"a")
     desk.take()
-    desk.queue.heard(SESSION._replace(node="other", incarnation=b"12345678"), (), 0)
+    desk.queue.on_fetch(SESSION._replace(node="other", incarnation=b"12345678"), (), 0)
     assert desk.take()[1] == []
-    desk.queue.heard(SESSION._replace(incarnation=b"87654321"), (), 0)
+    desk.queue.on_fetch(SESSION._replace(incarnation=b"87654321"), (), 0)
     assert keys(desk.take()[1]) == [b"a"]
 
 
@@ -356,11 +356,11 @@ def test_a_batch_whose_answer_was_lost_comes_back_with_the_next_fetch_of_its_lin
     desk = Desk()
     desk.write(b"a")
     batch, _ = desk.take()
-    desk.queue.heard(SESSION, (batch,), 0)
-    desk.queue.heard(SESSION._replace(link=1), (), 0)
-    desk.queue.heard(SESSION, None, 0)
+    desk.queue.on_fetch(SESSION, (batch,), 0)
+    desk.queue.on_fetch(SESSION._replace(link=1), (), 0)
+    desk.queue.on_fetch(SESSION, None, 0)
     assert desk.take()[1] == []
-    desk.queue.heard(SESSION, (), 0)
+    desk.queue.on_fetch(SESSION, (), 0)
     assert keys(desk.take()[1]) == [b"a"]
 
 
@@ -385,7 +385,7 @@ def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
     desk.write(b"a")
     desk.queue.set_owner(THIRD, 2)
     other = SESSION._replace(cluster=THIRD)
-    desk.queue.heard(other, (), 0)
+    desk.queue.on_fetch(other, (), 0)
     assert desk.queue.take(other, 10, 1_000, 0) is None
     assert desk.queue.unclaimed(0) == [(P, CursorState(0, 2, THIRD))]
     entry = desk.pen.cursor(P, b"q", b"")
@@ -419,13 +419,13 @@ def test_a_sink_that_is_away_costs_no_memory() -> None:
     for number in range(10):
         desk.write(b"%d" % number)
     assert desk.budget.references == 10
-    desk.queue.quieten(QUIET_MS - 1)
+    desk.queue.drop_idle_windows(QUIET_MS - 1)
     assert desk.budget.references == 10
-    desk.queue.quieten(QUIET_MS)
+    desk.queue.drop_idle_windows(QUIET_MS)
     assert desk.budget.references == desk.budget.objects == 0
     desk.write(b"later")
     assert desk.budget.references == 0
-    desk.queue.heard(SESSION, (), QUIET_MS)
+    desk.queue.on_fetch(SESSION, (), QUIET_MS)
     desk.refill()
     assert len(desk.take()[1]) == 11
 
@@ -456,7 +456,7 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
 
 def test_what_comes_at_once_after_a_hiccup_does_not_wait_like_a_flood() -> None:
     """At 1,000 changes a second, forty that come together behind a pause of the source leave no later than others."""
-    pace = Pace()
+    pace = BatchPacing()
     for now in range(1_000, 1_300):
         pace.arrived(1, now)
         pace.emptied()
@@ -498,7 +498,7 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
     waits = [gather_ms(rate / 100) for rate in range(400)]
     assert waits == sorted(waits)
     for per_ms, expected in ((0.1, 0), (1.0, GATHER_MS), (8.0, GATHER_MOST_MS)):
-        pace, now = Pace(), 5_000
+        pace, now = BatchPacing(), 5_000
         for now in range(5_000, 5_400):
             pace.arrived(int((now + 1) * per_ms) - int(now * per_ms), now)
             pace.emptied()
@@ -516,9 +516,9 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
     assert [(w.partition, w.scan) for w in desk.queue.unknown()] == [(P, 1)]
 
     def counted() -> tuple[int | None, int | None]:
-        async def count() -> Waiting:
+        async def count() -> Backlog:
             with ThreadPoolExecutor(1) as pool:
-                return await Counting(desk.queue, desk.shelf, pool, Clock()).waiting(1)  # type: ignore[arg-type]
+                return await BacklogCounter(desk.queue, desk.shelf, pool, Clock()).waiting(1)  # type: ignore[arg-type]
 
         return asyncio.run(count())[:2]
 
@@ -571,14 +571,14 @@ def test_rows_that_were_read_before_the_window_was_let_go_are_not_taken_for_newe
     desk = Desk()
     desk.write(b"a")
     desk.now += QUIET_MS
-    desk.queue.quieten(desk.now)
-    desk.queue.heard(SESSION, None, desk.now)
+    desk.queue.drop_idle_windows(desk.now)
+    desk.queue.on_fetch(SESSION, None, desk.now)
     ((window, start, limit),) = desk.queue.refills()
     late = desk.shelf.changes(P, start, limit)
     desk.now += QUIET_MS
-    desk.queue.quieten(desk.now)
+    desk.queue.drop_idle_windows(desk.now)
     desk.write(b"b")
-    desk.queue.heard(SESSION, None, desk.now)
+    desk.queue.on_fetch(SESSION, None, desk.now)
     under_way = desk.queue.refills()
     window.refilled(late, limit)
     for again, start, limit in (*under_way, *desk.queue.refills()):

@@ -16,9 +16,9 @@ import isthmus.queues.queue_server as serving_room
 from isthmus.config.settings import QueueSettings
 from isthmus.queues import pacing
 from isthmus.queues.cursors import decode_state, position_of
-from isthmus.queues.queue_documents import Act
+from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.status import HELP
-from isthmus.queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
+from isthmus.queues.wire import SERVING, SUSPENDED, BatchAck, OwnCluster, OwnedByOther, UnknownQueue
 from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import OURS, SINK, THIRD
@@ -203,14 +203,14 @@ def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does
         first = await home.fetch()
         assert keys(first) == [b"a", b"b"]
         home.put(b"c")
-        second = await home.fetch(acks=[Ack(first.batch, first.owner_version)])
+        second = await home.fetch(acks=[BatchAck(first.batch, first.owner_version)])
         assert keys(second) == [b"c"]
         home.queues.tick()
         await home.crash()
         await home.start()
-        again = await home.fetch(acks=[Ack(second.batch, second.owner_version)])
+        again = await home.fetch(acks=[BatchAck(second.batch, second.owner_version)])
         assert keys(again) == [b"c"], "an acknowledgement from before the crash settles nothing"
-        await home.fetch(acks=[Ack(again.batch, again.owner_version)], count=0)
+        await home.fetch(acks=[BatchAck(again.batch, again.owner_version)], count=0)
         await home.queues.stop()
         await home.start()
         assert await home.drain() == [], "a stop saves the cursor"
@@ -241,7 +241,7 @@ def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
     async def test(home: Home) -> None:
         home.put(b"a", b"b", b"c")
         reply = await home.fetch()
-        reply = await home.fetch(acks=[Ack(reply.batch, reply.owner_version, (1,))])
+        reply = await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (1,))])
         assert keys(reply) == [b"b"]
         listing = (await home.queues.listing())[0]
         assert (listing["acknowledged"], listing["redelivered"], listing["in_flight"]) == (2, 1, 1)
@@ -312,13 +312,13 @@ def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
         assert machine.budget.references == 0, "nobody fetches: nothing is kept"
         assert (await home.queues.listing())[0]["waiting"] == distinct
         got: list[bytes] = []
-        acks: list[Ack] = []
+        acks: list[BatchAck] = []
         while len(got) < distinct:
             reply = await home.fetch(acks=acks)
             assert machine.budget.references <= 2 * (2048 + 1024) + 512
             assert all(len(item[8]) > 0 for item in reply.items)
             got += keys(reply)
-            acks = [Ack(reply.batch, reply.owner_version)]
+            acks = [BatchAck(reply.batch, reply.owner_version)]
         await home.fetch(acks=acks, count=0)
         assert len(got) == len(set(got)) == distinct
         listing = (await home.queues.listing())[0]
@@ -352,7 +352,7 @@ def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() ->
         home.put(b"a")
         waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
         await waiting
-        await home.acts.suspend("q", "serving", None, Act("ann", 1, "maintenance"))
+        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
         await other.until(lambda: other.served()[0].suspension is not None)
         await home.crash()
         await home.start()
@@ -367,14 +367,14 @@ def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() ->
         assert (reply.items, reply.state) == ([], SUSPENDED)
         poll = asyncio.ensure_future(home.fetch(wait_ms=20_000))
         await home.until(lambda: home.served()[0].waiters)
-        await other.acts.resume("q", "serving", None, Act("bob", 2, ""))
+        await other.acts.resume("q", "serving", None, AuditInfo("bob", 2, ""))
         reply = await poll
         assert b"b" in keys(reply)
         assert reply.state == SERVING
         with pytest.raises(BadInput, match="publishing"):
-            await home.acts.suspend("q", "everything", None, Act("ann", 3, ""))
+            await home.acts.suspend("q", "everything", None, AuditInfo("ann", 3, ""))
         with pytest.raises(UnknownQueue):
-            await home.acts.suspend("x", "serving", None, Act("ann", 3, ""))
+            await home.acts.suspend("x", "serving", None, AuditInfo("ann", 3, ""))
         await home.close()
         await other.close()
 
@@ -435,7 +435,7 @@ def test_without_the_metastore_owned_queues_serve_and_others_wait() -> None:
         with pytest.raises(NotReady):
             await home.fetch(queue="new")
         with pytest.raises(NotReady):
-            await home.acts.suspend("q", "serving", None, Act("ann", 1, ""))
+            await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
         home.metastore.reconnect()
         assert keys(await home.fetch(queue="new")) == [b"a"]
         await home.close()
@@ -451,7 +451,7 @@ def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
         home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
         await home.start()
         await other.start()
-        await other.acts.suspend("q", "serving", None, Act("ann", 1, ""))
+        await other.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
         home.metastore.disconnect()
         await asyncio.sleep(0.02)
         home.metastore.reconnect()
@@ -468,7 +468,7 @@ def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_
     async def test(home: Home) -> None:
         home.put(b"a")
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         home.queues.leadership(P, False, home.shelf.ends[P])
         home.put(b"b")
         assert keys(await home.fetch(wait_ms=50)) == []
@@ -540,7 +540,7 @@ def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
     async def test(home: Home) -> None:
         home.put(b"a")
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         samples = home.queues.metrics()
         assert {name for name, _, _ in samples} == set(HELP)
         values = {name: value for name, _, value in samples}

@@ -7,7 +7,7 @@ import pytest
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.window import HELD_ROWS
 from isthmus.queues.window_rules import FULL_SYNC
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
 from tests.queues.home import PARTITIONS, Home
@@ -79,7 +79,7 @@ def test_what_was_in_memory_before_the_sink_told_makes_room() -> None:
         await home.until(lambda: machine.windows[MISSING].contiguous)
         assert len(reply.items) == 10
         assert machine.budget.references > HELD_ROWS
-        failed = [Ack(reply.batch, reply.owner_version, tuple(range(10)))]
+        failed = [BatchAck(reply.batch, reply.owner_version, tuple(range(10)))]
         assert not (await home.fetch(types=DEFAULT, acks=failed, wait_ms=0)).items
         home.queues.tick()
         await home.until(lambda: not machine.windows[MISSING].reading)
@@ -144,7 +144,7 @@ def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
         home.put(b"a", b"b", b"c")
         reply = await home.fetch()
         times, first = [item[7] for item in reply.items], reply.items[1][2]
-        ack = Ack(reply.batch, reply.owner_version, (), (1, 0, 0, 2), (1, 2))
+        ack = BatchAck(reply.batch, reply.owner_version, (), (1, 0, 0, 2), (1, 2))
         await home.fetch(acks=[ack], wait_ms=0)
         machine = home.queues.named("q").machine
         assert machine.ledger().given_up == 2
@@ -166,7 +166,7 @@ def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
 
         await home.acts.push("q", [Key(b"default", BUCKET, b"a")], FULL_SYNC, 0)
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version, (), (0, 0, 0, 1), (0,))], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (), (0, 0, 0, 1), (0,))], wait_ms=0)
         home.queues.tick()
         await home.until(lambda: len(home.acts.gaps()) == 2)
         (lost,) = [one for one in home.acts.gaps() if one["partition"] is None]

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from isthmus.queues.cursors import CursorState, decode_soft, encode_soft, encode_state, position_of
-from isthmus.queues.gaps import Gap
-from isthmus.queues.queue_documents import Decree
-from isthmus.queues.wire import Ack
+from isthmus.queues.gaps import QueueGap
+from isthmus.queues.queue_documents import CursorCommand
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Cursor, PartitionStep
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK
@@ -26,7 +26,7 @@ def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
     async def test(home: Home) -> None:
         home.put(b"a")
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         home.queues.leadership(P, False, home.shelf.ends[P])
         base = home.store.cursor(P, b"q").entry_offset
         home.soft_cursor(P, b"q", encode_soft(base, home.shelf.ends[P] + 5, 0))
@@ -78,7 +78,7 @@ def test_a_leader_whose_lineage_is_over_says_nothing_of_the_next_one() -> None:
     async def test(home: Home) -> None:
         home.put(b"a", b"b")
         reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         home.lineages[P] = 1
         home.queues.leadership(P, False, home.shelf.ends[P])
         assert acknowledged(home)[1:] == (home.shelf.ends[P], 0)
@@ -145,7 +145,7 @@ def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader
         home.put(b"a")
         home.queues.leadership(P, False, home.shelf.ends[P])
         (queue,) = home.served()
-        decree = Decree(7, "register", home.clock.wall_ms(), "ann", 5, "")
+        decree = CursorCommand(7, "register", home.clock.wall_ms(), "ann", 5, "")
         queue.word = queue.word._replace(decree=decree)
         read, decided, goes_on = home.store.cursor, threading.Event(), threading.Event()
 
@@ -161,7 +161,7 @@ def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader
         home.lead(P)
         await asyncio.sleep(0.02)
         home.queues.leadership(P, False, home.shelf.ends[P])
-        gap = Gap(0, 1, 5, 6, 1, "cleared", "ann", "")
+        gap = QueueGap(0, 1, 5, 6, 1, "cleared", "ann", "")
         state = CursorState(home.shelf.ends[P], 1, SINK, 7, (gap,))
         entry = home.pen.cursor(P, b"q", encode_state(state))
         home.shelf.put(P, entry)

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from isthmus.queues.wire import Ack, FetchReply
+from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.store.port import Change
 from tests.queues.home import Home
 from tests.queues.test_source_queues_actor import alive
@@ -37,7 +37,7 @@ def test_an_acknowledgement_by_itself_wakes_who_waits_for_what_it_frees() -> Non
         second = waiting(home, 2)
         await asyncio.sleep(0.02)
         assert not second.done()
-        await home.fetch(link=1, count=0, acks=[Ack(first.batch, first.owner_version)])
+        await home.fetch(link=1, count=0, acks=[BatchAck(first.batch, first.owner_version)])
         await timely(second, b"k")
 
     alive(test)
@@ -88,7 +88,7 @@ def test_a_large_batch_that_failed_in_part_holds_nobody_up() -> None:
         reply = await home.fetch(count=10_000)
         failed = tuple(range(1, len(reply.items)))
         began = time.thread_time()
-        await home.fetch(count=0, acks=[Ack(reply.batch, reply.owner_version, failed)])
+        await home.fetch(count=0, acks=[BatchAck(reply.batch, reply.owner_version, failed)])
         assert time.thread_time() - began < 1.0
         machine = home.served()[0].machine
         assert (machine.counts.acknowledged, machine.waiting_count()) == (1, len(failed))

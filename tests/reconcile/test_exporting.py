@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from isthmus.aae.reconcile import batch_jobs, export
-from isthmus.aae.reconcile.client import PartitionPlan, Plan
+from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory
 from isthmus.aae.reconcile.export import MARK
 from isthmus.aae.reconcile.manifest import write_json
 from isthmus.aae.trees.tree import BRANCH_COUNT
 from isthmus.repl.model.errors import BadInput, LocalFault
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
-from isthmus.repl.model.objects import seal
+from isthmus.repl.model.objects import encode_with_summary
 from tests.reconcile.pairs import made
 
 ASKED = {"bucket_type": "default", "bucket": "b"}
@@ -94,7 +94,7 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     spark: Any = Spark()
     clusters = [b"e" * 16]
     whole = (PartitionPlan(0, 0, SEGMENT_COUNT, 0, ()),)
-    monkeypatch.setattr(export, "asked_plan", lambda *_: Plan(clusters[0], "c", "default", whole))
+    monkeypatch.setattr(export, "asked_plan", lambda *_: ReplicaDirectory(clusters[0], "c", "default", whole))
     directory = export.import_directory(str(tmp_path / "runs"), "again")
     monkeypatch.chdir(tmp_path / "east")
     with pytest.raises(EOFError):
@@ -115,9 +115,9 @@ def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
     clusters = [b"e" * 16]
     written: list[str] = []
 
-    def plan(*_: Any) -> Plan:
+    def plan(*_: Any) -> ReplicaDirectory:
         rows = PartitionPlan(0, 0, SEGMENT_COUNT, 2_500_000, ())
-        return Plan(clusters.pop(0) if len(clusters) > 1 else clusters[0], "c", "default", (rows,))
+        return ReplicaDirectory(clusters.pop(0) if len(clusters) > 1 else clusters[0], "c", "default", (rows,))
 
     def write(_rows: Any, path: str) -> None:
         if len(written) == 1:
@@ -154,7 +154,7 @@ def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_leaves_of_exported_objects_are_those_of_their_key_rows() -> None:
     """Built from the bytes of an object alone, and from the row that a node keeps of it; a tombstone adds nothing."""
     made_objects = [made("one"), made("two", a=2, b=1), made("", dead=True)]
-    sealed = [seal(one) for one in made_objects]
+    sealed = [encode_with_summary(one) for one in made_objects]
     names = [(b"b", b"k%d" % at) for at in range(3)]
     found = batch_jobs._exported_leaves(
         pa.array([b for b, _ in names]), pa.array([k for _, k in names]), pa.array([data for data, _ in sealed])

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.aae.reconcile import join
-from isthmus.aae.reconcile.compare_range import AsOf, SideSpec, decoded
+from isthmus.aae.reconcile.compare_range import ReadPoint, SideSpec, decoded
 from isthmus.aae.reconcile.verdicts import first_look
 from isthmus.aae.row_stream.wire import Rows
 from isthmus.repl.model.entry import encode_key_row
@@ -49,8 +49,8 @@ def test_joining_bytes_finds_what_decoding_every_row_finds(
     however rows lie in frames; offsets are no difference."""
     given_frames = {"left": frames(left, size), "right": frames(right, size)}
 
-    def frames_of(side: SideSpec, _runs: Any, as_of: list[AsOf]) -> Iterator[Rows]:
-        as_of.append(AsOf(1, 1, 1))
+    def frames_of(side: SideSpec, _runs: Any, as_of: list[ReadPoint]) -> Iterator[Rows]:
+        as_of.append(ReadPoint(1, 1, 1))
         yield from given_frames[side.urls[0]]
 
     monkeypatch.setattr(join, "frames_of", frames_of)
@@ -64,4 +64,4 @@ def test_joining_bytes_finds_what_decoding_every_row_finds(
     assert found.same + rest.match == wanted.match
     assert sorted(rest.candidates) == sorted(wanted.candidates)
     assert (found.left_rows, found.right_rows) == (len(left), len(right))
-    assert found.left.as_of == [AsOf(1, 1, 1)]
+    assert found.left.as_of == [ReadPoint(1, 1, 1)]

@@ -14,7 +14,7 @@ from isthmus.aae.reconcile.options import parse_options
 from isthmus.aae.reconcile.row_reader import IsthmusReader
 from isthmus.aae.reconcile.seed_tasks import _faults
 from isthmus.aae.row_stream import streams, wire
-from isthmus.aae.row_stream.wire import Rows, View
+from isthmus.aae.row_stream.wire import Rows, RowView
 from isthmus.repl.model.entry import encode_key_row
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.model.objects import Summary
@@ -36,7 +36,7 @@ def test_an_object_too_large_to_be_sent_is_a_row_that_says_so(tmp_path: Path, mo
             put = urllib.request.Request(f"{url}/buckets/b/keys/{name}", bytes(size), method="PUT")
             urllib.request.urlopen(put, timeout=20).close()
         options = parse_options({"urls": url, "view": "objects", "give_up_after_s": "3"})
-        reader = IsthmusReader(options, schema_of(View.OBJECTS))
+        reader = IsthmusReader(options, schema_of(RowView.OBJECTS))
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         found = {row["key"].decode(): row for batch in batches for row in batch.to_pylist()}
         assert node.node is not None

@@ -7,16 +7,16 @@ from typing import Any, Final
 import pytest
 
 from isthmus.aae.reconcile import compare_tasks
-from isthmus.aae.reconcile.compare_range import SideSpec, Taken
+from isthmus.aae.reconcile.compare_range import RangeRows, SideSpec
 from isthmus.aae.reconcile.compare_tasks import FURTHER_LOOKS_MAX, Job
 from isthmus.aae.reconcile.findings import encode_candidates
-from isthmus.aae.reconcile.verdicts import Candidate, Seen
+from isthmus.aae.reconcile.verdicts import CandidateKey, ObservedKey
 from isthmus.node.cli.reconcile import AdminQueue
 from isthmus.repl.model.errors import BadInput, PeerFault
 from isthmus.repl.model.vclock import actor_of, encode_clock
 
 CLOCK: Final = encode_clock(((actor_of(b"A" * 16, 1), 1, 1),))
-ROW: Final = Seen(CLOCK, 1, 5, tombstone=False)
+ROW: Final = ObservedKey(CLOCK, 1, 5, tombstone=False)
 SIDES: Final = SideSpec(("http://left",), "default"), SideSpec(("http://right",), "default")
 JOB: Final = Job(*SIDES, "default", b"", 0, 0, "", rest_s=0.25)
 KEYS: Final = [b"k%d" % n for n in range(6)]
@@ -30,7 +30,7 @@ class Rows:
         self.looks = 0
         self.rests: list[float] = []
 
-    def read(self, side: SideSpec, _runs: Any, *, committed: bool = False, bodies: bool = False) -> Taken:
+    def read(self, side: SideSpec, _runs: Any, *, committed: bool = False, bodies: bool = False) -> RangeRows:
         """See `looks.read_runs`."""
         assert committed
         keys = KEYS
@@ -39,14 +39,14 @@ class Rows:
                 raise PeerFault("gone")
             keys = KEYS[: self.arrived[self.looks]]
             self.looks += 1
-        return Taken({(b"b", key): ROW for key in keys}, [], 10)
+        return RangeRows({(b"b", key): ROW for key in keys}, [], 10)
 
 
 def looked(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> dict[str, Any]:
     """The row of a second look at KEYS, which all lacked on the right at the first one."""
     monkeypatch.setattr(compare_tasks, "read_runs", rows.read)
     monkeypatch.setattr(compare_tasks, "sleep", rows.rests.append)
-    payload = encode_candidates([Candidate(b"b", key, ROW, None) for key in KEYS], [], 1)
+    payload = encode_candidates([CandidateKey(b"b", key, ROW, None) for key in KEYS], [], 1)
     found = compare_tasks._second(JOB, 0, payload)
     assert found["transient"] + found["diverged"] + found["unreachable"] == len(KEYS) == len(found["findings"])
     assert len({row["key"] for row in found["findings"]}) == len(KEYS)

@@ -9,24 +9,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.aae.exchange.compare import Kind, Side
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind
 from isthmus.aae.reconcile.findings import decode_candidates, encode_candidates, finding
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
-from isthmus.aae.reconcile.run_directory import FIRST, SECOND, Chunk, Done, RunDirectory, Wave, runs_of, standing
-from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.aae.reconcile.run_directory import (
+    FIRST,
+    SECOND,
+    ChunkResult,
+    RunDirectory,
+    SegmentChunk,
+    Wave,
+    runs_of,
+    standing,
+)
+from isthmus.aae.reconcile.segment_plan import SegmentPlan
 from isthmus.aae.reconcile.summary import summary_of
-from isthmus.aae.reconcile.verdicts import Candidate, Said, Seen, Verdict
+from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey, VerdictKind
 from isthmus.repl.model.errors import BadInput, Corruption, PeerFault
 
 FACTS = {"max_differences": 0}
-CHUNKS = (Chunk(0, ((0, 1 << 19),)), Chunk(1, ((1 << 19, 1 << 20),)))
-PLAN = Planned("full", "all was asked for", 1 << 20, 1 << 20, ("aa", "bb"), CHUNKS, [])
+CHUNKS = (SegmentChunk(0, ((0, 1 << 19),)), SegmentChunk(1, ((1 << 19, 1 << 20),)))
+PLAN = SegmentPlan("full", "all was asked for", 1 << 20, 1 << 20, ("aa", "bb"), CHUNKS, [])
 
 
-def done(chunk: int, error: str = "", **counts: int) -> Done:
+def done(chunk: int, error: str = "", **counts: int) -> ChunkResult:
     """What a look counted."""
-    zero = dict.fromkeys(Done._fields[2:], 0)
-    return Done(chunk, error, **{**zero, **counts})  # type: ignore[arg-type]
+    zero = dict.fromkeys(ChunkResult._fields[2:], 0)
+    return ChunkResult(chunk, error, **{**zero, **counts})  # type: ignore[arg-type]
 
 
 def outcome(directory: RunDirectory, *waves: Wave) -> tuple[str, int, list[list[int]]]:
@@ -123,8 +132,8 @@ def test_plans_and_candidates_travel(tmp_path: Path) -> None:
     run.write("plan.json", PLAN.to_json())
     kept = run.read("plan.json")
     assert kept is not None
-    assert Planned.from_json(kept) == PLAN
-    found = [Candidate(b"b", b"\xff", Seen(b"c", (1 << 64) - 1, 5, False, 3, 1), None)]
+    assert SegmentPlan.from_json(kept) == PLAN
+    found = [CandidateKey(b"b", b"\xff", ObservedKey(b"c", (1 << 64) - 1, 5, False, 3, 1), None)]
     assert decode_candidates(encode_candidates(found, [], 7)) == (7, found, [])
     assert runs_of([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
 
@@ -159,13 +168,16 @@ def test_a_repair_is_resumed_and_leaves_alone_what_it_must(tmp_path: Path) -> No
     """A plan counts what one side can send, never what is corrupt or ahead elsewhere; broken off, it goes on behind the
     last batch on record, and all keys are queued; done, it queues nothing more."""
     run = RunDirectory(str(tmp_path), "r")
-    seen = Seen(b"\x90", 1, 5, False, 10, 1)
+    seen = ObservedKey(b"\x90", 1, 5, False, 10, 1)
     rows = [
-        finding("default", Candidate(b"b", b"k%05d" % number, seen, None), said, seen, None, 1, 2)
+        finding("default", CandidateKey(b"b", b"k%05d" % number, seen, None), said, seen, None, 1, 2)
         for number, said in enumerate(
-            [Said(Verdict.DIVERGED, Kind.MISSING, Side.SINK)] * 1_199
-            + [Said(Verdict.DIVERGED, Kind.CONCURRENT, Side.BOTH)]
-            + [Said(Verdict.DIVERGED, Kind.CORRUPT, Side.BOTH), Said(Verdict.DIVERGED, Kind.MISSING, Side.SOURCE)]
+            [KeyVerdict(VerdictKind.DIVERGED, DifferenceKind.MISSING, BehindSide.SINK)] * 1_199
+            + [KeyVerdict(VerdictKind.DIVERGED, DifferenceKind.CONCURRENT, BehindSide.BOTH)]
+            + [
+                KeyVerdict(VerdictKind.DIVERGED, DifferenceKind.CORRUPT, BehindSide.BOTH),
+                KeyVerdict(VerdictKind.DIVERGED, DifferenceKind.MISSING, BehindSide.SOURCE),
+            ]
         )
     ]
     path = run.path / "findings" / "verdict=diverged"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from isthmus.aae.exchange.compare import Kind, Row, Side, compared, lasting
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compared, lasting
 from isthmus.aae.reconcile.verdicts import (
-    Candidate,
+    CandidateKey,
     Name,
-    Seen,
-    Verdict,
+    ObservedKey,
+    VerdictKind,
     difference,
     first_look,
     left_out,
@@ -24,13 +24,15 @@ B = actor_of(b"b" * 16, 1)
 NAME = (b"bucket", b"key")
 
 
-def seen(a: int, b: int = 0, *, hash64: int | None = None, dead: bool = False, fault: str = "", at_ms: int = 5) -> Seen:
+def seen(
+    a: int, b: int = 0, *, hash64: int | None = None, dead: bool = False, fault: str = "", at_ms: int = 5
+) -> ObservedKey:
     """A row whose clock has seen `a` writes of one cluster and `b` of the other; its content follows from these."""
     clock = tuple((actor, count, 0) for actor, count in ((A, a), (B, b)) if count)
-    return Seen(encode_clock(clock), a * 100 + b if hash64 is None else hash64, at_ms, dead, 10, 1, fault)
+    return ObservedKey(encode_clock(clock), a * 100 + b if hash64 is None else hash64, at_ms, dead, 10, 1, fault)
 
 
-def drawn(rng: Random) -> Seen | None:
+def drawn(rng: Random) -> ObservedKey | None:
     """Any row, or none."""
     if rng.random() < 0.2:
         return None
@@ -38,9 +40,11 @@ def drawn(rng: Random) -> Seen | None:
     return seen(a, b, hash64=rng.choice((None, 7)), dead=rng.random() < 0.2)
 
 
-def rows_of(table: dict[Name, Seen]) -> dict[Name, Row]:
+def rows_of(table: dict[Name, ObservedKey]) -> dict[Name, ComparedRow]:
     """As full-sync has them."""
-    return {name: Row(*name, one.clock, one.hash64, one.modified_ms, one.tombstone) for name, one in table.items()}
+    return {
+        name: ComparedRow(*name, one.clock, one.hash64, one.modified_ms, one.tombstone) for name, one in table.items()
+    }
 
 
 def test_verdicts_are_those_of_full_sync() -> None:
@@ -62,20 +66,20 @@ def test_verdicts_are_those_of_full_sync() -> None:
         still, transient = lasting(differed, *later)
         said = second_look(first.candidates[0], later_one, later_two)
         kinds.add((said.verdict, said.kind))
-        assert said.verdict is (Verdict.DIVERGED if still else Verdict.TRANSIENT)
-        assert transient == (said.verdict is Verdict.TRANSIENT)
+        assert said.verdict is (VerdictKind.DIVERGED if still else VerdictKind.TRANSIENT)
+        assert transient == (said.verdict is VerdictKind.TRANSIENT)
         assert not still or (said.kind, said.side) == (still[0].kind, still[0].side)
-    assert {(Verdict.DIVERGED, kind) for kind in Kind} <= kinds
+    assert {(VerdictKind.DIVERGED, kind) for kind in DifferenceKind} <= kinds
 
 
 def test_each_difference_has_its_word_and_its_side() -> None:
     """missing, behind, concurrent and corrupt are told apart, on the side that lacks something."""
-    assert difference(NAME, seen(1), None) == (Kind.MISSING, Side.SINK)
-    assert difference(NAME, None, seen(1)) == (Kind.MISSING, Side.SOURCE)
-    assert difference(NAME, seen(2), seen(1)) == (Kind.BEHIND, Side.SINK)
-    assert difference(NAME, seen(1), seen(1, 1)) == (Kind.BEHIND, Side.SOURCE)
-    assert difference(NAME, seen(2), seen(1, 1)) == (Kind.CONCURRENT, Side.BOTH)
-    assert difference(NAME, seen(1), seen(1, hash64=9)) == (Kind.CORRUPT, Side.BOTH)
+    assert difference(NAME, seen(1), None) == (DifferenceKind.MISSING, BehindSide.SINK)
+    assert difference(NAME, None, seen(1)) == (DifferenceKind.MISSING, BehindSide.SOURCE)
+    assert difference(NAME, seen(2), seen(1)) == (DifferenceKind.BEHIND, BehindSide.SINK)
+    assert difference(NAME, seen(1), seen(1, 1)) == (DifferenceKind.BEHIND, BehindSide.SOURCE)
+    assert difference(NAME, seen(2), seen(1, 1)) == (DifferenceKind.CONCURRENT, BehindSide.BOTH)
+    assert difference(NAME, seen(1), seen(1, hash64=9)) == (DifferenceKind.CORRUPT, BehindSide.BOTH)
     assert difference(NAME, seen(1), seen(1)) is None
 
 
@@ -90,35 +94,35 @@ def test_deleted_and_absent_are_the_same() -> None:
 def test_a_row_that_cannot_be_read_is_corrupt_on_its_side() -> None:
     """A damaged row, or a clock that is none, is a verdict and no exception, whatever the other side has."""
     broken = seen(1, fault="not a key row")
-    no_clock = Seen(b"\x01", 1, 5, tombstone=False)
+    no_clock = ObservedKey(b"\x01", 1, 5, tombstone=False)
     for bad in (broken, no_clock):
-        assert difference(NAME, bad, seen(1)) == (Kind.CORRUPT, Side.SOURCE)
-        assert difference(NAME, seen(1), bad) == (Kind.CORRUPT, Side.SINK)
-    assert difference(NAME, broken, None) == (Kind.CORRUPT, Side.SOURCE)
-    assert difference(NAME, broken, broken) == (Kind.CORRUPT, Side.BOTH)
-    candidate = Candidate(*NAME, broken, seen(1))
-    assert second_look(candidate, broken, seen(1)).verdict is Verdict.DIVERGED
-    assert second_look(candidate, seen(1), seen(1)).verdict is Verdict.TRANSIENT
+        assert difference(NAME, bad, seen(1)) == (DifferenceKind.CORRUPT, BehindSide.SOURCE)
+        assert difference(NAME, seen(1), bad) == (DifferenceKind.CORRUPT, BehindSide.SINK)
+    assert difference(NAME, broken, None) == (DifferenceKind.CORRUPT, BehindSide.SOURCE)
+    assert difference(NAME, broken, broken) == (DifferenceKind.CORRUPT, BehindSide.BOTH)
+    candidate = CandidateKey(*NAME, broken, seen(1))
+    assert second_look(candidate, broken, seen(1)).verdict is VerdictKind.DIVERGED
+    assert second_look(candidate, seen(1), seen(1)).verdict is VerdictKind.TRANSIENT
 
 
 def test_lag_is_never_called_loss() -> None:
     """A key that is written all the time, and whose other side follows, is transient though no look finds it equal."""
-    candidate = Candidate(*NAME, seen(5), seen(4))
-    assert second_look(candidate, seen(9), seen(8)).verdict is Verdict.TRANSIENT
-    assert second_look(candidate, seen(9), seen(4)).verdict is Verdict.DIVERGED
+    candidate = CandidateKey(*NAME, seen(5), seen(4))
+    assert second_look(candidate, seen(9), seen(8)).verdict is VerdictKind.TRANSIENT
+    assert second_look(candidate, seen(9), seen(4)).verdict is VerdictKind.DIVERGED
 
 
 def test_what_a_filter_leaves_out_is_filtered_and_never_missing() -> None:
     """A key of a bucket that is not wanted is no candidate; its verdict is `filtered`."""
     found = first_look({(b"in", b"k"): seen(1), (b"out", b"k"): seen(1)}, {}, wanted=lambda bucket: bucket == b"in")
     assert [one.bucket for one in found.candidates] == [b"in"]
-    assert [left_out(one).verdict for one in found.filtered] == [Verdict.FILTERED]
+    assert [left_out(one).verdict for one in found.filtered] == [VerdictKind.FILTERED]
 
 
 def test_without_a_second_look_nothing_is_lost() -> None:
     """A candidate that could not be looked at again is `unreachable`, and says how it differed."""
-    said = unseen(Candidate(*NAME, seen(1), None))
-    assert said == (Verdict.UNREACHABLE, Kind.MISSING, Side.SINK)
+    said = unseen(CandidateKey(*NAME, seen(1), None))
+    assert said == (VerdictKind.UNREACHABLE, DifferenceKind.MISSING, BehindSide.SINK)
 
 
 def test_a_range_of_times_takes_a_key_that_either_side_changed_in_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 from isthmus.aae.reconcile import job
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
 from isthmus.aae.reconcile.run_directory import RunDirectory
-from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.aae.reconcile.segment_plan import SegmentPlan
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 LEFT, RIGHT = "aa" * 16, "bb" * 16
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     options = job.ReconcileOptions(str(tmp_path), "r")
-    go = job._Run(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
+    go = job._RunAttempt(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
     monkeypatch.setattr(go, "_write_findings", lambda _now: found(directory, [b"early", *keys]))
     monkeypatch.setattr(job, "write_segments", die)
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
             taken = super().push(bucket_type, names)
             if len(self.keys) == 500:
                 with pytest.raises(Killed):
-                    go._report(Planned("full", "", 1, 1, ("aa", "bb"), (), []))
+                    go._report(SegmentPlan("full", "", 1, 1, ("aa", "bb"), (), []))
             return taken
 
     queue = Meanwhile(9_999)

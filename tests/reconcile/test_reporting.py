@@ -13,7 +13,7 @@ import pytest
 from isthmus.aae.reconcile import segment_report
 from isthmus.aae.reconcile.compare_tasks import _FIRST, _SECOND, COUNTED
 from isthmus.aae.reconcile.findings import COLUMNS, counted, read_findings
-from isthmus.aae.reconcile.run_directory import Done, RunDirectory
+from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory
 from isthmus.aae.reconcile.segment_report import counts_of, few, payloads_of, write_findings
 
 
@@ -42,7 +42,7 @@ def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
     ])  # fmt: skip
     wave(run, 2, _SECOND, [{"chunk": 1, "candidates": 1, "findings": [finding("new", "diverged")]}])
     first = {done.chunk: (1, done) for done in counts_of(run, 1)}
-    assert first[2][1] == Done(2, "", 0, 0, 0, 2, 0, 0)
+    assert first[2][1] == ChunkResult(2, "", 0, 0, 0, 2, 0, 0)
     write_findings(run, first, 0)
     assert {row["verdict"] for row in counted(run.path / "findings")} == {"unreachable", "diverged", "filtered"}
     looks = first | {1: (2, counts_of(run, 2)[0])}

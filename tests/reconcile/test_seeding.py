@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from isthmus.aae.reconcile import seed, seed_plan, seed_tasks
-from isthmus.aae.reconcile.client import Copy, PartitionPlan, Plan
+from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, ReplicaEndpoint
 from isthmus.aae.reconcile.compare_range import SideSpec
-from isthmus.aae.reconcile.queue_handover import HandOver, Standing
-from isthmus.aae.reconcile.row_reader import Piece
+from isthmus.aae.reconcile.queue_handover import QueueHandOver, QueueStatus
+from isthmus.aae.reconcile.row_reader import ReadRange
 from isthmus.aae.reconcile.seed_plan import CHUNK_ROWS, SeedOptions
 from isthmus.aae.reconcile.seed_tasks import SeedChunk, SeedJob, copied
 from isthmus.aae.row_stream.wire import Head, Rows
 from isthmus.repl.model.entry import encode_key_row
 from isthmus.repl.model.errors import BadInput, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
-from isthmus.repl.model.objects import seal
+from isthmus.repl.model.objects import encode_with_summary
 from isthmus.repl.store.rows import bucket_head
 from tests.reconcile.pairs import made
 
@@ -57,7 +57,7 @@ class Desk:
 def test_a_new_queue_is_made_below_the_copy_and_held_before_anything_is_read() -> None:
     """Registered at the positions, then suspended; at the end placed, then resumed: nothing is given out in between."""
     desk = Desk([])
-    queue = HandOver(desk, "to-west", "ann", "!buckettype:t")
+    queue = QueueHandOver(desk, "to-west", "ann", "!buckettype:t")
     assert queue.check(EAST, WEST) is None
     assert queue.hold(None, {1: 5, 2: 0}, "seed s") is False
     queue.hand_over({1: 9, 2: 3}, "seed s", resume=True)
@@ -72,7 +72,7 @@ def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
     """It is held already, and only placed at the end; one that is suspended on one node alone is suspended on all."""
     whole = {"name": "q", "suspensions": [{"what": "serving", "node": None}]}
     desk = Desk([whole])
-    queue = HandOver(desk, "q", "ann")
+    queue = QueueHandOver(desk, "q", "ann")
     assert queue.hold(queue.check(EAST, WEST), {1: 5}, "seed s") is True
     queue.hand_over({1: 9}, "seed s", resume=False)
     assert [act for act, _ in desk.acts] == ["place"]
@@ -84,7 +84,7 @@ def test_a_queue_that_this_seed_had_held_before_it_was_killed_gives_out_again_at
     not by an operator, and resumes it. What another seed holds stays held."""
     mine = {"what": "serving", "node": None, "by": "ann", "at_ms": 5, "reason": "seed s"}
     desk = Desk([{"name": "q", "suspensions": [mine]}])
-    queue = HandOver(desk, "q", "ann")
+    queue = QueueHandOver(desk, "q", "ann")
     found = queue.check(EAST, WEST)
     assert queue.hold(found, {1: 5}, "seed s") is False
     assert desk.acts == [], "it is held as it is"
@@ -101,7 +101,7 @@ def test_a_queue_that_this_seed_had_held_before_it_was_killed_gives_out_again_at
 def test_a_queue_of_others_is_refused(desk: Desk, words: str) -> None:
     """An admin listener of another cluster, and a queue that another cluster owns."""
     with pytest.raises(BadInput, match=words):
-        HandOver(desk, "q", "ann").check(EAST, WEST)
+        QueueHandOver(desk, "q", "ann").check(EAST, WEST)
 
 
 def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
@@ -109,16 +109,18 @@ def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
     share, or the lag is of partitions that are unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
     desk = Desk([row])
-    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), 4, 70)
+    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
     desk.more = desk.gone = True
-    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), 4, 70)
+    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
     desk.gone = False
-    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), None, None)
+    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None)
     desk.more = False
     desk.unknown = [3]
-    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), None, None), "a partition without a leader"
+    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None), (
+        "a partition without a leader"
+    )
     desk.queues = [{**row, "waiting": None}]
-    assert HandOver(desk, "q", "ann").standing() == Standing("", None, None)
+    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus("", None, None)
 
 
 def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
@@ -134,21 +136,27 @@ def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
 # -------------------------------------------------------------------- planning
 
 
-def plan_of_type(cluster: bytes, *rows: int | None) -> Plan:
+def plan_of_type(cluster: bytes, *rows: int | None) -> ReplicaDirectory:
     """Partitions with so many rows, a copy of each at two nodes, the second of which is behind."""
     count = len(rows)
     cuts = [SEGMENT_COUNT * at // count for at in range(count + 1)]
     parts = tuple(
         PartitionPlan(
-            at, cuts[at], cuts[at + 1], number,
-            (Copy("n1", "http://n1", True, True, 1, 500), Copy("n2", "http://n2", False, True, 1, 490)),
+            at,
+            cuts[at],
+            cuts[at + 1],
+            number,
+            (
+                ReplicaEndpoint("n1", "http://n1", True, True, 1, 500),
+                ReplicaEndpoint("n2", "http://n2", False, True, 1, 490),
+            ),
         )
         for at, number in enumerate(rows)
-    )  # fmt: skip
-    return Plan(cluster, cluster[:1].decode(), "default", parts)
+    )
+    return ReplicaDirectory(cluster, cluster[:1].decode(), "default", parts)
 
 
-def planned_with(monkeypatch: pytest.MonkeyPatch, source: Plan, target: Plan) -> None:
+def planned_with(monkeypatch: pytest.MonkeyPatch, source: ReplicaDirectory, target: ReplicaDirectory) -> None:
     """Clusters that answer with these plans."""
     plans = {"http://s": source, "http://t": target}
     monkeypatch.setattr(seed_plan, "plan_of", lambda side: plans[side.urls[0]])
@@ -208,13 +216,13 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
     ("options", "queue", "words"),
     [
         (SeedOptions("d", "s", queue="q"), None, "a queue goes with"),
-        (SeedOptions("d", "s"), HandOver(Desk([]), "q", "ann"), "a queue goes with"),
+        (SeedOptions("d", "s"), QueueHandOver(Desk([]), "q", "ann"), "a queue goes with"),
         (SeedOptions("d", "s", settle_s=-1), None, "0 or more"),
         (SeedOptions("d", "s", key_file="k"), None, "go together"),
         (SeedOptions("d", "s", filter="bucket:x"), None, "bucket:x"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: HandOver | None, words: str) -> None:
+def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: QueueHandOver | None, words: str) -> None:
     """Each says what would be right."""
     with pytest.raises(Exception, match=words):
         seed.check(options, queue)
@@ -238,7 +246,7 @@ def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
         with pytest.raises(BadInput, match=words):
             seed.opened("http://s", "http://t", options)
 
-    def silent(_: SideSpec) -> Plan:
+    def silent(_: SideSpec) -> ReplicaDirectory:
         raise PeerFault("connection refused")
 
     monkeypatch.setattr(seed_plan, "plan_of", silent)
@@ -254,7 +262,7 @@ class Stream:
     def __init__(self, frames: Sequence[Rows], broken: bool) -> None:
         self._frames = frames
         self._broken = broken
-        self.pieces = [Piece(1, 0, 9, "", "n1", 1, 50, 3, not broken)]
+        self.pieces = [ReadRange(1, 0, 9, "", "n1", 1, 50, 3, not broken)]
 
     def frames(self) -> Iterator[tuple[Head, Rows]]:
         """All of them."""
@@ -268,7 +276,7 @@ def a_frame() -> Rows:
     """Two sound objects, one whose bytes are another's, one that is gone, and one whose key row is none."""
     names, key_rows, objects = [], [], []
     for n in range(5):
-        data, summary = seal(made(f"v{n}"))
+        data, summary = encode_with_summary(made(f"v{n}"))
         names.append(b"\0\0" + bytes([n]) + bucket_head(b"b\0" if n == 1 else b"b") + b"k%d" % n)
         key_rows.append(b"\xc1" if n == 4 else encode_key_row(summary, n))
         objects.append((data, data, b"other", b"", data)[n])

@@ -20,7 +20,7 @@ from isthmus.aae.reconcile.repair import repairs_of
 from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.segment_report import SEGMENTS
 from isthmus.aae.reconcile.spark_session import session
-from isthmus.aae.reconcile.verdicts import Verdict
+from isthmus.aae.reconcile.verdicts import VerdictKind
 from tests.reconcile.engine import HOUSE, environment
 from tests.reconcile.pairs import Pair, made, up
 
@@ -50,7 +50,7 @@ queue = "to-west"
 
 def test_the_tables_name_every_option_column_and_verdict() -> None:
     """What the data source and a run know stands in the page, and no option there is unknown."""
-    for name in (*_PARSERS, *KEY_COLUMNS, *ENTRY_COLUMNS, *OBJECT_COLUMNS, *Verdict):
+    for name in (*_PARSERS, *KEY_COLUMNS, *ENTRY_COLUMNS, *OBJECT_COLUMNS, *VerdictKind):
         if name != "path":
             assert f"`{name}`" in PAGE, name
     options = PAGE[PAGE.index("## Options") : PAGE.index("## As of when")]

@@ -14,22 +14,28 @@ from pyspark.sql import datasource as ds
 
 from isthmus.aae.reconcile import client, manifest, row_reader
 from isthmus.aae.reconcile.arrow_rows import schema_of
-from isthmus.aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
+from isthmus.aae.reconcile.client import Credentials, PartitionPlan, ReplicaDirectory, ReplicaEndpoint, parse_plan
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.row_reader import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
+from isthmus.aae.reconcile.row_reader import (
+    IsthmusReader,
+    RangeStream,
+    RangeUnreadable,
+    SegmentPartition,
+    UnplannedCluster,
+)
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.wire import Consistency, Head, Passed, Rows, Tail, View
+from isthmus.aae.row_stream.wire import Consistency, Head, Rows, RowView, SkippedTo, Tail
 from isthmus.aae.scrub.row_repair import _places
-from isthmus.repl.http.client import Refused
+from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from tests.reconcile.test_spark_source import COUNT, HEAD, PARTITION, asked, row_wire_name, sealed
 from tests.store.histories import CLUSTER
 
 
-def copies(*nodes: str) -> tuple[Copy, ...]:
+def copies(*nodes: str) -> tuple[ReplicaEndpoint, ...]:
     """Copies at nodes."""
-    return tuple(Copy(node, f"http://{node}", False, True, 1, COUNT) for node in nodes)
+    return tuple(ReplicaEndpoint(node, f"http://{node}", False, True, 1, COUNT) for node in nodes)
 
 
 def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +60,7 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
         yield HEAD._replace(node=url[-2:], offset=COUNT if url == "http://n1" else 290), frames()
 
     monkeypatch.setattr(row_reader, "streamed", streamed)
-    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
+    part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
     stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
     assert [name for _, found in stream.frames() for name in found.names] == names
     assert asks == [("http://n1", b""), ("http://n2", names[1])]
@@ -84,13 +90,13 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
             if len(asks) > len(marks):
                 yield Tail(0)
             else:
-                yield Passed(marks[len(asks) - 1])
+                yield SkippedTo(marks[len(asks) - 1])
                 raise PeerFault("cut off")
 
         yield HEAD, frames()
 
     monkeypatch.setattr(row_reader, "streamed", streamed)
-    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
+    part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
     stream = RangeStream(asked(bucket=b"x"), part, Credentials(), give_up_after_s=5, resume=False)
     assert list(stream.frames()) == []
     assert asks == [b"", *marks]
@@ -117,8 +123,8 @@ def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             raise PeerFault(f"{url}: connection refused")
 
     monkeypatch.setattr(row_reader, "streamed", streamed)
-    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
-    with pytest.raises(WrongCluster):
+    part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
+    with pytest.raises(UnplannedCluster):
         list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
     told.clear()
     with pytest.raises(RangeUnreadable, match=r"partition 3, segments 0 to 1048576: .*connection refused"):
@@ -138,11 +144,11 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
         if url == "http://n2":
             raise PeerFault(f"{url}: connection refused")
         if now[0] < room_s[0]:
-            raise Refused("http://n1 answers 503: 16 streams of rows are open", 503, "overloaded")
+            raise HttpRefused("http://n1 answers 503: 16 streams of rows are open", 503, "overloaded")
         yield HEAD, iter([Rows([row_wire_name(0)], [sealed(0, 0)[0]], ()), Tail(1)])
 
     monkeypatch.setattr(row_reader, "streamed", streamed)
-    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
+    part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
     stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
     assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
     room_s[0] = float("inf")
@@ -154,11 +160,11 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
 def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spark packs the reader before it plans, so a task has from its range what share of the rate is its own, and where
     the manifest of its read is; a later plan is another read."""
-    held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
-    plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+    held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
+    plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
     monkeypatch.setattr(row_reader, "asked_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "4", "rows_per_second": "100", "manifest": str(tmp_path)}
-    reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
+    reader = IsthmusReader(parse_options(given), schema_of(RowView.KEYS))
     spark_packs = CloudPickleSerializer()
     packed = spark_packs.dumps(reader)
     first, second = reader.partitions(), reader.partitions()
@@ -172,7 +178,7 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(row_reader, "streamed", streamed)
     paces: list[float] = []
-    monkeypatch.setattr(row_reader, "Pace", lambda rate: paces.append(rate))
+    monkeypatch.setattr(row_reader, "TaskRate", lambda rate: paces.append(rate))
     assert list(spark_packs.loads(packed).read(spark_packs.loads(spark_packs.dumps(first[1])))) == []
     assert paces == [25]
     pieces, missing = manifest.read_manifest(tmp_path)
@@ -182,9 +188,9 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_followers_share_the_splits_and_the_leader_is_asked_last() -> None:
     """Whatever the number of splits: a follower first, each of them for as many pieces, and no piece begins at a leader
     while there is one."""
-    leader = Copy("n3", "http://n3", True, True, 1, COUNT)
+    leader = ReplicaEndpoint("n3", "http://n3", True, True, 1, COUNT)
     held = PartitionPlan(0, 0, SEGMENT_COUNT, COUNT, (*copies("n1", "n2"), leader))
-    plan = Plan(CLUSTER, "east", "default", (held, held._replace(partition=1, copies=(leader,))))
+    plan = ReplicaDirectory(CLUSTER, "east", "default", (held, held._replace(partition=1, copies=(leader,))))
     ranges = row_reader.ranges_of(plan, (0, SEGMENT_COUNT), 12, Consistency.ANY)
     assert [[copy.node for copy in part.copies] for part in ranges if part.partition == 0] == [
         ["n1", "n2", "n3"],
@@ -202,11 +208,11 @@ def test_no_filter_is_pushed_into_a_reader() -> None:
 def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spark plans a table once, whatever is done with it. What an action read does not stand in for what a later one
     has not read yet; a range that an action reads twice, in two of its tasks, has the pieces of both."""
-    held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
-    plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+    held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
+    plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
     monkeypatch.setattr(row_reader, "asked_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "2", "manifest": str(tmp_path)}
-    reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
+    reader = IsthmusReader(parse_options(given), schema_of(RowView.KEYS))
     ranges = reader.partitions()
     as_of = [10]
 
@@ -332,13 +338,13 @@ def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -
             raise PeerFault(f"{url}: connection refused")
         yield HEAD._replace(node="n2"), iter([Rows([row_wire_name(0)], rows[:1], ()), Tail(1)])
 
-    def plan(*held: Copy) -> Plan:
-        return Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+    def plan(*held: ReplicaEndpoint) -> ReplicaDirectory:
+        return ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
 
     (first,), (second,) = copies("n1"), copies("n2")
     leads = second._replace(leads=True)
     monkeypatch.setattr(row_reader, "streamed", streamed)
-    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, (first,))
+    part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, (first,))
     committed = asked(consistency=Consistency.COMMITTED)
     stream = RangeStream(committed, part, Credentials(), give_up_after_s=5, ask=lambda: plan(first, leads))
     assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]

@@ -14,17 +14,27 @@ from xxhash import xxh64_intdigest
 
 from isthmus.aae.reconcile import row_reader, stream_reader
 from isthmus.aae.reconcile.arrow_rows import Columns, schema_of
-from isthmus.aae.reconcile.client import Copy, PartitionPlan, Plan
-from isthmus.aae.reconcile.options import Options, parse_options
+from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, ReplicaEndpoint
+from isthmus.aae.reconcile.options import RunOptions, parse_options
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader, shared
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.streams import STREAMS_MAX, Held, RowStreams
-from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, Frames, Head, Passed, Rows, RowsAsked, Tail, View
+from isthmus.aae.row_stream.streams import STREAMS_MAX, LocalReplica, RowStreams
+from isthmus.aae.row_stream.wire import (
+    ChangesAsked,
+    Consistency,
+    Frames,
+    Head,
+    Rows,
+    RowsAsked,
+    RowView,
+    SkippedTo,
+    Tail,
+)
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, make_entry
 from isthmus.repl.model.entry import encode_key_row as row_of
 from isthmus.repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
-from isthmus.repl.model.objects import Object, Sibling, seal
+from isthmus.repl.model.objects import Object, Sibling, encode_with_summary
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
@@ -39,7 +49,7 @@ def sealed(n: int, at: int) -> tuple[bytes, bytes]:
     """(key row, object) of the n-th key, written at offset `at`."""
     dot = (actor_of(CLUSTER, PARTITION), pack_counter(1, at + 1))
     sibling = Sibling(dot, 1_000 + n, n % 10 == 0, b"" if n % 10 == 0 else b"value-%d" % n, b"text/plain")
-    data, summary = seal(Object(((*dot, 7),), (sibling,)))
+    data, summary = encode_with_summary(Object(((*dot, 7),), (sibling,)))
     return row_of(summary, at), data
 
 
@@ -77,7 +87,7 @@ def streams_of(store: LevelStore, *, whole: bool = True, leads: bool = True) -> 
     async def confirm(_: int) -> None:
         return
 
-    held = Held(b"default", PARTITION, (0, SEGMENT_COUNT), leads, whole)
+    held = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), leads, whole)
     return RowStreams(
         store, cluster=CLUSTER, cluster_name="east", node="n1", held=lambda p: held if p == PARTITION else None,
         confirm=confirm,
@@ -100,7 +110,7 @@ async def taken(streams: RowStreams, what: RowsAsked | ChangesAsked) -> tuple[He
     return head, [rows for rows in rest if isinstance(rows, Rows)], tail
 
 
-def table(head: Head, frames: list[Rows], view: View = View.KEYS) -> list[dict[str, Any]]:
+def table(head: Head, frames: list[Rows], view: RowView = RowView.KEYS) -> list[dict[str, Any]]:
     """Rows as Spark would get them."""
     columns = Columns("default", schema_of(view))
     return [row for rows in frames for row in columns.batch(head, rows).to_pylist()]
@@ -132,8 +142,8 @@ def test_columns_say_what_the_store_has(store: LevelStore) -> None:
 
     async def run() -> None:
         streams = streams_of(store)
-        head, frames, _ = await taken(streams, asked(view=View.OBJECTS))
-        rows = {(row["bucket"], row["key"]): row for row in table(head, frames, View.OBJECTS)}
+        head, frames, _ = await taken(streams, asked(view=RowView.OBJECTS))
+        rows = {(row["bucket"], row["key"]): row for row in table(head, frames, RowView.OBJECTS)}
         for n in range(COUNT):
             row = rows[name_of(n)]
             _, data = sealed(n, n)
@@ -203,7 +213,7 @@ def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monke
     async def marks(streams: RowStreams, what: RowsAsked) -> list[bytes]:
         frames = Frames()
         found = [frame async for data in await streams.rows(what) for frame in frames.feed(data)]
-        return [frame.name for frame in found if isinstance(frame, Passed)]
+        return [frame.name for frame in found if isinstance(frame, SkippedTo)]
 
     async def run() -> None:
         streams = streams_of(store)
@@ -244,7 +254,7 @@ def test_a_plan_does_not_wait_for_the_frames_of_streams(store: LevelStore, monke
     """A node that reads for many, and rests long since clients write, tells at once what it has: who asks for a plan
     would leave it out, and nobody could read."""
     rested = threading.Event()
-    monkeypatch.setattr("isthmus.aae.row_stream.streams.Pace.rest_s", lambda *_: 0.2)
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.TreeThrottle.rest_s", lambda *_: 0.2)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.sleep", lambda _: rested.wait(30))
 
     async def run() -> None:
@@ -255,7 +265,9 @@ def test_a_plan_does_not_wait_for_the_frames_of_streams(store: LevelStore, monke
         begun = [asyncio.ensure_future(anext(one)) for one in opened]
         await asyncio.sleep(0.01)
         async with asyncio.timeout(20):  # the frames take longer
-            assert await streams.estimates([Held(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)]) == [COUNT]
+            assert await streams.estimates([LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)]) == [
+                COUNT
+            ]
         assert not any(one.done() for one in begun)
         rested.set()
         await asyncio.gather(*begun)
@@ -271,7 +283,7 @@ def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeyp
 
     async def run() -> None:
         streams = streams_of(store)
-        held = Held(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)
+        held = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)
         assert await streams.estimates([held]) == [COUNT]
         write(store, [1000], COUNT)
         assert await streams.estimates([held]) == [COUNT]
@@ -306,7 +318,7 @@ def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) ->
         write(store, [5], COUNT, previous=5)
         early, late = ChangesAsked(b"default", PARTITION, 0, 100), ChangesAsked(b"default", PARTITION, 100, COUNT + 1)
         first = table(*(await taken(streams, early))[:2])
-        second = table(*(await taken(streams, late._replace(view=View.OBJECTS)))[:2], View.OBJECTS)
+        second = table(*(await taken(streams, late._replace(view=RowView.OBJECTS)))[:2], RowView.OBJECTS)
         assert {row["key"] for row in first} == {name_of(n)[1] for n in range(100) if n != 5}
         assert {row["key"] for row in second} == {name_of(n)[1] for n in (5, *range(100, COUNT))}
         await streams.close()
@@ -321,7 +333,7 @@ def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:
     made = [sealed(n, n) for n in range(4)]
     head = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)
     rows = Rows(names, [made[0][0][:-3], made[1][0], made[2][0], made[3][0]], [made[0][1], made[2][1], b"", made[3][1]])
-    found = table(head, [rows], View.OBJECTS)
+    found = table(head, [rows], RowView.OBJECTS)
     assert "not a key row" in found[0]["fault"]
     assert found[0]["clock"] is None
     assert "its hash differs" in found[1]["fault"]
@@ -335,8 +347,8 @@ def test_an_index_has_all_of_its_values() -> None:
     pairs = ((b"town_bin", b"corinth"), (b"age_int", b"7"), (b"town_bin", b"argos"))
     dot = (actor_of(CLUSTER, PARTITION), pack_counter(1, 1))
     sibling = Sibling(dot, 1_000, False, b"v", b"text/plain", indexes=pairs)
-    data, summary = seal(Object(((*dot, 7),), (sibling,)))
-    [row] = table(HEAD, [Rows([row_wire_name(0)], [row_of(summary, 0)], [data])], View.OBJECTS)
+    data, summary = encode_with_summary(Object(((*dot, 7),), (sibling,)))
+    [row] = table(HEAD, [Rows([row_wire_name(0)], [row_of(summary, 0)], [data])], RowView.OBJECTS)
     assert row["fault"] is None
     assert dict(row["contents"][0]["indexes"]) == {"town_bin": ["corinth", "argos"], "age_int": ["7"]}
 
@@ -361,7 +373,7 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
 
     async def run() -> None:
         streams = streams_of(store)
-        for view in View:
+        for view in RowView:
             question = ChangesAsked(b"default", PARTITION, 0, 20, view)
             head, frames, _ = await taken(streams, question)
             rows = table(head, frames, view)
@@ -386,7 +398,7 @@ def row_wire_name(n: int) -> bytes:
 def test_frames_survive_any_cut_and_no_garbage() -> None:
     """However the bytes of a stream are cut into pieces the frames are the same; what is none is CodecError."""
     rows = Rows([row_wire_name(1)], [sealed(1, 1)[0]], ())
-    passed = Passed(row_wire_name(2))
+    passed = SkippedTo(row_wire_name(2))
     data = wire.encode_frame(rows) + wire.encode_passed(passed) + wire.encode_tail(Tail(1))
     for size in (1, 3, 1000):
         frames = Frames()
@@ -405,7 +417,7 @@ def test_frames_survive_any_cut_and_no_garbage() -> None:
             wire.decode_frame(bad)
     with pytest.raises(CodecError):
         list(Frames().feed(b"\xff\xff\xff\xff"))
-    for question in (asked(), asked(bucket=b"b", after=b"x", view=View.OBJECTS)):
+    for question in (asked(), asked(bucket=b"b", after=b"x", view=RowView.OBJECTS)):
         assert wire.decode_rows_asked(wire.encode_rows_asked(question)) == question
     with pytest.raises(CodecError):
         wire.decode_rows_asked(wire.encode_rows_asked(asked(end=SEGMENT_COUNT + 1)))
@@ -454,7 +466,7 @@ def test_options_read_as_they_are_meant() -> None:
             "modified_before": "1970-01-01T00:00:01Z",
         }
     )
-    assert found == Options()._replace(
+    assert found == RunOptions()._replace(
         urls=("http://n1:1", "http://n2:2"), bucket=b"\xff\x00", segments=(3, 9), modified_before_ms=1_000
     )
 
@@ -475,17 +487,17 @@ def test_what_is_there_now_comes_in_batches_and_has_an_end(monkeypatch: pytest.M
     is applied meanwhile is for the next one, which goes on from there."""
     applied = {0: 25, 1: 3}
 
-    def plan(*_: object) -> Plan:
+    def plan(*_: object) -> ReplicaDirectory:
         half = SEGMENT_COUNT // 2
-        held = {p: (Copy("n1", "http://n1", True, True, 1, offset),) for p, offset in applied.items()}
+        held = {p: (ReplicaEndpoint("n1", "http://n1", True, True, 1, offset),) for p, offset in applied.items()}
         pieces = (PartitionPlan(0, 0, half, None, held[0]), PartitionPlan(1, half, SEGMENT_COUNT, None, held[1]))
-        return Plan(CLUSTER, "east", "default", pieces)
+        return ReplicaDirectory(CLUSTER, "east", "default", pieces)
 
     monkeypatch.setattr(stream_reader, "asked_plan", plan)
     options = parse_options({"urls": "http://n1:1", "rows_per_batch": "10"})
 
     def steps(start: dict[str, Any]) -> list[dict[str, int]]:
-        reader = IsthmusStreamReader(options, schema_of(View.KEYS))
+        reader = IsthmusStreamReader(options, schema_of(RowView.KEYS))
         reader.prepareForTriggerAvailableNow()
         found = [start]
         while True:
@@ -495,7 +507,7 @@ def test_what_is_there_now_comes_in_batches_and_has_an_end(monkeypatch: pytest.M
             found.append(end)
             applied[0] += 100
 
-    first = steps(IsthmusStreamReader(options, schema_of(View.KEYS)).initialOffset())
+    first = steps(IsthmusStreamReader(options, schema_of(RowView.KEYS)).initialOffset())
     assert first == [{"0": 0, "1": 0}, {"0": 7, "1": 3}, {"0": 17, "1": 3}, {"0": 25, "1": 3}]
     assert applied[0] == 325
     second = steps({"cluster": CLUSTER.hex(), "partitions": first[-1]})

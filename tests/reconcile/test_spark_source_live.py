@@ -65,7 +65,7 @@ class Live:
                 "/batch/put", body, media_type="application/msgpack", timeout_ms=60_000, limit_bytes=10**7
             )
             assert all(status == 204 for status, *_ in msgpack.unpackb(answer))
-        peer.cut()
+        peer.abort()
 
 
 @pytest.fixture(scope="module")

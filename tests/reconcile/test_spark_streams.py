@@ -10,12 +10,12 @@ import pytest
 
 from isthmus.aae.reconcile import row_reader, stream_reader
 from isthmus.aae.reconcile.arrow_rows import schema_of
-from isthmus.aae.reconcile.client import Copy, PartitionPlan, Plan
+from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, ReplicaEndpoint
 from isthmus.aae.reconcile.datasource import IsthmusSource
 from isthmus.aae.reconcile.options import parse_options
 from isthmus.aae.reconcile.row_reader import RangeUnreadable
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
-from isthmus.aae.row_stream.wire import Head, Tail, View
+from isthmus.aae.row_stream.wire import Head, RowView, Tail
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
@@ -25,25 +25,25 @@ START = {"cluster": UUID.hex(), "partitions": {"0": 10, "1": 10}}
 END = {"cluster": UUID.hex(), "partitions": {"0": 20, "1": 20}}
 
 
-def plan(zero: int | None, one: int | None, whole: bool = True) -> Plan:
+def plan(zero: int | None, one: int | None, whole: bool = True) -> ReplicaDirectory:
     """Two partitions applied so far; None: nobody that answers holds it."""
 
-    def held(offset: int | None) -> tuple[Copy, ...]:
-        return () if offset is None else (Copy("n1", "http://n1", True, whole, 1, offset),)
+    def held(offset: int | None) -> tuple[ReplicaEndpoint, ...]:
+        return () if offset is None else (ReplicaEndpoint("n1", "http://n1", True, whole, 1, offset),)
 
-    return Plan(
+    return ReplicaDirectory(
         UUID, "east", "default",
         (PartitionPlan(0, 0, HALF, None, held(zero)), PartitionPlan(1, HALF, SEGMENT_COUNT, None, held(one))),
     )  # fmt: skip
 
 
-def reader(monkeypatch: pytest.MonkeyPatch, *plans: Plan, **options: str) -> IsthmusStreamReader:
+def reader(monkeypatch: pytest.MonkeyPatch, *plans: ReplicaDirectory, **options: str) -> IsthmusStreamReader:
     """One that is told these plans, the last of them for ever."""
     left = list(plans)
     monkeypatch.setattr(stream_reader, "asked_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
     monkeypatch.setattr(stream_reader, "RETRY_S", 0.001)
     given = {"urls": "http://n1:1", "give_up_after_s": "1", **options}
-    return IsthmusStreamReader(parse_options(given), schema_of(View.KEYS))
+    return IsthmusStreamReader(parse_options(given), schema_of(RowView.KEYS))
 
 
 def test_a_batch_leaves_out_no_partition_whose_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         yield Head(UUID, "east", "n1", 1, 10, 20, 1, 20), iter([Tail(0)])
 
     monkeypatch.setattr(row_reader, "streamed", streamed)
-    monkeypatch.setattr(stream_reader, "Pace", lambda rate: paces.append(rate))
+    monkeypatch.setattr(stream_reader, "TaskRate", lambda rate: paces.append(rate))
     assert list(stream.read(parts[1])) == []
     assert paces == [50]
 
@@ -102,15 +102,17 @@ def test_options_that_mean_nothing_to_a_stream_are_refused(option: str) -> None:
     name, _, value = option.partition("=")
     source = IsthmusSource({"urls": "http://n1:1", name: value})
     with pytest.raises(BadInput, match=f"option {name} is for spark.read"):
-        source.streamReader(schema_of(View.KEYS))
+        source.streamReader(schema_of(RowView.KEYS))
 
 
-def forced(offset: int | None, lineage: int, epoch: int = 5, stale: int | None = None) -> Plan:
+def forced(offset: int | None, lineage: int, epoch: int = 5, stale: int | None = None) -> ReplicaDirectory:
     """One partition, led at `offset` (None: by nobody) after so many forced elections; and a copy of before them that
     has applied `stale`."""
-    leads = () if offset is None else (Copy("n1", "http://n1", True, True, epoch, offset),)
-    other = () if stale is None else (Copy("n2", "http://n2", False, True, 1, stale),)
-    return Plan(UUID, "east", "default", (PartitionPlan(0, 0, SEGMENT_COUNT, None, (*other, *leads), lineage),))
+    leads = () if offset is None else (ReplicaEndpoint("n1", "http://n1", True, True, epoch, offset),)
+    other = () if stale is None else (ReplicaEndpoint("n2", "http://n2", False, True, 1, stale),)
+    return ReplicaDirectory(
+        UUID, "east", "default", (PartitionPlan(0, 0, SEGMENT_COUNT, None, (*other, *leads), lineage),)
+    )
 
 
 def at(offset: int, lineage: int | None = None) -> dict[str, Any]:

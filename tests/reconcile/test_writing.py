@@ -13,8 +13,8 @@ from pyspark.sql import types as t
 from isthmus.aae.reconcile import row_writer
 from isthmus.aae.reconcile.client import Pusher
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.row_writer import IsthmusWriter, RowsRejected, Written, send_all
-from isthmus.repl.http.client import Refused
+from isthmus.aae.reconcile.row_writer import IsthmusWriter, RowsRejected, WriteTaskResult, send_all
+from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 NAMES = [t.StructField("bucket", t.BinaryType()), t.StructField("key", t.BinaryType())]
@@ -82,7 +82,7 @@ def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.
         writer(PUSHES).write(iter([rows("object", b"o", None, b"o")]))
     asked = answering(monkeypatch, [("applied", None), ("superseded", None)])
     told = writer(PUSHES, rejected="count").write(iter([rows("object", b"o", None, b"o")]))
-    assert isinstance(told, Written)
+    assert isinstance(told, WriteTaskResult)
     assert told.outcomes == {"applied": 1, "superseded": 1, "rejected": 1}
     assert "b'k1'" in told.rejected[0]
     assert [item[2] for item in asked[0][2]] == [b"k0", b"k2"]
@@ -132,7 +132,7 @@ def test_a_batch_that_is_too_large_goes_in_parts() -> None:
 
     def ask(items: Any) -> list[tuple[str, str]]:
         if sum(len(item[3]) for item in items) > 10:
-            raise Refused("http://n1 answers 413: a body of 11 bytes or more", 413, "too-large")
+            raise HttpRefused("http://n1 answers 413: a body of 11 bytes or more", 413, "too-large")
         taken.extend(item[2] for item in items)
         return [("applied", "")] * len(items)
 
@@ -142,7 +142,7 @@ def test_a_batch_that_is_too_large_goes_in_parts() -> None:
     assert outcomes == {"applied": 6, "rejected": 1}
     assert sorted(taken) == [b"k0", b"k1", b"k2", b"k4", b"k5", b"k6"]
     assert reasons == ["b'b'/b'k3': http://n1 answers 413: a body of 11 bytes or more"]
-    with pytest.raises(Refused, match="401"):
+    with pytest.raises(HttpRefused, match="401"):
         send_all(items, refusing(401), 1, outcomes, reasons)
 
 
@@ -150,6 +150,6 @@ def refusing(status: int) -> Any:
     """A node that takes nothing."""
 
     def ask(_: Any) -> list[tuple[str, str]]:
-        raise Refused(f"answers {status}", status, "no")
+        raise HttpRefused(f"answers {status}", status, "no")
 
     return ask

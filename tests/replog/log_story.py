@@ -16,7 +16,7 @@ from isthmus.repl.replog.frames import FILE_HEADER_BYTES
 from isthmus.repl.replog.index import LogFile
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.replog.port import EpochTable, Replog
-from isthmus.repl.replog.reader import Frame, LogFileReader
+from isthmus.repl.replog.reader import LogFileReader, LogFrame
 from tests.replog.memory_disk import MemoryDisk
 
 CLUSTER = bytes(range(16))
@@ -95,9 +95,9 @@ class Listener:
             return self.failures[0]
 
 
-def whole_frames(disk: MemoryDisk, name: str) -> list[Frame]:
+def whole_frames(disk: MemoryDisk, name: str) -> list[LogFrame]:
     """The frames of a log file, all whole, up to its end or to unused room."""
-    frames: list[Frame] = []
+    frames: list[LogFrame] = []
     with LogFileReader(disk, LogFile(0, DIRECTORY / name, None, 0)) as reader:
         reader.file_header()
         position = FILE_HEADER_BYTES

@@ -15,21 +15,21 @@ import pytest
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller
-from isthmus.repl.controller.leader_balance_api import Leaderships
+from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.controller.log_positions import Position
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.isr.epochs import last_epoch
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.partition import Partition
-from isthmus.repl.runtime.registration import Registrar, settle
+from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
 from isthmus.repl.runtime.runtime import Runtime
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from tests.runtime.wires import MemoryLinks, Wires
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
@@ -56,7 +56,7 @@ class House:
     coordinator: Coordinator
     controller: Controller
     metastore: MemoryMetastore
-    identity: Identity
+    identity: NodeIdentity
     registrar: Registrar
     links: MemoryLinks
     disk: FullableFiles
@@ -87,7 +87,7 @@ async def opened(
     durability: str = "fsync",
     stop: bool = True,
     wait: bool = True,
-    options: Options | None = None,
+    options: ReplicaOptions | None = None,
     window_bytes: int = 64_000_000,
     log_size_bytes: int = 100_000_000,
     log_file_bytes: int = 10_000_000,
@@ -98,7 +98,7 @@ async def opened(
     """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over."""
     metastore = MemoryMetastore(ensemble)
     await metastore.start(lambda _state: None)
-    identity = Identity.open(directory)
+    identity = NodeIdentity.open(directory)
     identity.check_node(node)
     if identity.is_new:
         identity.adopt(UUID, node, boot_id, {})
@@ -120,7 +120,7 @@ async def opened(
         known_durable={**dict.fromkeys(identity.partitions(), 0), **store.applied_offsets()},
         io=disk,
     )
-    records = await settle(
+    records = await verify_local_replicas(
         metastore,
         identity,
         replog.recovered(),
@@ -156,7 +156,7 @@ async def opened(
         registrar=registrar,
         links=links,
         time=SystemTime(),
-        options_of=lambda _bucket_type: options or Options(),
+        options_of=lambda _bucket_type: options or ReplicaOptions(),
         window_bytes=window_bytes,
         entry_limit_bytes=3_000_000,
         checkpoint_interval_ms=checkpoint_interval_ms,
@@ -196,7 +196,7 @@ async def opened(
     )
     handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
     if balance is not None:
-        handlers |= Leaderships(controller, runtime, balance).request_handlers()
+        handlers |= LeaderBalanceApi(controller, runtime, balance).request_handlers()
     runtime.on_promoted = controller.promoted
     runtime.on_record_hint = controller.wake
     for record in records.values():

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.node.admin_api.unsafe_recovery import ActsAdmin
-from isthmus.node.http.application import Face
+from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
+from isthmus.node.http.application import HttpApplication
 from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.repl.controller.dynamic_options import Setting, change_option
 from isthmus.repl.controller.election import ASK_MS
-from isthmus.repl.controller.unclean_election import Copy, closest_to_all
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.controller.unclean_election import ReplicaReport, most_complete
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -53,8 +53,8 @@ async def ask(town: Town, house: House, path: str, wish: dict[str, Any]) -> tupl
 
         return Gathering(node=of.node, request=request, replicas=replicas, now_ms=lambda: 0)
 
-    face = Face()
-    ActsAdmin(SimpleNamespace(controller=house.controller), gathering(house), face.router)  # type: ignore[arg-type]
+    face = HttpApplication()
+    UnsafeRecoveryAdmin(SimpleNamespace(controller=house.controller), gathering(house), face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
     """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=300)) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
             leader = await t.led()
             await put(leader, b"one")
             last = t.followers()[0]
@@ -151,7 +151,7 @@ def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
     back it is filled from its leader."""
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=300), removed_grace_ms=500) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
             back = await diverged(t, boot_id)
             gen = back.partition().replica.member.gen
             assert back.runtime.store.object(0, b"b", b"two") is not None
@@ -171,7 +171,7 @@ def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(tmp_path
     """It may be all that is left; nominated as it is it would never stand, so that is refused and says what helps."""
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=300)) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
             back = await diverged(t)
             for node in [node for node in t.houses if node != back.node]:
                 await t.kill(node)
@@ -217,9 +217,9 @@ def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, town: Towns) -> No
             assert house.controller.records[0].lineage == before.lineage
 
     asyncio.run(story())
-    far = Copy("n1", 3, 3, 1_000, 900, 900, 7, far=True)
-    whole = Copy("n2", 2, 2, 10, 10, 10, 8)
-    assert closest_to_all([far, whole]) == whole
+    far = ReplicaReport("n1", 3, 3, 1_000, 900, 900, 7, far=True)
+    whole = ReplicaReport("n2", 2, 2, 10, 10, 10, 8)
+    assert most_complete([far, whole]) == whole
 
 
 def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(tmp_path: Path, town: Towns) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object
-from isthmus.repl.model.requests import Isolation, WriteRequest, Written
+from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
 from tests.runtime.conftest import House, Town
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
@@ -20,7 +20,7 @@ def key(name: bytes) -> Key:
     return Key(b"default", b"b", name)
 
 
-async def write_until_answered(house: House, request: WriteRequest) -> Written:
+async def write_until_answered(house: House, request: WriteRequest) -> WriteResult:
     """As a client with a request id does: again after every 503 and 504."""
     async with asyncio.timeout(20):
         while True:

@@ -23,7 +23,7 @@ from isthmus.repl.controller.controller import CLAIM_PATH
 from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.record import Registration
 from isthmus.repl.runtime import registration as registering
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from tests.http.living import SETTINGS, NodeInMemory
 from tests.support.memory_metastore import MemoryMetastore
 
@@ -228,7 +228,7 @@ def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) 
             return await life
 
     assert asyncio.run(story()) == 0
-    Identity.open(tmp_path / "data").close(clean=False)
+    NodeIdentity.open(tmp_path / "data").close(clean=False)
 
 
 def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_path: Path, monkeypatch) -> None:
@@ -255,7 +255,7 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
     assert asyncio.run(story()) == 0
     assert not supervisor_client.recorded_children(metastore)
     assert supervisor_client.running_state(metastore) is None
-    Identity.open(tmp_path / "data").close(clean=False)
+    NodeIdentity.open(tmp_path / "data").close(clean=False)
 
 
 def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
@@ -276,6 +276,6 @@ def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypat
             await node.serve()
 
     asyncio.run(story())
-    identity = Identity.open(tmp_path / "data")
+    identity = NodeIdentity.open(tmp_path / "data")
     assert identity.clean
     identity.close(clean=True)

@@ -43,7 +43,7 @@ def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, town: Towns) -> 
             before = doubted.partition().replica.member
             was = overwrite(t.ensemble, "/gen", b"not a number")
             with capture_logs() as logs:
-                doubted.runtime._perform(doubted.partition(), [fx.RenewGen("a test doubts it")], 0)
+                doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
                 await until(lambda: told(logs, "identity.gen_waits", "/gen"))
                 await write(t, 3, b"more")
             assert not doubted.failures

@@ -17,8 +17,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.repl.isr.events import Event, Received
-from isthmus.repl.isr.messages import FarRows, FarState, Message
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.messages import Message, TransferMetadata, TransferRows
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key, key_hash, partition_index, segment_of
 from isthmus.repl.model.objects import Content
@@ -139,10 +139,10 @@ def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path
 
 def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, town: Towns) -> None:
     """One that is connected all the while and takes nothing, its disk being full, comes back once there is room, though
-    nothing made it say Hello: its leader learns that the log begins above it when it cannot send on."""
+    nothing made it say FollowRequest: its leader learns that the log begins above it when it cannot send on."""
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=400), **SMALL) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
             leader, full = await t.led(), await follower_of(t)
             await put(leader, b"k", b"v")
             await t.level()
@@ -205,7 +205,7 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
 
             def lost(_sender: str, to: str, message: Message) -> bool:
                 nonlocal chunks
-                if to == taker.node and isinstance(message, FarRows | FarState):
+                if to == taker.node and isinstance(message, TransferRows | TransferMetadata):
                     chunks += 1
                     return random.random() < 0.02
                 return False
@@ -313,7 +313,7 @@ def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(tmp_path: Pa
             await t.kill(away.node)
             while (await t.led()).runtime.replog.start_of(0) <= end:
                 await put(await t.led(), next(mine), b"x" * 1_000)
-            t.wires.lost = lambda _sender, _to, message: isinstance(message, FarRows) and message.end > end
+            t.wires.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
             for _ in range(2):
                 back = await t.open(away.node)
                 await until(lambda: back in t.followers(1) and back.partition().replica.far_position is not None, 30)  # noqa: B023
@@ -374,7 +374,7 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
             step = back.runtime._inbox._step
 
             def damages(partition: Partition, event: Event) -> None:
-                if isinstance(event, Received) and isinstance(event.message, FarRows | FarState):
+                if isinstance(event, Received) and isinstance(event.message, TransferRows | TransferMetadata):
                     message = event.message
                     name = f"{type(message).__name__} {getattr(message, 'done', '')}"
                     if name not in damaged and message.rows:
@@ -385,7 +385,7 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
 
             back.runtime._inbox._step = damages
             await same_everywhere(t)
-            assert damaged == ["FarRows ", "FarState 1"]
+            assert damaged == ["TransferRows ", "TransferMetadata 1"]
             assert back.runtime._far._taking.chunks_refused == 2
 
     asyncio.run(story())

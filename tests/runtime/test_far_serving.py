@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from isthmus.repl.isr.messages import FarAsk
+from isthmus.repl.isr.messages import TransferRequest
 from isthmus.repl.model.ports import TimeSource
-from isthmus.repl.runtime.catchup_sender import FarServing, _Round
-from isthmus.repl.store.port import Chunk, PartitionStep
+from isthmus.repl.runtime.catchup_sender import TransferSender, _Round
+from isthmus.repl.store.port import PartitionStep, TransferChunk
 from isthmus.repl.transport.port import Links
 from tests.store.test_store_reaps import barrier, deleted, reap
 from tests.support.memory_store import MemoryStore
@@ -40,11 +40,11 @@ def test_a_copy_that_ends_below_a_reap_is_given_no_rows(position: int, given: bo
         store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])
         clock = cast(TimeSource, None)
         links = cast(Links, None)
-        serving = FarServing(links, store, clock, fails)
+        serving = TransferSender(links, store, clock, fails)
         try:
-            asked = FarAsk(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
+            asked = TransferRequest(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
             chunk = serving._read(0, _Round(), asked)
-            assert isinstance(chunk, Chunk) if given else chunk is None
+            assert isinstance(chunk, TransferChunk) if given else chunk is None
         finally:
             serving._pool.shutdown()
 

@@ -15,8 +15,8 @@ from isthmus.node.services.cluster_rpc import facts_of
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.messages import Ack, Forward, Message
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.messages import AppendAck, AppendEntries, Message
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
@@ -81,7 +81,7 @@ def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(tmp_path
             await t.kill(small)
             tiny = await t.open(small, window_bytes=100_000)
             await t.level()
-            t.wires.lost = lambda sender, _to, message: sender == other and isinstance(message, Ack)
+            t.wires.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
             writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
             await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
             await put_one_more(leader, writes)
@@ -107,7 +107,7 @@ def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Pa
     there is room again it catches up."""
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=400)) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
             leader = await t.led()
             full = t.followers()[0]
             fill(full)
@@ -147,7 +147,7 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
         return {(name, *labels.values()): value for name, labels, value in found}
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=400)) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
             leader = await t.led()
             out = t.followers()[0]
             replica, time = leader.partition().replica, leader.runtime.time
@@ -221,7 +221,8 @@ def _an_entry(house: House) -> list:
 
 
 def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Towns) -> None:
-    """RenewGen: the new gen is durable and registered before the core hears of it; the copy joins again under it."""
+    """NewLogIdentity: the new gen is durable and registered before the core hears of it; the copy joins again under
+    it."""
 
     async def story() -> None:
         async with town(tmp_path) as t:
@@ -230,7 +231,7 @@ def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Tow
             await t.level()
             doubted = t.followers()[0]
             before = doubted.partition().replica.member
-            doubted.runtime._perform(doubted.partition(), [fx.RenewGen("a test doubts it")], 0)
+            doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
             await until(lambda: doubted.partition().replica.member != before)
             after = doubted.partition().replica.member
             assert doubted.identity.gens()[0] == after.gen
@@ -255,7 +256,7 @@ def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, town: Town
             sizes: list[int] = []
 
             def watch(sender: str, _to: str, message: Message) -> bool:
-                if sender == leader.node and isinstance(message, Forward) and message.entries:
+                if sender == leader.node and isinstance(message, AppendEntries) and message.entries:
                     sizes.append(sum(len(entry.wire) for entry in message.entries))
                 return False
 
@@ -279,7 +280,7 @@ def test_a_fault_of_the_program_stops_one_copy_only(
     go on."""
 
     async def story() -> None:
-        async with town(tmp_path, partitions=2, options=Options(max_time_lag_ms=400)) as t:
+        async with town(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
             hurt = next(house for house in t.houses.values() if not house.partition(0).replica.ready)
             replica = hurt.partition(0).replica
             step = replica.step
@@ -294,7 +295,7 @@ def test_a_fault_of_the_program_stops_one_copy_only(
             assert leader is not None
             leader.runtime.soft_cursor(0, b"q", b"1")
             await asyncio.gather(*(put(leader, b"first-%d" % n, b"v") for n in range(9)))
-            await until(lambda: replica.role is fx.Role.FAILED)
+            await until(lambda: replica.role is fx.ReplicaRole.FAILED)
             monkeypatch.undo()
             assert "made up by a test" in hurt.partition(0).reason
             assert not hurt.failures
@@ -327,7 +328,7 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
 
             monkeypatch.setattr(replica, "step", bad)
             hurt.runtime.soft_cursor(0, b"q", b"1")
-            await until(lambda: replica.role is fx.Role.FAILED)
+            await until(lambda: replica.role is fx.ReplicaRole.FAILED)
             monkeypatch.undo()
             other = await t.led_by_another(hurt)
             for n in range(9):

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from isthmus.repl.controller.leader_balance_api import Leaderships
+from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
-from isthmus.repl.runtime.handover import HandingOver, encode
+from isthmus.repl.runtime.handover import LeadershipTransfer, encode
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.wires import is_entries
 
@@ -80,7 +80,7 @@ def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, town:
             leader = await t.led()
             target, other = t.followers()
             epoch = leader.partition().replica.epoch
-            at_leader, at_target = HandingOver(leader.runtime), HandingOver(target.runtime)
+            at_leader, at_target = LeadershipTransfer(leader.runtime), LeadershipTransfer(target.runtime)
             with pytest.raises(NotLeader):
                 await at_target.answer("x", encode(0, epoch, other.node, 1_000))
             with pytest.raises(NotLeader):
@@ -100,7 +100,7 @@ def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, town:
             await until(lambda: leader.partition().replica.leo > 1_100)
             with pytest.raises(NotReady, match="lacks 1100 entries"):
                 await at_leader.answer("x", encode(0, epoch, target.node, 1_000))
-            assert leader.partition().replica.role is Role.LEADER
+            assert leader.partition().replica.role is ReplicaRole.LEADER
             t.wires.lost = lambda _sender, _to, _message: False
             await asyncio.gather(*writes)
             await t.level()
@@ -120,7 +120,7 @@ def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, town: Towns)
             await t.kill("n3")
             await until(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
             again = await t.open("n3", balance=manual)
-            asker = Leaderships(again.controller, again.runtime, manual)
+            asker = LeaderBalanceApi(again.controller, again.runtime, manual)
             await until(lambda: again.controller.controller == "n1")
             async with asyncio.timeout(20):
                 while len((status := await asker.status())["plan"]) < 2:

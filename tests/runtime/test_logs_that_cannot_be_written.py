@@ -65,7 +65,7 @@ def test_lines_come_again_with_room(monkeypatch):
 
     file = Refusing()
     monkeypatch.setattr(sys, "stderr", file)
-    lines = logs.Lines()
+    lines = logs.LineSink()
     lines.warning("a")
     file.full = False
     lines.warning("b")

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus.node.admin_api.reassignments import MovesAdmin
-from isthmus.node.http.application import Face
+from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
+from isthmus.node.http.application import HttpApplication
 from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -25,11 +25,11 @@ Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
 async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
     """What the admin face of a node answers."""
-    face = Face()
+    face = HttpApplication()
     node = SimpleNamespace(controller=house.controller, time=house.runtime.time)
     own = [(p.replica, p.reason) for p in house.runtime.partitions.values()]
     gathering = Gathering(node=house.node, request=house.links.request, replicas=lambda: own, now_ms=lambda: 0)
-    MovesAdmin(node, gathering, face.router)  # type: ignore[arg-type]
+    ReassignmentsAdmin(node, gathering, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:

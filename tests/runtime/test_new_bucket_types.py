@@ -12,10 +12,10 @@ from typing import Any
 
 from isthmus.config.settings import NodeSettings, Settings
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
-from isthmus.node.http.application import Face
-from isthmus.node.services.live_options import LiveOptions
-from isthmus.node.services.properties import PropertyOffice
-from isthmus.repl.controller.bucket_properties import PropertyBook
+from isthmus.node.http.application import HttpApplication
+from isthmus.node.services.live_options import EffectiveOptions
+from isthmus.node.services.properties import PropertyService
+from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.placement import parse_replica_map
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -27,12 +27,12 @@ Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
 async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
     """What the admin face of a node answers."""
-    face = Face()
+    face = HttpApplication()
     settings = Settings(NodeSettings(house.node, "east", Path("data")))
     controller, time = house.controller, house.runtime.time
-    book = PropertyBook(house.metastore)
-    properties = PropertyOffice(book, house.metastore, time, records=lambda: controller.records, key_limit_bytes=1_000)
-    node = SimpleNamespace(controller=controller, options=LiveOptions(settings), time=time, properties=properties)
+    book = PropertyCache(house.metastore)
+    properties = PropertyService(book, house.metastore, time, records=lambda: controller.records, key_limit_bytes=1_000)
+    node = SimpleNamespace(controller=controller, options=EffectiveOptions(settings), time=time, properties=properties)
     BucketTypesAdmin(node, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 

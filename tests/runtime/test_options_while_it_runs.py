@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from isthmus.config.settings import NodeSettings, ReplicationSettings, Settings
-from isthmus.node.services.live_options import LiveOptions
+from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, Setting, change_option
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -36,9 +36,9 @@ def chosen(value: int | str) -> Setting:
     return Setting(value, "ann", 1)
 
 
-def live(house: House) -> tuple[LiveOptions, RateCap]:
+def live(house: House) -> tuple[EffectiveOptions, RateCap]:
     """The options of a node, attached to its parts; the cap of its connections."""
-    options, cap = LiveOptions(SETTINGS), RateCap(100_000_000)
+    options, cap = EffectiveOptions(SETTINGS), RateCap(100_000_000)
     links = SimpleNamespace(cap=cap)
     options.attach(house.controller, house.runtime, house.coordinator, links)  # type: ignore[arg-type]
     return options, cap
@@ -51,7 +51,7 @@ async def put(house: House, name: bytes) -> None:
 
 def test_the_nearer_setting_counts() -> None:
     """Bucket type, cluster, file, default, in this order; relations between numbers hold whatever is set."""
-    options = LiveOptions(SETTINGS)
+    options = EffectiveOptions(SETTINGS)
     settings = OptionSettings()
     lag, near = "replication.max.record.lag", "replication.max.near.sync.message.lag"
     assert options.effective(lag, "default", settings) == (77, "file")
@@ -151,7 +151,7 @@ def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(tmp_
             await change_option(leader.metastore, "replication.min.isr", None, chosen(2))
             await until(lambda: record_of(leader).min_isr == 2)
             await put(leader, b"four")
-            assert (record_of(leader).epoch, leader.partition().replica.role) == (epoch, Role.LEADER)
+            assert (record_of(leader).epoch, leader.partition().replica.role) == (epoch, ReplicaRole.LEADER)
 
     asyncio.run(story())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.repl.controller.bucket_properties import Place, PropertyBook, PropertySetting, change_properties
+from isthmus.repl.controller.bucket_properties import PropertyCache, PropertyScope, PropertySetting, change_properties
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.model.errors import TooLarge
@@ -58,14 +58,14 @@ def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, town: Towns) -
         async with town(tmp_path, partitions=3) as t:
             books = {}
             for node, house in t.houses.items():
-                book = books[node] = PropertyBook(house.metastore)
+                book = books[node] = PropertyCache(house.metastore)
                 await book.start()
                 house.coordinator._properties_of = book.of_type
             changes = {
                 "allow_mult": PropertySetting(False, "ann", 1),
                 "max_object_size": PropertySetting(9, "ann", 1),
             }
-            await change_properties(t.houses["n2"].metastore, Place("default", b"b"), changes)
+            await change_properties(t.houses["n2"].metastore, PropertyScope("default", b"b"), changes)
             await until(lambda: all(book.of_type(b"default").of(b"b").max_object_bytes == 9 for book in books.values()))
             for n, house in enumerate(t.houses.values()):
                 key = Key(b"default", b"b", b"k%d" % n)

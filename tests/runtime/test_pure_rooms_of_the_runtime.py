@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.repl.isr.messages import Forward
+from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
-from isthmus.repl.runtime.partition import TRAVEL_INTERVAL_MS, SoftCursors, Unapplied, wire_bytes
+from isthmus.repl.runtime.partition import TRAVEL_INTERVAL_MS, CursorGossip, UnappliedBuffer, wire_bytes
 from isthmus.repl.runtime.replication_sender import PART_BYTES, _parts
 
 
@@ -25,7 +25,7 @@ def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:
 def test_what_is_handed_over_is_the_log_in_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
     """Whatever is appended, cut, dropped and handed over: the stretches follow on each other without a gap, hold the
     newest entries of their offsets, and the bytes counted are those that are in memory."""
-    unapplied = Unapplied(submitted, submitted + more)
+    unapplied = UnappliedBuffer(submitted, submitted + more)
     log = {offset: entry(offset) for offset in range(submitted, submitted + more)}
     end, epoch, on_the_way = submitted + more, 1, []
     for act, count in acts:
@@ -63,7 +63,7 @@ def test_what_is_handed_over_is_the_log_in_order(submitted: int, more: int, acts
 
 def test_entries_that_the_store_has_already_are_not_kept() -> None:
     """A log that ends below what is applied is filled up again without a second apply."""
-    unapplied = Unapplied(submitted=5, leo=2)
+    unapplied = UnappliedBuffer(submitted=5, leo=2)
     unapplied.append([entry(2), entry(3)])
     unapplied.append([entry(4), entry(5), entry(6)])
     assert unapplied.hand_over(4) == []
@@ -76,7 +76,7 @@ def test_entries_that_the_store_has_already_are_not_kept() -> None:
 def test_soft_cursors_travel_once_a_second_and_at_once_when_told() -> None:
     """The newest of each queue goes to each follower, no more than once a second but at a hand-over, not again without
     news, and again when it may have been lost."""
-    soft = SoftCursors()
+    soft = CursorGossip()
     assert soft.due("n2", 0, at_once=True) == {}
     soft.note(b"q", b"1")
     assert soft.due("n2", 0, at_once=False) == {b"q": b"1"}
@@ -100,7 +100,7 @@ def test_parts_are_the_whole_in_order(sizes: list[int], whole: bool) -> None:
     """Parts follow on each other, each says the epoch below it, none holds more than the bound but for one entry, and
     only the one that reaches the end of the request has its number."""
     entries = [entry(3 + at, 1 + at // 2, size) for at, size in enumerate(sizes)]
-    head = Forward(9, 7, 3, 1, 0, 50, 1, ("n1",))
+    head = AppendEntries(9, 7, 3, 1, 0, 50, 1, ("n1",))
     end = 3 + len(sizes) + (0 if whole else 1)
     parts = list(_parts(head, entries, end))
     assert [e for part in parts for e in part.entries] == entries

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from isthmus.queues.cursors import CursorState, Position
+from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.filters import parse_filter
 from isthmus.queues.origin_check import owed
 from isthmus.queues.source_queue import SourceQueue
@@ -125,7 +125,7 @@ def test_what_is_owed_follows_owners_and_cursors() -> None:
         if owner:
             made.set_owner(owner, 1)
         if led:
-            made.lead(3, b"default", Position(0, CursorState(cursor, 1, owner), cursor), cursor)
+            made.lead(3, b"default", CursorPosition(0, CursorState(cursor, 1, owner), cursor), cursor)
         return made
 
     assert not owed([], 3, 5, WEST, KEY)

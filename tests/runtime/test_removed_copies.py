@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict
+from isthmus.repl.metastore.port import Ambiguous, VersionConflict
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.model.requests import WriteRequest
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from tests.runtime.conftest import House, Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
@@ -33,7 +33,7 @@ async def change(town: Town, adding: tuple[str, ...] = (), removing: tuple[str, 
         wanted = replace(record, replicas=replicas, adding=adding, removing=removing)
         try:
             await next(iter(town.houses.values())).metastore.write_record(wanted, ())
-        except Conflict:
+        except VersionConflict:
             continue
         return
 
@@ -231,7 +231,7 @@ def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path,
             await changed(t, *({*t.houses} - {leaver}))
             await until(lambda: t.houses[leaver].partition().removed)
             await t.kill(leaver)
-            identity = Identity.open(tmp_path / leaver)
+            identity = NodeIdentity.open(tmp_path / leaver)
             gen = identity.gens()[0]
             identity.condemn(0, gen + 1_000)  # killed right after the note, before anything was deleted
             identity.close(clean=False)
@@ -296,7 +296,7 @@ def test_after_a_power_loss_a_removed_copy_keeps_no_rows_that_would_have_to_be_r
 def test_what_is_noted_of_deleted_copies(tmp_path: Path) -> None:
     """The next copy has the gen that was noted and knows the epochs of the deleted one; a restored directory forgets
     the gen, since a copy may have been made with it after the backup."""
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     identity.adopt(b"u" * 16, "n1", "boot", {3: 7, 4: 7}, spare=9)
     identity.note_epochs({3: (5, None)})
     identity.condemn(3, 12)
@@ -304,7 +304,7 @@ def test_what_is_noted_of_deleted_copies(tmp_path: Path) -> None:
     assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [3], {3: 12, 4: 7})
     identity.deleted(3)
     identity.close(clean=False)
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [], {3: 12, 4: 7})
     identity.note_gens({3: 12})
     found = identity.partition(3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
-from isthmus.repl.storage.identity import Identity
+from isthmus.repl.storage.identity import NodeIdentity
 from tests.runtime.conftest import Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
@@ -32,7 +32,7 @@ def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, town: 
             await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"late"), Content(b"v")))
             shutil.rmtree(tmp_path / follower)
             (tmp_path / "backup").rename(tmp_path / follower)
-            identity = Identity.open(tmp_path / follower)
+            identity = NodeIdentity.open(tmp_path / follower)
             identity.renew("restored")
             identity.close(clean=False)
             await t.open(follower)

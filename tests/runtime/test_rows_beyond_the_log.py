@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import SEGMENT_COUNT, Key
 from isthmus.repl.model.objects import Content, decode_object
@@ -22,7 +22,7 @@ from tests.runtime.test_acts_of_last_resort import force
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
-ASYNC: dict[str, Any] = {"durability": "async", "options": Options(max_time_lag_ms=300)}
+ASYNC: dict[str, Any] = {"durability": "async", "options": ReplicaOptions(max_time_lag_ms=300)}
 
 
 async def put(house: House, **values: bytes) -> None:

@@ -215,7 +215,7 @@ def test_a_node_that_stops_hands_over_first(tmp_path: Path, town: Towns) -> None
             await asyncio.sleep(0)
             await leader.controller.resign()
             await leader.runtime.resign(10)
-            assert leader.partition().replica.role not in (fx.Role.LEADER, fx.Role.RESIGNING)
+            assert leader.partition().replica.role not in (fx.ReplicaRole.LEADER, fx.ReplicaRole.RESIGNING)
             assert not (await leader.metastore.registrations())[leader.node].active
             outcomes = await asyncio.gather(*writes, return_exceptions=True)
             assert not any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)

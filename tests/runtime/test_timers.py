@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-from isthmus.queues.long_poll import Polls
+from isthmus.queues.long_poll import LongPollWaiters
 from isthmus.repl.timers import DeadlineTimer
 
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -74,7 +74,7 @@ def test_a_fetch_that_waits_0_ms_does_not_fail_the_next_one(run: Any) -> None:
     """Two long polls of one queue, the first of which waits no time at all: both end without an error."""
 
     async def main() -> None:
-        polls = Polls("q", lambda: None)
+        polls = LongPollWaiters("q", lambda: None)
         session: Any = SimpleNamespace()
 
         async def until(waiter: asyncio.Future[None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.config.loader import load_file
 from isthmus.node.services import cluster_status
-from isthmus.repl.coordinator.routing import Routes, UnknownBucketType
+from isthmus.repl.coordinator.routing import RoutingTable, UnknownBucketType
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from tests.http.living import NodeInMemory
@@ -90,7 +90,7 @@ def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
     """It may be the one whose record is damaged: a definite "there is none" would make clients give up."""
 
     async def story() -> None:
-        routes = Routes()
+        routes = RoutingTable()
         record = a_record(0)
         routes.learn({0: record}, {7})
         with pytest.raises(NotReady, match="records of 1 partitions"):
@@ -106,7 +106,7 @@ def test_records_that_contradict_each_other_route_nothing() -> None:
     """By another number of partitions a key would be written where nobody looks for it afterwards."""
 
     async def story() -> None:
-        routes = Routes()
+        routes = RoutingTable()
         one, two = a_record(0), a_record(1)
         routes.learn({0: one, 1: replace(two, partition_count=2)})
         with pytest.raises(NotReady):

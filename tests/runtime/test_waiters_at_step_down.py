@@ -10,15 +10,15 @@ from typing import Any
 from isthmus.repl.isr.effects import SteppedDown
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import OutcomeUnknown
-from isthmus.repl.runtime.partition import PendingGroup, Waiter
-from isthmus.repl.runtime.waiters import Promises
+from isthmus.repl.runtime.partition import BatchResult, PendingBatch
+from isthmus.repl.runtime.waiters import Waiters
 
 
-def waiting(partition: Any, end: int) -> Waiter:
+def waiting(partition: Any, end: int) -> BatchResult:
     """A request of one item that is answered "done" once all below `end` is applied."""
-    waiter = Waiter(asyncio.get_running_loop().create_future(), 1)
+    waiter = BatchResult(asyncio.get_running_loop().create_future(), 1)
     waiter.results[0], waiter.remaining = "done", 1
-    partition.groups.append(PendingGroup(end, waiter, (0,)))
+    partition.groups.append(PendingBatch(end, waiter, (0,)))
     return waiter
 
 
@@ -36,7 +36,7 @@ def test_what_is_not_known_to_be_committed_is_unknown_and_the_rest_is_answered_w
     others may be dropped, so their writes are told at once that nobody here knows, and never that they are done."""
 
     async def story() -> None:
-        promises, partition = Promises(), a_partition()
+        promises, partition = Waiters(), a_partition()
         committed, appended = waiting(partition, 5), waiting(partition, 6)
         promises.stepped_down(partition, SteppedDown(2, 5, "fenced"))
         assert appended.future.done()
@@ -54,7 +54,7 @@ def test_a_next_leadership_does_not_read_what_may_have_been_dropped() -> None:
     of its next one must not be judged by them, nor rest on their clocks."""
 
     async def story() -> None:
-        promises, partition = Promises(), a_partition()
+        promises, partition = Waiters(), a_partition()
         partition.pending_rows[b"b", b"k"] = entry(7)
         promises.stepped_down(partition, SteppedDown(2, 5, "fenced"))
         assert not partition.pending_rows

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.repl.isr.effects import Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.effects import ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import OutcomeUnknown
 from isthmus.repl.model.record import Member
@@ -28,8 +28,8 @@ from isthmus.repl.runtime.metrics import (
     OSR,
     TIMED_OUT,
     WINDOW_MS,
-    Durations,
-    EntryTimes,
+    Histogram,
+    ReplicationLatency,
     ReplogSizes,
     part_of,
     replog_sizes,
@@ -54,7 +54,7 @@ def a_partition(leo: int = 0, hw: int = 0) -> Any:
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 9))))
 def test_buckets_hold_everything_once(added: list[tuple[int, int]]) -> None:
     """Buckets are cumulative, each bound counts what took at most that long, and the last counts everything."""
-    durations = Durations(0)
+    durations = Histogram(0)
     for duration_ms, count in added:
         durations.add(duration_ms, count, 0)
     found = durations.cumulative()
@@ -67,7 +67,7 @@ def test_buckets_hold_everything_once(added: list[tuple[int, int]]) -> None:
 
 def test_the_recent_past_forgets_what_is_older_than_two_windows() -> None:
     """Rate and maximum are of the last one or two windows; after a silence of two there is nothing recent."""
-    durations = Durations(0)
+    durations = Histogram(0)
     durations.add(900, 10, 1_000)
     assert durations.recent(2_000)[:3] == (10, 9_000, 900)
     assert durations.recent(2_000).per_s == 5
@@ -81,7 +81,7 @@ def test_the_recent_past_forgets_what_is_older_than_two_windows() -> None:
 
 def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_happens() -> None:
     """A maximum or a rate never tells of what is longer ago, though nothing came, and nobody looked, meanwhile."""
-    durations = Durations(0)
+    durations = Histogram(0)
     durations.add(900, 1, 1_000)
     durations.add(10, 1, 2 * WINDOW_MS - 1_000)
     recent = durations.recent(3 * WINDOW_MS - 2_000)
@@ -92,7 +92,7 @@ def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_
 def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> None:
     """Replicate is the time from append to apply, apply its part from the commit on, both by kind; a batch that is
     applied in two steps counts once, with its last step."""
-    times, partition = EntryTimes(), a_partition(leo=3)
+    times, partition = ReplicationLatency(), a_partition(leo=3)
     times.appended(partition, EntryKind.DATA, 3, 100)
     partition.replica.leo = 4
     times.appended(partition, EntryKind.CURSOR, 1, 105)
@@ -117,13 +117,13 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
 def test_what_a_leadership_loses_is_a_failure_and_what_was_committed_is_none() -> None:
     """When leadership ends, entries beyond hw fail as lost; those below it are still timed when they are applied;
     refused entries fail under the reason that their client gets."""
-    times, partition = EntryTimes(), a_partition(leo=2, hw=2)
+    times, partition = ReplicationLatency(), a_partition(leo=2, hw=2)
     times.appended(partition, EntryKind.DATA, 2, 0)
     partition.replica.leo = 5
     times.appended(partition, EntryKind.DATA, 3, 0)
-    times.role_changed(partition, Role.RESIGNING, 7)
+    times.role_changed(partition, ReplicaRole.RESIGNING, 7)
     assert times.failures() == {}
-    times.role_changed(partition, Role.IDLE, 8)
+    times.role_changed(partition, ReplicaRole.IDLE, 8)
     assert times.failures() == {(b"default", "write", LOST): 3}
     times.applied(partition, [entry(0), entry(1)], 9)
     assert times.replicated_times(9)[b"default", "write"].entries == 2
@@ -138,7 +138,7 @@ def test_what_a_leadership_loses_is_a_failure_and_what_was_committed_is_none() -
 def test_failures_have_a_rate_of_the_recent_past() -> None:
     """A single failure is no great rate; 60 in a window are one or two a second; those of yesterday are none, and still
     counted."""
-    times, partition = EntryTimes(), a_partition()
+    times, partition = ReplicationLatency(), a_partition()
     key = (b"default", "write", TIMED_OUT)
     times.timed_out(partition, 1, 100_000)
     assert times.recent_failures(100_000)[key].per_s <= 1000 / WINDOW_MS
@@ -155,7 +155,7 @@ def test_a_write_that_is_not_replicated_in_time_is_a_failure(
     with a rate; a write that is replicated does not."""
 
     async def story() -> None:
-        async with town(tmp_path, options=Options(max_time_lag_ms=60_000)) as t:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
             leader = await t.led()
             await put(leader, b"well", b"v")
             assert leader.runtime.entry_times.failures() == {}
@@ -173,7 +173,7 @@ def test_a_write_that_is_not_replicated_in_time_is_a_failure(
 
 def test_times_of_commits_are_bounded() -> None:
     """A store that falls behind for long keeps COMMITTED_MAX times, and counts the newest with an older one."""
-    times, partition = EntryTimes(), a_partition()
+    times, partition = ReplicationLatency(), a_partition()
     for end in range(1, 3 * COMMITTED_MAX):
         times.committed(partition, end, end)
     assert len(partition.committed) == COMMITTED_MAX

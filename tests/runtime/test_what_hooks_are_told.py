@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -102,8 +102,8 @@ def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
             before = leader.partition().replica.applied
             gate.let_one_through()
             await until(lambda: leader.partition().replica.applied > before, 5)
-            assert leader.partition().replica.role is Role.RESIGNING
-            await until(lambda: leader.partition().replica.role is Role.LEADER, 5)
+            assert leader.partition().replica.role is ReplicaRole.RESIGNING
+            await until(lambda: leader.partition().replica.role is ReplicaRole.LEADER, 5)
             gate.open()
             await asyncio.gather(*writes)
             await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))

@@ -11,9 +11,9 @@ import pytest
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from isthmus.repl.replog.port import RecoveredPartition
-from isthmus.repl.runtime.registration import settle
-from isthmus.repl.storage.identity import Identity, PartitionIdentity
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.runtime.registration import verify_local_replicas
+from isthmus.repl.storage.identity import NodeIdentity, PartitionIdentity
+from isthmus.repl.storage.slot_file import SlotFile
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.memory_store import MemoryStore
 
@@ -36,11 +36,11 @@ def settled(
     async def start() -> tuple[dict[int, int], int]:
         metastore = MemoryMetastore(ensemble)
         await metastore.start(lambda _state: None)
-        identity = Identity.open(directory)
+        identity = NodeIdentity.open(directory)
         try:
             if doubt:
                 identity.note_doubt(doubt)
-            await settle(
+            await verify_local_replicas(
                 metastore,
                 identity,
                 SOUND if recovered is None else recovered,
@@ -121,7 +121,7 @@ def test_doubt_outlives_a_start_that_did_not_get_to_settle(tmp_path: Path) -> No
     """Opening makes an emptied log anew, so that only the noted doubt can tell the next start of it."""
     ensemble = MemoryEnsemble()
     first = founded(tmp_path, ensemble)
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     identity.note_doubt("the log is gone")
     identity.close(clean=False)
     assert settled(tmp_path, ensemble)[0][0] != first[0]
@@ -138,14 +138,14 @@ def test_an_async_copy_keeps_its_gen_when_nothing_was_lost(tmp_path: Path) -> No
 def test_what_is_gone_of_an_earlier_run_is_noticed(tmp_path: Path) -> None:
     """An identity that has held partitions misses a log or store that is absent or empty; a new one does not."""
     log, store = tmp_path / "log", tmp_path / "store"
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     assert identity.emptied(log, store) == ""
     identity.adopt(UUID, "n1", "boot", {0: 1})
     identity.close(clean=True)
     for path in (log, store):
         path.mkdir()
         (path / "file").write_text("x")
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     assert identity.emptied(log, store) == ""
     (log / "file").unlink()
     assert identity.emptied(log, store) == f"{log} of an earlier run is gone"
@@ -156,12 +156,12 @@ def test_what_is_gone_of_an_earlier_run_is_noticed(tmp_path: Path) -> None:
 
 def test_a_directory_serves_one_node_of_one_cluster(tmp_path: Path) -> None:
     """H33: another node's name, another cluster's uuid, and a metastore made anew are refused in one line."""
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
     with pytest.raises(LocalFault, match="in use by another process"):
-        Identity.open(tmp_path)
+        NodeIdentity.open(tmp_path)
     identity.close(clean=True)
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     identity.check_node("n1")
     identity.check_cluster(UUID, "east")
     with pytest.raises(WrongIdentity, match="belongs to node 'n1'"):
@@ -175,12 +175,12 @@ def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
     """A directory that holds data but lost its identity is not taken for a new one."""
     (tmp_path / "log").mkdir()
     with pytest.raises(WrongIdentity, match="no identity"):
-        Identity.open(tmp_path)
+        NodeIdentity.open(tmp_path)
 
 
 def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None:
     """What was noted is there after a reopening, also when the newest slot was torn by a power loss."""
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
     identity.note_epochs({0: (4, None)})
     identity.note_epochs({0: (5, None)})
@@ -189,14 +189,14 @@ def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None
     whole = newest.read_bytes()
     for cut in (0, 10, len(whole) - 1):
         newest.write_bytes(whole[:cut])
-        identity = Identity.open(tmp_path)
+        identity = NodeIdentity.open(tmp_path)
         found = identity.partition(0)
         assert found is not None
         assert found.epoch_seen == 4
         assert not identity.clean
         identity.close(clean=False)
     newest.write_bytes(whole)
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     found = identity.partition(0)
     assert found is not None
     assert found.epoch_seen == 5
@@ -205,27 +205,27 @@ def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None
 
 def test_both_slots_damaged_is_corruption(tmp_path: Path) -> None:
     """With no whole slot left nothing is guessed."""
-    slots = Slots(tmp_path, "value")
+    slots = SlotFile(tmp_path, "value")
     slots.write({"a": 1})
     slots.write({"a": 2})
-    assert Slots(tmp_path, "value").read() == {"a": 2}
+    assert SlotFile(tmp_path, "value").read() == {"a": 2}
     for name in ("value.0", "value.1"):
         data = bytearray((tmp_path / name).read_bytes())
         data[-1] ^= 1
         (tmp_path / name).write_bytes(bytes(data))
     with pytest.raises(Corruption, match="both damaged"):
-        Slots(tmp_path, "value").read()
+        SlotFile(tmp_path, "value").read()
 
 
 def test_who_led_the_highest_epoch_is_noted_with_it(tmp_path: Path) -> None:
     """H32: an owner counts for its own epoch alone, so an epoch that was noted without one has none; a directory of an
     older version names no owners at all."""
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1, 1: 2})
     identity.note_epochs({0: (5, Incarnation("n2", 50)), 1: (3, None)})
     identity.note_epochs({0: (4, Incarnation("n3", 60))})
     identity.close(clean=True)
-    identity = Identity.open(tmp_path)
+    identity = NodeIdentity.open(tmp_path)
     assert identity.partition(0) == PartitionIdentity(1, 5, Incarnation("n2", 50))
     assert identity.partition(1) == PartitionIdentity(2, 3, None)
     identity.note_epochs({0: (6, None)})

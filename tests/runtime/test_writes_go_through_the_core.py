@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import (
     BadInput,
     Corruption,
@@ -24,7 +24,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
-from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, pack_counter
 from isthmus.repl.replog import writer
 from isthmus.repl.store import row_codec
@@ -163,7 +163,7 @@ def test_a_batch_answers_item_by_item(tmp_path: Path, house: Houses) -> None:
             ]
             assert isinstance(results[4], TooLarge)
             last = results[-1]
-            assert isinstance(last, Written)
+            assert isinstance(last, WriteResult)
             assert not last.created
             assert values(await h.coordinator.get(key(b"a"))) == [b"1", b"2"]
 
@@ -286,7 +286,7 @@ def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, house: Houses
     """More than the window in one turn is refused as overloaded, definitely; what was answered is there."""
 
     async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble(), options=Options(window_entries=20)) as h:
+        async with house(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
             results = await asyncio.gather(
                 *(h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))) for n in range(300)),
                 return_exceptions=True,

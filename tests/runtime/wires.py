@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgpack
 
-from isthmus.repl.isr.messages import Fenced, Forward, Message
+from isthmus.repl.isr.messages import AppendEntries, Message, StaleEpoch
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
 from isthmus.repl.transport.port import NO_CURSORS, Delivery
@@ -111,7 +111,7 @@ class MemoryLinks:
         here, there = node in self.dialled, self._node in self._wires.plugged[node].dialled
         if type(message) in FROM_FOLLOWER:
             return here
-        return (here or there) if isinstance(message, Fenced) else there
+        return (here or there) if isinstance(message, StaleEpoch) else there
 
     def send(
         self,
@@ -174,4 +174,4 @@ class MemoryLinks:
 
 def is_entries(message: Message) -> bool:
     """True for a message that carries entries."""
-    return isinstance(message, Forward) and bool(message.entries)
+    return isinstance(message, AppendEntries) and bool(message.entries)

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.node.http.authorization import Role
+from isthmus.node.http.authorization import TokenRole
 from isthmus.node.local import dev_certificates
 from isthmus.node.security import certificates
 from isthmus.repl.security.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
@@ -40,7 +40,7 @@ class Folder:
         """For a client that shows `pair`."""
         return client_contexts(self.files(pair), check_host=check_host).current()
 
-    def token(self, role: Role) -> str:
+    def token(self, role: TokenRole) -> str:
         """The token of a role."""
         return (self.path / f"{role.value}.token").read_text().strip()
 

@@ -32,7 +32,7 @@ def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_p
     file.write_text("old-token-0123456789\n")
     file.chmod(0o600)
     now = [0.0]
-    watched = tokens.Watched((file,), lambda: tokens.read_digests(file), lambda: now[0])
+    watched = tokens.ReloadingFile((file,), lambda: tokens.read_digests(file), lambda: now[0])
 
     def good(token: str) -> bool:
         now[0] += 2.0

@@ -17,16 +17,16 @@ import requests
 
 from isthmus.config.settings import Address, ListenSettings
 from isthmus.node.client_api.queue_fetch import QueueRoutes
-from isthmus.node.http.application import Face, Request, text_reply
-from isthmus.node.http.authorization import Guard, Role
+from isthmus.node.http.application import HttpApplication, Request, text_reply
+from isthmus.node.http.authorization import Guard, TokenRole
 from isthmus.node.http.listener import Listener, ListenerTls
 from isthmus.node.http.responses import Reply
 from isthmus.queues.leases import Session
 from isthmus.queues.long_poll import Until
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import FetchReply, FetchRequest, ObjectReply, ObjectRequest, encode_asking, encode_request
-from isthmus.repl.http.client import Access, HttpPeer, session
-from isthmus.repl.http.client import Refused as PeerRefused
+from isthmus.repl.http.client import HttpPeer, PeerCredentials, session
+from isthmus.repl.http.client import HttpRefused as PeerRefused
 from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.security.tls import client_contexts, server_contexts
@@ -54,7 +54,7 @@ class Giving:
         return ObjectReply(b"\x02" * 16, "c", b"")
 
 
-class Names(Face):
+class Names(HttpApplication):
     """Answers with the nodes that the client's certificate names; large bodies at /large."""
 
     def __init__(self, *, certified: bool = False) -> None:
@@ -71,7 +71,7 @@ class Names(Face):
 
 
 @contextmanager
-def serving(tls: ListenerTls | None, face: Face | None = None) -> Iterator[int]:
+def serving(tls: ListenerTls | None, face: HttpApplication | None = None) -> Iterator[int]:
     """A listener in a thread of its own, on the loop that nodes use; its port."""
     import uvloop
 
@@ -97,34 +97,34 @@ def tls_of(folder: Folder, *, also_plain: bool = False, asked: ssl.VerifyMode = 
 def get(folder: Folder, url: str, pair: str | None = None, cluster: str = "") -> requests.Response:
     """One request of a client that shows `pair` and wants `cluster`."""
     contexts = client_contexts(folder.files(pair), check_host=not cluster).current
-    with session(access=Access(contexts, cluster)) as client:
+    with session(access=PeerCredentials(contexts, cluster)) as client:
         return client.get(url, timeout=10)
 
 
 def asked(folder: Folder, port: int, cluster: str, pair: str | None) -> bytes:
     """One object, as the sink of `cluster` asks for it, which shows `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
-    peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, Access(contexts))
+    peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts))
     body = encode_asking(ObjectRequest(b"w" * 16, cluster, Key(b"default", b"b", b"k")))
     try:
         return peer.post(
             "/queues/q/object", body, media_type="application/msgpack", timeout_ms=10_000, limit_bytes=1_000
         )
     finally:
-        peer.cut()
+        peer.abort()
 
 
 def fetch(folder: Folder, port: int, cluster: str, pair: str | None, access: dict[str, Any] | None = None) -> bytes:
     """A fetch as the sink of `cluster` sends it, which shows `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
-    peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, Access(contexts, **{"cluster": "c", **(access or {})}))
+    peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts, **{"cluster": "c", **(access or {})}))
     body = encode_request(FetchRequest(Session(b"w" * 16, "n", b"i" * 8, 0), cluster))
     try:
         return peer.post(
             "/queues/q/fetch", body, media_type="application/msgpack", timeout_ms=10_000, limit_bytes=1_000_000
         )
     finally:
-        peer.cut()
+        peer.abort()
 
 
 def test_a_listener_speaks_tls_and_knows_who_came(folder: Folder) -> None:
@@ -218,9 +218,9 @@ def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:
         return shown[-1]
 
     with serving(tls_of(folder), face) as port:
-        shown.append(folder.token(Role.REPLICATE))
+        shown.append(folder.token(TokenRole.REPLICATE))
         assert fetch(folder, port, "west", "west-1", {"token": token})
-        shown.append(folder.token(Role.WRITE))
+        shown.append(folder.token(TokenRole.WRITE))
         with pytest.raises(PeerRefused, match="this needs a token of the role replicate or admin"):
             fetch(folder, port, "west", "west-1", {"token": token})
         with pytest.raises(PeerRefused, match="no token was shown"):
@@ -243,8 +243,8 @@ def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder, dial: type[HttpPeer
     face.router.add("POST", "/wait", wait)
     with serving(tls_of(folder), face) as port:
         contexts = client_contexts(folder.files("b"), check_host=True).current
-        peer = dial(f"https://127.0.0.1:{port}", 1, Access(contexts))
-        cutter = threading.Thread(target=lambda: (asked.wait(10), peer.cut()))
+        peer = dial(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts))
+        cutter = threading.Thread(target=lambda: (asked.wait(10), peer.abort()))
         cutter.start()
         with pytest.raises(PeerFault):
             peer.post("/wait", b"", media_type="text/plain", timeout_ms=20_000, limit_bytes=10)
@@ -268,9 +268,9 @@ def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(
     contexts = client_contexts(folder.files("b"), check_host=True).current
     with serving(tls_of(folder, also_plain=True), face) as port:
         for scheme, how in (("http", contexts), ("https", contexts), ("http", None)):
-            peer = dial(f"{scheme}://127.0.0.1:{port}", 1, Access(how, token=lambda: "t" * 20))
+            peer = dial(f"{scheme}://127.0.0.1:{port}", 1, PeerCredentials(how, token=lambda: "t" * 20))
             peer.post("/look", b"", media_type="text/plain", timeout_ms=10_000, limit_bytes=10)
-            peer.cut()
+            peer.abort()
     assert seen == [None, b"Bearer " + b"t" * 20, b"Bearer " + b"t" * 20]
 
 

@@ -13,7 +13,7 @@ from isthmus.config.warnings import doubts_of
 from isthmus.node.cli import main as cli
 from isthmus.node.local import dev_certificates
 from isthmus.node.security import certificates
-from isthmus.node.security.credentials import Locks, file_faults
+from isthmus.node.security.credentials import NodeCredentials, file_faults
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import NodeName
 from tests.security.folder import Folder, filled
@@ -45,7 +45,7 @@ def test_right_files_are_taken(folder: Folder) -> None:
     """Nothing is wrong with a right pair and right tokens, and all three doors have TLS."""
     settings = loaded(folder.path, tls() + '[tokens]\nread = "read.token"\nadmin = "admin.token"\n')
     assert not list(file_faults(settings))
-    locks = Locks(settings)
+    locks = NodeCredentials(settings)
     assert set(locks.listeners) == {"http", "admin"}
     assert locks.links is not None
     assert locks.certified_sinks
@@ -67,7 +67,7 @@ def test_a_pair_that_others_would_refuse_is_told_at_once(folder: Folder, pair: s
     """Of another node, of none, or not there: a sentence with the key and the file; a node does not start with it."""
     assert words.format(folder.path) in "\n".join(faults(folder, tls(pair)))
     with pytest.raises(BadConfig, match=r"tls\.(certificate|key)"):
-        Locks(loaded(folder.path, tls(pair)))
+        NodeCredentials(loaded(folder.path, tls(pair)))
 
 
 def test_expired_strange_mixed_and_open_files_are_told(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_expired_strange_mixed_and_open_files_are_told(tmp_path: Path) -> None:
 def test_an_expiry_that_comes_near_is_told(tmp_path: Path) -> None:
     """A certificate with less than `expiry_warning` left is a problem in words, of this node and of those connected."""
     dev_certificates.make_certificates(tmp_path, [NodeName("c", "a")], days=3)
-    locks = Locks(loaded(tmp_path, tls()))
+    locks = NodeCredentials(loaded(tmp_path, tls()))
     told = locks.problems()
     assert any(each.startswith("tls.certificate of node a expires on") for each in told)
-    assert not Locks(loaded(tmp_path, tls(more='expiry_warning = "1d"\n'))).problems()
+    assert not NodeCredentials(loaded(tmp_path, tls(more='expiry_warning = "1d"\n'))).problems()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_dev_makes_what_nodes_take(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_coming_in_at_a_peer_again_and_again_watches_no_more_files(folder: Folder) -> None:
     """A look at a key and a round of repairs ask each time how to come in: what is kept of that does not grow."""
-    locks = Locks(loaded(folder.path, tls()))
+    locks = NodeCredentials(loaded(folder.path, tls()))
     token = folder.path / "replicate.token"
     peers = [
         PeerSettings("https://127.0.0.1:1", "q", "west", token),

@@ -12,19 +12,19 @@ import pytest
 import structlog.testing
 
 from isthmus.config.settings import TokenSettings
-from isthmus.node.http.application import Face, Request, text_reply
-from isthmus.node.http.authorization import INCLUDES, Guard, Role, admin_roles, guard_of, http_roles
-from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.application import HttpApplication, Request, text_reply
+from isthmus.node.http.authorization import INCLUDES, Guard, TokenRole, admin_roles, guard_of, http_roles
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security import tokens
 from tests.security.folder import Folder
 
-R, W, O, P, A = Role.READ, Role.WRITE, Role.OPERATE, Role.REPLICATE, Role.ADMIN  # noqa: E741
+R, W, O, P, A = TokenRole.READ, TokenRole.WRITE, TokenRole.OPERATE, TokenRole.REPLICATE, TokenRole.ADMIN  # noqa: E741
 
 
 def settings_of(folder: Folder, **more: Any) -> TokenSettings:
     """All five files."""
-    return TokenSettings(**{role.value: folder.path / f"{role.value}.token" for role in Role}, **more)
+    return TokenSettings(**{role.value: folder.path / f"{role.value}.token" for role in TokenRole}, **more)
 
 
 def status(guard: Guard, method: str, path: str, credential: str | None = None) -> int:
@@ -32,7 +32,7 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
     headers = [] if credential is None else [(b"authorization", credential.encode())]
     try:
         guard.check(method, path.encode(), headers)
-    except Refused as refused:
+    except RequestRefused as refused:
         return refused.status
     return 200
 
@@ -69,10 +69,10 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("GET", "/rows/plan", {R, P}),
         ("POST", "/batch/push", {P}),
         ("POST", "/batch/push/", {P}),
-        ("GET", "/cluster/nodes", set(Role)),
+        ("GET", "/cluster/nodes", set(TokenRole)),
     ],
 )
-def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[Role]) -> None:
+def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[TokenRole]) -> None:
     """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`; comparing trees
     and reading rows is looking, and what sinks may do, too."""
     assert http_roles(method, path.encode()) == needed
@@ -104,7 +104,7 @@ def test_requests_of_clients_need_the_least_role_that_does(method: str, path: st
         ("DELETE", "/something/new", {A}),
     ],
 )
-def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, path: str, needed: set[Role]) -> None:
+def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, path: str, needed: set[TokenRole]) -> None:
     """What can be taken back needs `operate`; all else that changes something, known or not, needs `admin`."""
     assert admin_roles(method, path.encode()) == needed
 
@@ -118,7 +118,7 @@ def test_a_token_may_what_its_role_includes(folder: Folder) -> None:
         O: ("PUT", "/types/t/props"),
         P: ("POST", "/queues/q/f"),
     }
-    for role in Role:
+    for role in TokenRole:
         for needed, (method, path) in requests.items():
             wanted = 200 if needed in INCLUDES[role] else 403
             assert status(guard, method, path, f"Bearer {folder.token(role)}") == wanted, (role, needed)
@@ -138,7 +138,7 @@ def test_only_a_whole_known_token_lets_in(folder: Folder) -> None:
     assert status(guard, "GET", "/", f"bearer  {token}") == 200
     assert status(guard, "GET", "/", f"Basic {b64encode(f'anybody:{token}'.encode()).decode()}") == 200
     both = [(b"authorization", f"Bearer {token}".encode()), (b"authorization", b"Bearer x")]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         guard.check("GET", b"/", both)
     assert refused.value.status == 401
 
@@ -161,7 +161,7 @@ def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
     file.write_text("old-token-0123456789\n")
     file.chmod(0o600)
     now = [0.0]
-    watched = tokens.Watched((file,), lambda: tokens.read_digests(file), lambda: now[0])
+    watched = tokens.ReloadingFile((file,), lambda: tokens.read_digests(file), lambda: now[0])
 
     def good(token: str) -> bool:
         now[0] += 2.0
@@ -240,7 +240,7 @@ def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: st
 def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
-    face = Face()
+    face = HttpApplication()
     ran: list[Request] = []
 
     async def handler(request: Request) -> Reply:
@@ -268,7 +268,9 @@ def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> No
     assert len(ran) == 1
 
 
-async def answered(face: Face, headers: list[tuple[bytes, bytes]]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+async def answered(
+    face: HttpApplication, headers: list[tuple[bytes, bytes]]
+) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Status, headers and body of a PUT."""
     sent: list[dict[str, Any]] = []
     scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.http.authorization import Role
+from isthmus.node.http.authorization import TokenRole
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.dev_certificates import access_of
 from isthmus.node.local.topology import load_topology, parse_topology
@@ -58,13 +58,15 @@ class Clusters:
         self.security = directory / "security"
         self.nodes = {node["name"]: node for each in up["clusters"].values() for node in each["nodes"]}
 
-    def ask(self, role: Role | None, method: str, url: str, **more: Any) -> Any:
+    def ask(self, role: TokenRole | None, method: str, url: str, **more: Any) -> Any:
         """One request with the token of a role."""
-        access = access_of(self.security, role or Role.READ)
+        access = access_of(self.security, role or TokenRole.READ)
         with session(access=access if role is not None else access._replace(token=None)) as client:
             return client.request(method, url, timeout=20, **more)
 
-    def command(self, *arguments: str, role: Role | None = Role.READ, **environment: str) -> tuple[int, str, str]:
+    def command(
+        self, *arguments: str, role: TokenRole | None = TokenRole.READ, **environment: str
+    ) -> tuple[int, str, str]:
         """Exit code and output of `isthmus`, which trusts the test authority."""
         token = {} if role is None else {"ISTHMUS_TOKEN_FILE": str(self.security / f"{role.value}.token")}
         admin = {"ISTHMUS_ADMIN": self.nodes["east-1"]["admin"], "ISTHMUS_CA": str(self.security / "ca.crt")}
@@ -118,11 +120,12 @@ def test_what_is_written_in_one_arrives_in_the_other(clusters: Clusters) -> None
         node = clusters.nodes[f"east-{1 + number % 2}"]
         headers = {"Content-Type": "application/octet-stream"}
         assert (
-            clusters.ask(Role.WRITE, "PUT", node["http"] + path, data=bytes(size), headers=headers).status_code == 204
+            clusters.ask(TokenRole.WRITE, "PUT", node["http"] + path, data=bytes(size), headers=headers).status_code
+            == 204
         )
         west = clusters.nodes["west-1"]["http"] + path
-        until(lambda west=west: clusters.ask(Role.READ, "GET", west).status_code == 200)  # type: ignore[misc]
-        assert len(clusters.ask(Role.READ, "GET", west).content) == size
+        until(lambda west=west: clusters.ask(TokenRole.READ, "GET", west).status_code == 200)  # type: ignore[misc]
+        assert len(clusters.ask(TokenRole.READ, "GET", west).content) == size
     for node in clusters.nodes:
         assert "transport.link.down" not in clusters.log(node)
 
@@ -132,12 +135,12 @@ def test_who_lacks_a_token_or_a_role_is_told_so(clusters: Clusters) -> None:
     east = clusters.nodes["east-1"]
     put = {"data": b"x", "headers": {"Content-Type": "text/plain"}}
     assert clusters.ask(None, "PUT", east["http"] + "/buckets/b/keys/x", **put).status_code == 401
-    assert clusters.ask(Role.READ, "PUT", east["http"] + "/buckets/b/keys/x", **put).status_code == 403
+    assert clusters.ask(TokenRole.READ, "PUT", east["http"] + "/buckets/b/keys/x", **put).status_code == 403
     assert clusters.ask(None, "GET", east["admin"] + "/metrics").status_code == 401
-    assert clusters.ask(Role.WRITE, "POST", east["admin"] + "/admin/queues/to-west/suspend").status_code == 403
+    assert clusters.ask(TokenRole.WRITE, "POST", east["admin"] + "/admin/queues/to-west/suspend").status_code == 403
     assert clusters.ask(None, "GET", east["http"] + "/readyz").status_code == 200
     for node in clusters.nodes:
-        for role in Role:
+        for role in TokenRole:
             assert (clusters.security / f"{role.value}.token").read_text().strip() not in clusters.log(node)
 
 
@@ -146,8 +149,8 @@ def test_commands_come_in_and_say_why_they_do_not(clusters: Clusters) -> None:
     code, out, _ = clusters.command("cluster", "status", "-o", "json")
     assert code == 0
     assert json.loads(out)["warnings"] == []
-    assert clusters.command("queue", "suspend", "to-west", role=Role.OPERATE)[0] == 0
-    assert clusters.command("queue", "resume", "to-west", role=Role.OPERATE)[0] == 0
+    assert clusters.command("queue", "suspend", "to-west", role=TokenRole.OPERATE)[0] == 0
+    assert clusters.command("queue", "resume", "to-west", role=TokenRole.OPERATE)[0] == 0
     code, _, error = clusters.command("queue", "suspend", "to-west")
     assert (code, error) == (4, "isthmus: this needs a token of the role operate or admin\n")
     code, _, error = clusters.command("cluster", "status", role=None)
@@ -180,7 +183,7 @@ def test_nodes_take_no_strangers(clusters: Clusters, tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         said_to((host, int(port)), None)
     metrics = clusters.nodes["east-1"]["admin"] + "/metrics"
-    text = clusters.ask(Role.READ, "GET", metrics).text
+    text = clusters.ask(TokenRole.READ, "GET", metrics).text
     for reason in ("no-certificate", "unknown-authority", "plaintext"):
         assert f'isthmus_tls_refused_total{{listener="cluster",reason="{reason}"}}' in text
         assert f'"reason": "{reason}"' in clusters.log("east-1")
@@ -194,6 +197,6 @@ def test_the_sample_comes_up_and_replicates(tmp_path: Path) -> None:
         for here, there in (("east-1", "west-2"), ("west-3", "east-2")):
             path = f"/buckets/b/keys/from-{here}"
             url = sample.nodes[here]["http"] + path
-            assert sample.ask(Role.WRITE, "PUT", url, data=b"x", headers=headers).status_code == 204
+            assert sample.ask(TokenRole.WRITE, "PUT", url, data=b"x", headers=headers).status_code == 204
             far = sample.nodes[there]["http"] + path
-            until(lambda far=far: sample.ask(Role.READ, "GET", far).status_code == 200)  # type: ignore[misc]
+            until(lambda far=far: sample.ask(TokenRole.READ, "GET", far).status_code == 200)  # type: ignore[misc]

@@ -13,13 +13,13 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.membership import guard
-from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus
 from tests.sim import invariants
 from tests.sim.declared import Declarations
 from tests.sim.disk import effect_of
-from tests.sim.invariants import History, Violation
+from tests.sim.invariants import PartitionHistory, Violation
 
 if TYPE_CHECKING:
     from tests.sim.disk import SimLog
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEEP_EVERY = 700
 """Whole logs are scanned after every so many events of cores, and at every start."""
 
-LEADS = (Role.LEADER, Role.RESIGNING)
+LEADS = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
 
 class Checkers:
@@ -38,7 +38,7 @@ class Checkers:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.histories: dict[int, History] = {}
+        self.histories: dict[int, PartitionHistory] = {}
         """All that happened to each partition."""
         self._views: dict[tuple[str, int], PartitionRecord | None] = {}
         self._hws: dict[tuple[str, int], int] = {}
@@ -57,11 +57,11 @@ class Checkers:
         self.beyond_promise = False
         """Data is lost beyond the promise, on purpose: who may be elected may lack something."""
 
-    def history(self, partition: int) -> History:
+    def history(self, partition: int) -> PartitionHistory:
         """All that happened to a partition."""
         found = self.histories.get(partition)
         if found is None:
-            found = self.histories[partition] = History()
+            found = self.histories[partition] = PartitionHistory()
         return found
 
     # -- the metastore --------------------------------------------------------------------------
@@ -236,12 +236,12 @@ class Checkers:
         record = replica.record
         if record is not view:
             self._check_view(process, partition, view, record)
-        if type(event) is ev.Received and type(event.message) is ms.ProbeOk:
+        if type(event) is ev.Received and type(event.message) is ms.LeadershipCheckOk:
             said = event.message
             answered = self._answered[key][1]
             member = Member(event.node, said.gen)
             answered[member] = max(said.durable, answered.get(member, 0))
-        if type(event) is ev.FarEnded:
+        if type(event) is ev.TransferFinished:
             self._hws[key] = replica.hw
         elif replica.hw != self._hws[key]:
             self.declared.hw_moved(process, partition, replica)
@@ -261,13 +261,18 @@ class Checkers:
                 self._told.add(key)
             elif kind is fx.SteppedDown:
                 self._told.discard(key)
-            elif kind is fx.Send and far and type(effect.message) is ms.Ack:
+            elif kind is fx.Send and far and type(effect.message) is ms.AppendAck:
                 raise Violation("I-FAR-NO-ACK", f"{process.name} acknowledges, and its copy is far")
-            elif kind is fx.Send and type(effect.message) in (ms.HelloOk, ms.HelloRefused, ms.Nack, ms.Fenced):
+            elif kind is fx.Send and type(effect.message) in (
+                ms.FollowAccepted,
+                ms.FollowRejected,
+                ms.AppendRejected,
+                ms.StaleEpoch,
+            ):
                 self._count_message(effect.message)
-            elif kind is fx.Send and self.declared.acts and type(effect.message) is ms.Ack:
+            elif kind is fx.Send and self.declared.acts and type(effect.message) is ms.AppendAck:
                 self.declared.acknowledges(process, partition)
-        if replica.ready != (key in self._told) and replica.role is not Role.RESIGNING:
+        if replica.ready != (key in self._told) and replica.role is not ReplicaRole.RESIGNING:
             raise Violation("I-TOLD", f"{process.name} as {replica.role.value} has told {key in self._told}")
         if process.holds_directory():
             self._check_log(process, partition, replica)
@@ -276,7 +281,7 @@ class Checkers:
 
     def _count_message(self, message: ms.Message) -> None:
         name = type(message).__name__
-        if isinstance(message, ms.HelloRefused):
+        if isinstance(message, ms.FollowRejected):
             name += f"_{message.refusal}"
         self.world.counts[name] += 1
 
@@ -325,7 +330,7 @@ class Checkers:
             who = process.me()
             assert who is not None
             invariants.epoch_one(self.history(partition), effect.epoch, who)
-        elif effect.role is Role.FAILED and type(event) is not ev.PersistFailed:
+        elif effect.role is ReplicaRole.FAILED and type(event) is not ev.PersistFailed:
             raise Violation("I-TRUNC-SAFE", f"{process.name} believes nobody any more: {effect.reason}")
 
     def _check_hw(self, process: Process, partition: int, replica: Replica) -> None:
@@ -458,7 +463,7 @@ class Checkers:
         if leader is None or record.leader != leader.me() or leader.stopping:
             return f"led by {record.leader}, which is not the process there"
         leads = leader.replicas[partition]
-        if leads.role is not Role.LEADER or not leads.ready:
+        if leads.role is not ReplicaRole.LEADER or not leads.ready:
             return f"{leader.name} is {leads.role}, {leads.reason}"
         if record.elr:
             return f"eligible though not in sync: {sorted(record.elr)}"

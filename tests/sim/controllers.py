@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isthmus.repl.controller.election import Wait, Watch, Write, asked, watched
+from isthmus.repl.controller.election import ElectionTimer, ProposeRecord, WaitUntil, asked, watched
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
@@ -25,7 +25,7 @@ class Controller:
         self.name = name
         self.sleeps_until_ms = 0
         self._due_ms: set[int] = set()
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, ElectionTimer] = {}
         self._promoted: dict[int, set[tuple[int, str, int, int]]] = {}
         self._reported: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
         """(partition, version) -> node -> (last epoch, LEO), as it answered."""
@@ -77,10 +77,10 @@ class Controller:
                 attempt=watch.attempt,
                 reported=self._reported.get(key, {}),
             )
-            if isinstance(decision, Write):
+            if isinstance(decision, ProposeRecord):
                 world.tell(self.name, "writes", decision.record)
                 world.metastore.write(self.name, decision.record, (), self._written)
-            elif isinstance(decision, Wait) and decision.until_ms not in self._due_ms:
+            elif isinstance(decision, WaitUntil) and decision.until_ms not in self._due_ms:
                 self._due_ms.add(decision.until_ms)
                 world.after(max(1, decision.until_ms - world.now_ms), self.look)
 

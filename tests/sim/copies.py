@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.record import PartitionRecord
 
 if TYPE_CHECKING:
@@ -106,7 +106,12 @@ class Copies:
         replica, store = process.replicas[partition], process.node.disk.stores[partition]
         in_log = replica.durable < replica.leo or process.log.asked(partition)
         in_store = replica.applied < replica.hw or process.far.busy(partition) or process.store.asked(partition)
-        return replica.role is Role.IDLE and not in_log and not in_store and (store.far or store.applied >= replica.hw)
+        return (
+            replica.role is ReplicaRole.IDLE
+            and not in_log
+            and not in_store
+            and (store.far or store.applied >= replica.hw)
+        )
 
     def _read(self, record: PartitionRecord) -> None:
         process, partition = self.process, record.partition

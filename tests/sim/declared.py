@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from isthmus.repl.controller.unclean_election import Copy
+from isthmus.repl.controller.unclean_election import ReplicaReport
 from isthmus.repl.isr.membership import guard
-from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.record import Member, PartitionRecord
-from tests.sim.invariants import History, Violation
+from tests.sim.invariants import PartitionHistory, Violation
 
 if TYPE_CHECKING:
     from tests.sim.checkers import Checkers
@@ -32,10 +32,10 @@ class Act:
     lineage: int
     chosen: Member
     end: int
-    past: History
+    past: PartitionHistory
     diverged: set[Member] = field(default_factory=set)
     """Copies that know of decisions beyond `end`."""
-    earlier: dict[Member, History] = field(default_factory=dict)
+    earlier: dict[Member, PartitionHistory] = field(default_factory=dict)
     """The past of those of them that had another one already."""
 
 
@@ -50,7 +50,7 @@ class Declarations:
         self.unfounded: set[tuple[str, int]] = set()
         """(node, partition) where a copy was forced whose store had rows of entries that its log had lost."""
 
-    def shown(self, record: PartitionRecord, copy: Copy) -> None:
+    def shown(self, record: PartitionRecord, copy: ReplicaReport) -> None:
         """An operator was shown a copy, and is about to force it on this version of the record."""
         member = Member(copy.node, copy.gen)
         self._shown[record.partition, record.version, member] = min(copy.leo, self._has(member, record.partition))
@@ -123,7 +123,7 @@ class Declarations:
         act = self.acts.get(partition)
         return act is not None and Member(node.name, node.disk.gens[partition]) in act.diverged
 
-    def judge(self, node: Node, partition: int) -> History:
+    def judge(self, node: Node, partition: int) -> PartitionHistory:
         """What a copy is held against."""
         if partition in self.acts and self.quarantines(node, partition):
             act, member = self.acts[partition], Member(node.name, node.disk.gens[partition])
@@ -168,13 +168,13 @@ class Declarations:
         if self.quarantines(process.node, partition):
             raise Violation("I-DIVERGED", f"{process.name} acknowledges, and has another past than its leader")
 
-    def role(self, process: Process, partition: int, role: Role, reason: str) -> bool:
+    def role(self, process: Process, partition: int, role: ReplicaRole, reason: str) -> bool:
         """A core took a role; True when that is its quarantine."""
         if not self.quarantines(process.node, partition):
             return False
-        if role in (Role.CANDIDATE, Role.LEADER, Role.RESIGNING):
+        if role in (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING):
             raise Violation("I-DIVERGED", f"{process.name} has another past, and is {role}")
-        if role is Role.FAILED and reason.startswith(DIVERGED):
+        if role is ReplicaRole.FAILED and reason.startswith(DIVERGED):
             self._checkers.world.counts["quarantined"] += 1
             return True
         return False
@@ -182,6 +182,6 @@ class Declarations:
     def unwell(self, process: Process, partition: int) -> str:
         """What is wrong with a copy that has another past; empty when it says so and stands still."""
         replica = process.replicas[partition]
-        if replica.role is Role.FAILED and replica.reason.startswith(DIVERGED):
+        if replica.role is ReplicaRole.FAILED and replica.reason.startswith(DIVERGED):
             return ""
         return f"{process.name} has another past and is {replica.role}, {replica.reason}"

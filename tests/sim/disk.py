@@ -14,7 +14,7 @@ from random import Random
 from types import MappingProxyType
 
 from isthmus.repl.isr.epochs import EpochTable, table_of
-from isthmus.repl.isr.events import FarStored
+from isthmus.repl.isr.events import TransferStored
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.record import Incarnation
 
@@ -163,7 +163,7 @@ class SimStore:
         self.target = 0
         self.target_epoch = 0
         """Of the entry just below the target."""
-        self.far: FarStored | None = None
+        self.far: TransferStored | None = None
         self.reaped = -1
         """Offset of the last REAP entry."""
         self.beyond: dict[int, Entry] = {}
@@ -213,7 +213,7 @@ class SimStore:
             self.beyond = {}
             self.history = []
         position = len(self.history)
-        self.far = FarStored(position, self.history[-1].epoch if position else 0, True)
+        self.far = TransferStored(position, self.history[-1].epoch if position else 0, True)
         self.history = []
         self.floor = self.target = 0
 
@@ -224,7 +224,7 @@ class SimStore:
         assert all(self.far.position <= entry.offset < upto for entry in entries)
         self.latest = effect_of(entries, self.latest)
         self._written_over(entries)
-        self.far = FarStored(upto, epoch, whole)
+        self.far = TransferStored(upto, epoch, whole)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
         """It is the effect of all these."""

@@ -17,7 +17,7 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.epochs import cut, epoch_at
-from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.entry import Entry, decode_entry
 from tests.sim.disk import SimStore
 from tests.sim.writers import Start
@@ -54,21 +54,24 @@ class Far:
         self.process = process
         self.world = process.world
         self.snapshots: dict[tuple[int, str], Snapshot] = {}
-        self._ending: dict[int, fx.EndFar] = {}
+        self._ending: dict[int, fx.FinishTransfer] = {}
         self._under_way: Counter[int] = Counter()
 
-    def found(self, store: SimStore) -> ev.FarStored | None:
+    def found(self, store: SimStore) -> ev.TransferStored | None:
         """What the far mark says at a start."""
         return store.far
 
     def perform(self, partition: int, effect: fx.Effect) -> None:
         """Do what the core asked for, in a while."""
-        if isinstance(effect, fx.SendFar):
+        if isinstance(effect, fx.SendTransferChunk):
             self.world.after(self.world.rng.randint(1, 8), self._send, partition, effect)
             return
         work: dict[type, Callable[..., None]] = {
-            fx.GoFar: self._go, fx.InstallRows: self._rows, fx.InstallState: self._state, fx.EndFar: self._end,
-        }  # fmt: skip
+            fx.BeginTransfer: self._go,
+            fx.InstallRows: self._rows,
+            fx.InstallMetadata: self._state,
+            fx.FinishTransfer: self._end,
+        }
         self._under_way[partition] += 1
         self.world.after(self.process.store.disk_ms(1, 8), work[type(effect)], partition, effect)
 
@@ -82,21 +85,25 @@ class Far:
         """The store as it is now."""
         return Snapshot(self.process.node.disk.stores[partition])
 
-    def _send(self, partition: int, effect: fx.SendFar) -> None:
+    def _send(self, partition: int, effect: fx.SendTransferChunk) -> None:
         process, asked = self.process, effect.asked
         replica = process.replicas.get(partition)
-        leads = replica is not None and replica.role in (Role.LEADER, Role.RESIGNING) and replica.epoch == asked.epoch
+        leads = (
+            replica is not None
+            and replica.role in (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
+            and replica.epoch == asked.epoch
+        )
         if not process.alive or process.paused or not leads or not process.holds_directory():
             return
         message: ms.Message
         if effect.table is not None:
             self.world.counts["far_without_rows"] += 1
-            message = ms.FarState(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
+            message = ms.TransferMetadata(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
         else:
             message = self._chunk(partition, effect.to, asked)
         self.world.network.send(process, effect.to, partition, message)
 
-    def _chunk(self, partition: int, to: str, asked: ms.FarAsk) -> ms.Message:
+    def _chunk(self, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
         key = (partition, to)
         of = self.snapshots.get(key)
         other = of is not None and asked.end not in (0, of.end)
@@ -106,7 +113,7 @@ class Far:
                 self.world.counts["far_lacks_a_reap"] += 1
                 self.snapshots.pop(key, None)
                 start = self.process.node.disk.logs[partition].start
-                return ms.HelloRefused(asked.epoch, asked.nonce, ms.Refusal.AHEAD, start)
+                return ms.FollowRejected(asked.epoch, asked.nonce, ms.FollowRejection.AHEAD, start)
             self.snapshots[key] = of
             self.world.counts["far_rounds_begun"] += 1
         of.heard_ms = self.world.now_ms
@@ -114,12 +121,14 @@ class Far:
         if asked.end == of.end == asked.position and not other:
             rows, last, of.sent_all = self.state(of, asked.after)
             done = int(of.sent_all)
-            return ms.FarState(asked.epoch, asked.nonce, of.end, asked.after, last, done, cut(table, of.end), rows)
+            return ms.TransferMetadata(
+                asked.epoch, asked.nonce, of.end, asked.after, last, done, cut(table, of.end), rows
+            )
         rows = [entry for entry in of.rows if entry.offset >= asked.position]
         upto = rows[CHUNK_ROWS].offset if len(rows) > CHUNK_ROWS else of.end
         epoch = of.epoch if upto == of.end else epoch_at(table, upto - 1)
         wires = msgpack.packb([entry.wire for entry in rows if entry.offset < upto])
-        return ms.FarRows(asked.epoch, asked.nonce, asked.position, upto, epoch, of.end, wires)
+        return ms.TransferRows(asked.epoch, asked.nonce, asked.position, upto, epoch, of.end, wires)
 
     def state(self, _of: Snapshot, after: bytes) -> tuple[bytes, bytes, bool]:
         """(what is not rows, behind the name `after`; its last name; whether that is all)."""
@@ -148,7 +157,7 @@ class Far:
             return None
         return process.node.disk.stores[partition]
 
-    def _go(self, partition: int, effect: fx.GoFar) -> None:
+    def _go(self, partition: int, effect: fx.BeginTransfer) -> None:
         store = self._store(partition)
         if store is None:
             return
@@ -164,7 +173,7 @@ class Far:
         self._under_way[partition] -= 1
         assert store.far is not None
         mark = store.far
-        self.process.post(partition, ev.FarStored(mark.position, mark.epoch, mark.whole, after))
+        self.process.post(partition, ev.TransferStored(mark.position, mark.epoch, mark.whole, after))
 
     def _rows(self, partition: int, effect: fx.InstallRows) -> None:
         store = self._store(partition)
@@ -174,14 +183,14 @@ class Far:
             store.install(entries, effect.upto, effect.upto_epoch)
             self._told(partition, store)
 
-    def _state(self, partition: int, effect: fx.InstallState) -> None:
+    def _state(self, partition: int, effect: fx.InstallMetadata) -> None:
         store = self._store(partition)
         if store is not None:
             assert store.far is not None
-            store.far = ev.FarStored(store.far.position, store.far.epoch, False)
+            store.far = ev.TransferStored(store.far.position, store.far.epoch, False)
             self._told(partition, store, effect.last)
 
-    def _end(self, partition: int, effect: fx.EndFar) -> None:
+    def _end(self, partition: int, effect: fx.FinishTransfer) -> None:
         self._under_way[partition] -= 1
         if self._store(partition) is not None:
             self._ending[partition] = effect
@@ -199,4 +208,4 @@ class Far:
             committed = self.world.checkers.left_far(self.process, partition, effect.end, store.latest)
             store.finish_far(committed)
             self.world.counts["far_rounds"] += 1
-            self.process.post(partition, ev.FarEnded(effect.end, effect.table))
+            self.process.post(partition, ev.TransferFinished(effect.end, effect.table))

@@ -295,7 +295,7 @@ class Faults:
         if process is not None:
             target = rng.choice((*record.replicas, *record.replicas, None))
             world.counts["hand_over"] += 1
-            process.post(record.partition, ev.HandOver(target, world.now_ms + rng.randint(100, 3_000)))
+            process.post(record.partition, ev.TransferLeadership(target, world.now_ms + rng.randint(100, 3_000)))
 
     def _leader(self, record: PartitionRecord) -> Process | None:
         return None if record.leader is None else self.world.nodes[record.leader.node].current
@@ -370,7 +370,7 @@ class Faults:
             process = self._leader(record)
             if process is not None and move.partition in process.replicas:
                 world.counts["balance_move"] += 1
-                process.post(record.partition, ev.HandOver(move.target, world.now_ms + 3_000))
+                process.post(record.partition, ev.TransferLeadership(move.target, world.now_ms + 3_000))
 
     # -- for good -------------------------------------------------------------------------------
 

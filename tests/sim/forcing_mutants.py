@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from isthmus.repl.controller import unclean_election
-from isthmus.repl.controller.election import Decision, Write, elect
+from isthmus.repl.controller.election import Decision, ProposeRecord, elect
 from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.replica import Replica
@@ -47,18 +47,18 @@ def lets_a_controller_force(
     """A controller does by itself what only an operator may order (against R-FORCE)."""
     decision = elect(record, registrations, *args, **options)
     there = [name for name in record.replicas if name in registrations]
-    if record.status is not PartitionStatus.OFFLINE or isinstance(decision, Write) or not there:
+    if record.status is not PartitionStatus.OFFLINE or isinstance(decision, ProposeRecord) or not there:
         return decision
     name, found = there[0], registrations[there[0]]
-    copy = unclean_election.Copy(name, 0, 0, 0, 0, 0, found.gen_of(record.partition))
-    return Write(unclean_election.forced(record, copy, Incarnation(name, found.inc), (), "forced"))
+    copy = unclean_election.ReplicaReport(name, 0, 0, 0, 0, 0, found.gen_of(record.partition))
+    return ProposeRecord(unclean_election.forced(record, copy, Incarnation(name, found.inc), (), "forced"))
 
 
 def gives_up_what_its_leader_lacks(patch: Patch) -> None:
     """A follower drops what is committed here and missing at its leader (against R-TRUNC, R-FORCE)."""
     sound = Follower.accepted
 
-    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
         progress = standing.progress
         progress.hw, progress.applied = min(progress.hw, message.common), min(progress.applied, message.common)
         sound(self, message, standing)
@@ -70,7 +70,7 @@ def counts_for_what_its_leader_lacks(patch: Patch) -> None:
     """A copy that holds something committed acknowledges to a leader that lacks it (against R-FORCE)."""
     sound = Follower.accepted
 
-    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
         sound(self, message, standing)
         if self.diverged:
             self.diverged = ""

@@ -1,6 +1,6 @@
 """What must hold at every moment, one named check each (docs/protocol.md, Invariants).
 
-Pure functions over what can be observed of one partition and over its `History`: all that was ever appended,
+Pure functions over what can be observed of one partition and over its `PartitionHistory`: all that was ever appended,
 decided and promised by anybody. A check raises Violation with its name and what it saw. The seeded
 simulator (`tests/sim`) calls them after every event; a test of each name shows what it catches.
 """
@@ -25,7 +25,7 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class History:
+class PartitionHistory:
     """One partition's past, as nobody inside can see it whole."""
 
     leaders: dict[int, Incarnation] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class History:
     """Request ids that got a definite error."""
 
 
-def epoch_one(history: History, epoch: int, who: Incarnation) -> None:
+def epoch_one(history: PartitionHistory, epoch: int, who: Incarnation) -> None:
     """I-EPOCH-ONE: at most one (node, inc) ever acts in an epoch. Notes `who` as the one."""
     before = history.leaders.setdefault(epoch, who)
     if before != who:
@@ -156,14 +156,14 @@ def cleared(record: PartitionRecord, member: Member) -> None:
         raise Violation("I-CLEARED", f"{member} is deleted, and may be elected by {record}")
 
 
-def dot_unique(history: History, entry: Entry) -> None:
+def dot_unique(history: PartitionHistory, entry: Entry) -> None:
     """I-DOT-UNIQUE: an (epoch, offset) denotes one entry for ever. Notes the entry as appended by its leader."""
     before = history.appended.setdefault((entry.epoch, entry.offset), entry.wire)
     if before != entry.wire:
         raise Violation("I-DOT-UNIQUE", f"{entry.epoch}.{entry.offset} was issued twice")
 
 
-def log_leader(history: History, entries: Iterable[Entry]) -> None:
+def log_leader(history: PartitionHistory, entries: Iterable[Entry]) -> None:
     """I-LOG-LEADER: every entry in a log is what the leader of its epoch appended there."""
     for entry in entries:
         made = history.appended.get((entry.epoch, entry.offset))
@@ -171,7 +171,7 @@ def log_leader(history: History, entries: Iterable[Entry]) -> None:
             raise Violation("I-LOG-LEADER", f"{entry.epoch}.{entry.offset} is not what its leader made")
 
 
-def log_match(history: History, epoch_below: int | None, entries: Iterable[Entry]) -> None:
+def log_match(history: PartitionHistory, epoch_below: int | None, entries: Iterable[Entry]) -> None:
     """I-LOG-MATCH: two logs that have the same (epoch, offset) agree on everything below it, which follows from this:
     the entry before it is of the same epoch in each of them. `epoch_below` is that of the entry before the first one, 0
     at the log's beginning, None where it is not known."""
@@ -208,7 +208,7 @@ def table_derived(table: EpochTable, start: int, entries: Sequence[Entry]) -> No
         raise Violation("I-TABLE", f"table {kept}, scan {scanned}")
 
 
-def commit_agree(history: History, offset: int, entry: Entry) -> None:
+def commit_agree(history: PartitionHistory, offset: int, entry: Entry) -> None:
     """I-COMMIT-AGREE: no two leaders decide different entries for one offset, and decisions leave no gap. Notes
     the decision."""
     decided = history.committed
@@ -254,7 +254,7 @@ def commit_rule(
         raise Violation(name, f"{end} committed before the barrier at {barrier}")
 
 
-def guard_complete(history: History, start: int, durable: Sequence[Entry]) -> None:
+def guard_complete(history: PartitionHistory, start: int, durable: Sequence[Entry]) -> None:
     """I-GUARD-COMPLETE: a log of the guard holds durably all that is committed, from `start` (below it is applied
     and trimmed) on."""
     decided = history.committed
@@ -274,7 +274,7 @@ def trunc_safe(to_offset: int, hw: int, applied: int, start: int) -> None:
         raise Violation("I-TRUNC-SAFE", f"cut to {to_offset}: hw {hw}, applied {applied}, the log begins at {start}")
 
 
-def apply_order(history: History, start: int, applied: int, hw: int, durable: int, leo: int) -> None:
+def apply_order(history: PartitionHistory, start: int, applied: int, hw: int, durable: int, leo: int) -> None:
     """I-APPLY: start <= applied <= hw <= durable <= leo, and nothing is applied that was not committed."""
     if not start <= applied <= hw <= durable <= leo:
         raise Violation("I-APPLY", f"start {start}, applied {applied}, hw {hw}, durable {durable}, leo {leo}")
@@ -282,14 +282,14 @@ def apply_order(history: History, start: int, applied: int, hw: int, durable: in
         raise Violation("I-APPLY", f"hw {hw}, but committed are {len(history.committed)}")
 
 
-def applied_rows(history: History, offset: int, entry: Entry) -> None:
+def applied_rows(history: PartitionHistory, offset: int, entry: Entry) -> None:
     """I-APPLY: an entry that goes into the store is the committed one of its offset."""
     decided = history.committed
     if offset >= len(decided) or decided[offset].wire != entry.wire:
         raise Violation("I-APPLY", f"applied {entry.epoch}.{offset}, which is not what was committed")
 
 
-def ack(history: History, request_id: bytes, offset: int, applied: int) -> None:
+def ack(history: PartitionHistory, request_id: bytes, offset: int, applied: int) -> None:
     """I-ACK: what is acknowledged is committed at its offset and applied. Notes the acknowledgement."""
     decided = history.committed
     if offset >= len(decided) or decided[offset].request_id != request_id:
@@ -300,7 +300,7 @@ def ack(history: History, request_id: bytes, offset: int, applied: int) -> None:
     history.acked_end = max(history.acked_end, offset + 1)
 
 
-def acks_kept(history: History, applied: Sequence[Entry]) -> None:
+def acks_kept(history: PartitionHistory, applied: Sequence[Entry]) -> None:
     """I-ACK: every acknowledged request is in the state, exactly once."""
     seen: dict[bytes, int] = {}
     for offset, entry in enumerate(applied):
@@ -313,7 +313,7 @@ def acks_kept(history: History, applied: Sequence[Entry]) -> None:
         raise Violation("I-ACK", f"acknowledged and lost: offsets {lost[:5]}")
 
 
-def no_false_nack(history: History, entries: Iterable[Entry]) -> None:
+def no_false_nack(history: PartitionHistory, entries: Iterable[Entry]) -> None:
     """I-NO-FALSE-NACK: what was definitely refused is in no log."""
     for entry in entries:
         if entry.request_id in history.refused:
@@ -322,7 +322,7 @@ def no_false_nack(history: History, entries: Iterable[Entry]) -> None:
             )
 
 
-def read_lin(history: History, least: int, applied: int) -> None:
+def read_lin(history: PartitionHistory, least: int, applied: int) -> None:
     """I-READ-LIN: a committed read, served from what is `applied`, sees every write acknowledged before it began and
     all that reads had shown by then (`least`). Notes what it shows."""
     if applied < least:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from isthmus.repl.controller import unclean_election
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.membership import guard
-from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class LastResort:
         copies = [copy for copy in map(self.copy, record.replicas) if copy is not None]
         everybody = len(copies) == len(record.replicas)
         if copies and (everybody or world.now_ms > self._offline_since_ms + PATIENCE_MS):
-            best = unclean_election.closest_to_all(copies)
+            best = unclean_election.most_complete(copies)
             self.force(record, best if world.rng.random() < 0.6 else world.rng.choice(copies), copies)
 
     def make_anew(self) -> None:
@@ -137,9 +137,9 @@ class LastResort:
         node = self.world.nodes[name]
         replica = None if node.current is None else node.current.replicas.get(PARTITION)
         quarantined = self.world.checkers.declared.quarantines(node, PARTITION)
-        return quarantined and replica is not None and replica.role is Role.FAILED
+        return quarantined and replica is not None and replica.role is ReplicaRole.FAILED
 
-    def copy(self, name: str) -> unclean_election.Copy | None:
+    def copy(self, name: str) -> unclean_election.ReplicaReport | None:
         """A replica as its node reports it."""
         process = self.world.nodes[name].current
         replica = None if process is None or process.paused else process.replicas.get(PARTITION)
@@ -147,15 +147,20 @@ class LastResort:
             return None
         reach = last_epoch(replica.epoch_table), replica.leo
         far = replica.far_position is not None
-        return unclean_election.Copy(name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen, far)
+        return unclean_election.ReplicaReport(
+            name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen, far
+        )
 
     def force(
-        self, record: PartitionRecord, chosen: unclean_election.Copy, copies: list[unclean_election.Copy]
+        self,
+        record: PartitionRecord,
+        chosen: unclean_election.ReplicaReport,
+        copies: list[unclean_election.ReplicaReport],
     ) -> None:
         """Order a copy, on the record that was shown."""
         world = self.world
         registration = world.metastore.registrations.get(chosen.node)
-        if registration is None or unclean_election.standing(registration, PARTITION, chosen):
+        if registration is None or unclean_election.disqualification(registration, PARTITION, chosen):
             return
         who = Incarnation(chosen.node, registration.inc)
         made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), "forced")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.repl.controller.election import Decision, Write, elect
+from isthmus.repl.controller.election import Decision, ProposeRecord, elect
 from isthmus.repl.isr import reassignment
 from isthmus.repl.isr.reassignment import Reassignment
 from isthmus.repl.model.record import PartitionRecord
@@ -58,7 +58,7 @@ def removes_itself(patch: Patch) -> None:
 
     def step(self: Reassignment, standing: Any, *given: Any) -> Any:
         found = sound(self, standing, *given)
-        if isinstance(found, reassignment.HandOver):
+        if isinstance(found, reassignment.LeaderHandOver):
             stay = reassignment.stayers(standing.known)
             return reassignment._done(standing.known, stay, stay)
         return found
@@ -90,7 +90,7 @@ def lets_a_controller_remove(record: PartitionRecord, *args: Any, **options: Any
     if record.removing and {*record.adding} <= {member.node for member in record.isr}:
         stay = frozenset(member for member in record.isr if member.node not in record.removing)
         if stay and (record.leader is None or record.leader.node not in record.removing):
-            return Write(replace(record, replicas=record.staying, isr=stay, adding=(), removing=()))
+            return ProposeRecord(replace(record, replicas=record.staying, isr=stay, adding=(), removing=()))
     return elect(record, *args, **options)
 
 

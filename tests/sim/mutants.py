@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from isthmus.repl.controller import election
-from isthmus.repl.controller.election import Decision, Keep, Write, elect
+from isthmus.repl.controller.election import Decision, NoAction, ProposeRecord, elect
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import leader, state_transfer
@@ -22,9 +22,9 @@ from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.candidate import Candidate
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.lag_detector import Stalls
+from isthmus.repl.isr.lag_detector import AckLagTracker
 from isthmus.repl.isr.leader import Leader, Leadership
-from isthmus.repl.isr.read_index import Reads
+from isthmus.repl.isr.read_index import ReadIndex
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.isr.states import Idle
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
@@ -47,7 +47,7 @@ def truncates_to_its_hw(patch: Patch) -> None:
     """A follower cuts its log to what it knows to be committed (against R-TRUNC, H1)."""
     sound = Follower.accepted
 
-    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
         progress = standing.progress
         sound(self, message._replace(common=min(message.common, max(progress.hw, standing.log_start))), standing)
 
@@ -58,10 +58,10 @@ def truncates_nothing(patch: Patch) -> None:
     """A follower keeps what contradicts its leader, and appends over it (against R-TRUNC, H4)."""
     accepts, takes = Follower.accepted, Follower.take
 
-    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
         accepts(self, message._replace(common=standing.progress.leo), standing)
 
-    def take(self: Follower, message: ms.Forward, standing: Any, now_ms: int) -> None:
+    def take(self: Follower, message: ms.AppendEntries, standing: Any, now_ms: int) -> None:
         leo = standing.progress.leo
         if message.start <= leo:
             fresh = tuple(entry for entry in message.entries if entry.offset >= leo)
@@ -77,7 +77,7 @@ def takes_any_epoch(patch: Patch) -> None:
     sound = Replica._receive
 
     def receive(self: Replica, node: str, message: ms.Message, now_ms: int) -> None:
-        if not isinstance(message, ms.Fenced):
+        if not isinstance(message, ms.StaleEpoch):
             message = message._replace(epoch=self._standing.epoch_wanted)
         sound(self, node, message, now_ms)
 
@@ -85,10 +85,10 @@ def takes_any_epoch(patch: Patch) -> None:
 
 
 def takes_any_nonce(patch: Patch) -> None:
-    """A late answer to a Hello counts (against R-NONCE, H5)."""
+    """A late answer to a FollowRequest counts (against R-NONCE, H5)."""
     sound = Follower.accepted
 
-    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
         self.following = False
         sound(self, message._replace(nonce=self.nonce), standing)
 
@@ -111,7 +111,7 @@ def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
     """A leader takes what a node acknowledges for what the member in sync holds, whatever its log (against R-GEN)."""
     sound = Leadership.acknowledged
 
-    def acknowledged(self: Leadership, node: str, ack: ms.Ack, standing: Any, now_ms: int) -> None:
+    def acknowledged(self: Leadership, node: str, ack: ms.AppendAck, standing: Any, now_ms: int) -> None:
         sound(self, node, ack, standing, now_ms)
         for member in standing.known.isr:
             if member.node == node:
@@ -161,7 +161,9 @@ def resumes_leadership(patch: Patch) -> None:
         ):
             standing.record = replace(record, leader=standing.me)
             durable = standing.progress.durable
-            state = Leader(record.epoch, self.leo - 1, Stalls.since(now_ms), {standing.member: durable}, ready=True)
+            state = Leader(
+                record.epoch, self.leo - 1, AckLagTracker.since(now_ms), {standing.member: durable}, ready=True
+            )
             self._become(state, "resumed")
         sound(self, now_ms)
 
@@ -238,7 +240,7 @@ def applies_what_its_leader_has(patch: Patch) -> None:
     """A follower takes what it was sent for committed (against R-COMMIT)."""
     sound = Follower.take
 
-    def take(self: Follower, message: ms.Forward, standing: Any, now_ms: int) -> None:
+    def take(self: Follower, message: ms.AppendEntries, standing: Any, now_ms: int) -> None:
         sound(self, message._replace(hw=message.leo), standing, now_ms)
 
     patch.setattr(Follower, "take", take)
@@ -263,7 +265,7 @@ def keeps_what_it_refuses(patch: Patch) -> None:
 
     def append(self: Replica, event: ev.Append, now_ms: int) -> None:
         sound(self, event, now_ms)
-        if self._standing.effects == [fx.Refused("overloaded", len(event.entries))]:
+        if self._standing.effects == [fx.AppendRefused("overloaded", len(event.entries))]:
             self._standing.progress.leo += len(event.entries)
             self._standing.effects.append(fx.Persist(event.entries))
 
@@ -326,12 +328,12 @@ def forgets_a_refused_write(patch: Patch) -> None:
 
 def reads_without_asking(patch: Patch) -> None:
     """A leader serves reads because it believes that it leads (against R-READ, H24)."""
-    sound = Reads.ask
+    sound = ReadIndex.ask
 
-    def ask(self: Reads, token: int, standing: Any, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+    def ask(self: ReadIndex, token: int, standing: Any, epoch: int, members: frozenset[Member], now_ms: int) -> None:
         sound(self, token, standing, epoch, frozenset({standing.member}), now_ms)
 
-    patch.setattr(Reads, "ask", ask)
+    patch.setattr(ReadIndex, "ask", ask)
 
 
 def reads_before_the_barrier(patch: Patch) -> None:
@@ -353,8 +355,8 @@ def reads_before_the_barrier(patch: Patch) -> None:
 def elects_in_an_old_epoch(record: PartitionRecord, *args: Any, **options: Any) -> Decision:
     """A nomination without a new epoch (against I-EPOCH-ONE)."""
     decision = elect(record, *args, **options)
-    if isinstance(decision, Write) and decision.record.epoch > max(1, record.epoch):
-        return Write(replace(decision.record, epoch=record.epoch))
+    if isinstance(decision, ProposeRecord) and decision.record.epoch > max(1, record.epoch):
+        return ProposeRecord(replace(decision.record, epoch=record.epoch))
     return decision
 
 
@@ -363,7 +365,7 @@ def takes_the_node_for_the_leader(
 ) -> Decision:
     """Another session of the leader's node will do (against R-INC)."""
     if record.status is PartitionStatus.ONLINE and record.leader is not None and record.leader.node in registrations:
-        return Keep("its node is there")
+        return NoAction("its node is there")
     return elect(record, registrations, *args, **options)
 
 
@@ -372,7 +374,7 @@ def brings_the_silent_online(
 ) -> Decision:
     """A candidate leads that said nothing yet."""
     if record.status is PartitionStatus.CANDIDATE_FOUND and record.candidate is not None:
-        return Write(replace(record, status=PartitionStatus.ONLINE, leader=record.candidate, candidate=None))
+        return ProposeRecord(replace(record, status=PartitionStatus.ONLINE, leader=record.candidate, candidate=None))
     return elect(record, registrations, *args, **options)
 
 
@@ -385,7 +387,7 @@ def elects_anybody(
     )
     if record.status is PartitionStatus.ELECTION and there:
         candidate = max(there)
-        return Write(
+        return ProposeRecord(
             replace(
                 record,
                 epoch=record.epoch + 1,
@@ -448,7 +450,7 @@ def sends_rows_of_now(patch: Patch) -> None:
     """A leader reads a round's chunks from the store as it is, not as it was when the round began (against R-FAR)."""
     sound = Far._chunk
 
-    def chunk(self: Far, partition: int, to: str, asked: ms.FarAsk) -> ms.Message:
+    def chunk(self: Far, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
         of = self.snapshots.get((partition, to))
         if of is not None:
             of.rows = self.snapshot(partition).rows
@@ -470,7 +472,7 @@ def skips_to_the_end(patch: Patch) -> None:
     """A follower takes a round for whole when its first rows are here (against R-FAR)."""
     sound = state_transfer._take_rows
 
-    def take_rows(copy: Any, message: ms.FarRows, standing: Any) -> None:
+    def take_rows(copy: Any, message: ms.TransferRows, standing: Any) -> None:
         sound(copy, message._replace(upto=message.end), standing)
 
     patch.setattr(state_transfer, "_take_rows", take_rows)
@@ -482,9 +484,9 @@ def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
 
     def horizon(electable: bool, common: int, rounds: int, standing: Any) -> Any:
         found = sound(False, common, rounds, standing)
-        return ms.Refusal.BEYOND_LOG if electable and standing.progress.leo - common > 3 else found
+        return ms.FollowRejection.BEYOND_LOG if electable and standing.progress.leo - common > 3 else found
 
-    def serve(node: str, asked: ms.FarAsk, _electable: bool, standing: Any, *, later: bool) -> Any:
+    def serve(node: str, asked: ms.TransferRequest, _electable: bool, standing: Any, *, later: bool) -> Any:
         return serves(node, asked, False, standing, later=later)
 
     serves = state_transfer.serve

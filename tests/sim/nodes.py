@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica import ReplicaRole
 from tests.sim.disk import Disk
 from tests.sim.process import Process
 
@@ -25,7 +25,7 @@ ZOMBIE_LIMIT_MS = 2_500
 STOP_LIMIT_MS = 6_000
 """How long a process that is asked to leave may take before it is killed."""
 
-LEADS = (Role.CANDIDATE, Role.LEADER, Role.RESIGNING)
+LEADS = (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
 
 class Node:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica_state import ReplicaOptions
 
 KINDS = (
     "kill",
@@ -90,8 +90,8 @@ class Plan:
     """Changes of replicas that are under way are sent elsewhere, taken back, and wanted again."""
     liveness: bool = False
     """Before all is healed, only so many nodes are that writes must go through."""
-    options: Options = field(
-        default_factory=lambda: Options(
+    options: ReplicaOptions = field(
+        default_factory=lambda: ReplicaOptions(
             window_entries=WINDOW_ENTRIES, max_time_lag_ms=800, max_record_lag=1_000, max_near_sync_message_lag=100_000
         )
     )
@@ -136,7 +136,7 @@ class Plan:
             reads=rng.choice((0.1, 0.3, 0.6)),
             message_entries=rng.choice((1, 4, 64)),
             liveness=rng.random() < 0.5,
-            options=Options(
+            options=ReplicaOptions(
                 window_entries=WINDOW_ENTRIES,
                 max_time_lag_ms=rng.choice((400, 800, 1_500)),
                 max_record_lag=record_lag,

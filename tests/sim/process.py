@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
-from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.sim.copies import Copies
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 INBOX_LIMIT = 600
 """What a paused process's connections hold; more is lost."""
 
-LEADING = (Role.LEADER, Role.RESIGNING)
+LEADING = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
 ORIGIN = bytes(16)
 
@@ -195,7 +195,7 @@ class Process:
     def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
         replica = self.replicas[partition]
         world = self.world
-        if partition in self._untold_trims and type(event) is ev.Received and type(event.message) is ms.Hello:
+        if partition in self._untold_trims and type(event) is ev.Received and type(event.message) is ms.FollowRequest:
             self.tell_trimmed(partition)
         effects = replica.step(event, world.now_ms)
         world.story.append((world.now_ms, self.name, partition, event, effects))
@@ -248,11 +248,11 @@ class Process:
                 for token in tokens:
                     del self.reads[token]
                     world.counts[f"read_refused_{reason}"] += 1
-            case fx.SyncRecord(nonce):
+            case fx.ReadRecordSync(nonce):
                 self.session.sync_record(partition, nonce)
-            case fx.ReadRecord():
+            case fx.RefreshRecord():
                 self.session.look()
-            case fx.RenewGen():
+            case fx.NewLogIdentity():
                 world.counts["gen_renewed"] += 1
                 world.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
             case fx.Promoted():
@@ -265,11 +265,17 @@ class Process:
                     waiting.pop()[2].unknown()
                     world.counts["unknown"] += 1
             case fx.RoleChanged(role, _, reason):
-                if role is Role.FAILED and not reason.startswith(DIVERGED):
+                if role is ReplicaRole.FAILED and not reason.startswith(DIVERGED):
                     world.after(30, self.die, "its disk failed")
-            case fx.GoFar() | fx.InstallRows() | fx.InstallState() | fx.EndFar() | fx.SendFar():
+            case (
+                fx.BeginTransfer()
+                | fx.InstallRows()
+                | fx.InstallMetadata()
+                | fx.FinishTransfer()
+                | fx.SendTransferChunk()
+            ):
                 self.far.perform(partition, effect)
-            case fx.LeadershipReady() | fx.Refused():
+            case fx.LeadershipReady() | fx.AppendRefused():
                 pass
             case _:
                 raise AssertionError(f"the shell does not know {effect}")
@@ -326,7 +332,7 @@ class Process:
             for step in range(count)
         )
         effects = self._step(partition, ev.Append(epoch, entries))
-        refused = next((effect for effect in effects if type(effect) is fx.Refused), None)
+        refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
         if refused is not None:
             assert refused.count == count
             self.world.checkers.refused(partition, entries)
@@ -346,7 +352,7 @@ class Process:
         token = self.world.token()
         self.reads[token] = (partition, self.world.checkers.read_begins(partition))
         alone = self.replicas[partition].confirms_alone
-        effects = self._step(partition, ev.Read(token))
+        effects = self._step(partition, ev.ReadRequested(token))
         assert not alone or fx.ReadReady((token,)) in effects, "a read that was confirmed unasked would not have been"
 
     def _read(self, token: int) -> None:
@@ -379,7 +385,7 @@ class Process:
         entries = tuple(self.read_log(partition, head.start, end))
         self.world.network.send(self, effect.to, partition, head._replace(entries=entries))
 
-    def may_replicate(self, partition: int, head: ms.Forward) -> bool:
+    def may_replicate(self, partition: int, head: ms.AppendEntries) -> bool:
         """The check at the time of sending: it leads still in this epoch, and the log reaches back."""
         replica = self.replicas[partition]
         return (
@@ -436,7 +442,7 @@ class Process:
                     self.trim(partition, to)
 
     def trim(self, partition: int, to: int) -> None:
-        """Free the log below `to`; the core is told, at the latest before the next Hello."""
+        """Free the log below `to`; the core is told, at the latest before the next FollowRequest."""
         self.world.counts["trim"] += 1
         self.node.disk.logs[partition].trim(to)
         self._untold_trims.add(partition)

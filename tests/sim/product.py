@@ -15,20 +15,20 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from isthmus.queues.admin import QueueActs
-from isthmus.queues.service import SourceQueues
-from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.service import QueueService
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
-from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.vclock import actor_of
-from isthmus.repl.runtime.metrics import EntryTimes
+from isthmus.repl.runtime.metrics import ReplicationLatency
 from isthmus.repl.runtime.partition import Partition
-from isthmus.repl.runtime.waiters import Promises, refusal
+from isthmus.repl.runtime.waiters import Waiters, refusal
 from isthmus.repl.store.port import PartitionStep
 from isthmus.repl.transport.port import NO_CURSORS
 from tests.sim.invariants import Violation
@@ -50,9 +50,9 @@ KEY_LIMIT = 100
 
 
 class Riding(NamedTuple):
-    """A Forward with the soft cursors that travel along."""
+    """An AppendEntries with the soft cursors that travel along."""
 
-    forward: ms.Forward
+    forward: ms.AppendEntries
     cursors: dict[bytes, bytes]
 
 
@@ -114,7 +114,7 @@ class SoftStoreWriter(StoreWriter):
                 self.write_soft(partition)
 
 
-class Queues(SourceQueues):
+class Queues(QueueService):
     """A task that fails is a violation, whatever the log says."""
 
     process: QueueProcess
@@ -148,15 +148,15 @@ class QueueProcess(Process):
         self.time = Clock(world)
         self.partitions: dict[int, Partition] = {}
         self.hooks: list[Any] = []
-        self.entry_times = EntryTimes()
+        self.entry_times = ReplicationLatency()
         self.asked: dict[Asked, None] = {}
         """What clients asked of this process and has no answer."""
         self.appended_ids: set[bytes] = set()
         self._records: dict[int, PartitionRecord] = {}
-        self._heads: dict[tuple[int, str], ms.Forward] = {}
+        self._heads: dict[tuple[int, str], ms.AppendEntries] = {}
         self.runtime = Runtime(self)
         with self.loop.entered():
-            self.promises = Promises()
+            self.promises = Waiters()
             self.coordinator = Coordinator(
                 cast(Any, self.runtime),
                 links=cast(Any, None),
@@ -185,7 +185,7 @@ class QueueProcess(Process):
             self.hooks.append(self.queues)
             self.coordinator.owed = self.queues.owed
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
-            self.settled = QueuesSettled(
+            self.settled = TombstoneBarrier(
                 self.queues.machines,
                 self.rows,
                 lambda: self.queues.steering.unread,
@@ -302,7 +302,7 @@ class QueueProcess(Process):
                     place.told_leading = False
                     self._lead(partition, False)
                 case _:
-                    if type(effect) is fx.RoleChanged and effect.role is Role.RESIGNING:
+                    if type(effect) is fx.RoleChanged and effect.role is ReplicaRole.RESIGNING:
                         self._share(place, at_once=True)
                     super().perform(partition, effect, made_here)
 
@@ -319,13 +319,13 @@ class QueueProcess(Process):
             self.store.soft.setdefault(partition, {})[queue] = payload
             self.partitions[partition].soft.note(queue, payload)
 
-    def riding(self, partition: int, to: str, forward: ms.Forward) -> ms.Forward | Riding:
-        """A Forward on its way, with the soft cursors that are due."""
+    def riding(self, partition: int, to: str, forward: ms.AppendEntries) -> ms.AppendEntries | Riding:
+        """An AppendEntries on its way, with the soft cursors that are due."""
         place = self.partitions.get(partition)
         if place is None:
             return forward
         self._heads[partition, to] = forward._replace(entries=())
-        cursors = place.soft.due(to, self.world.now_ms, at_once=place.replica.role is Role.RESIGNING)
+        cursors = place.soft.due(to, self.world.now_ms, at_once=place.replica.role is ReplicaRole.RESIGNING)
         if cursors is NO_CURSORS or not cursors:
             return forward
         place.soft.sent(to, self.world.now_ms)
@@ -409,7 +409,7 @@ class Runtime:
         if not process.alive or process.stopping or place.id not in process.replicas:
             return NotReady("the node is stopping")
         effects = process._step(place.id, ev.Append(place.replica.epoch, tuple(entries)))
-        refused = next((effect for effect in effects if type(effect) is fx.Refused), None)
+        refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
         if refused is not None:
             return refusal(place, refused.reason)
         for entry in entries:
@@ -425,7 +425,7 @@ class Runtime:
             return process.promises.kept
         token, future = process.promises.read(place)
         if process.alive and place.id in process.replicas:
-            process.post(place.id, ev.Read(token))
+            process.post(place.id, ev.ReadRequested(token))
         else:
             process.promises.break_all(place)
         return future

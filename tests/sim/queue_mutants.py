@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from isthmus.queues import cursor_keeper, source_queue
-from isthmus.queues.cursors import CursorState, Position
-from isthmus.queues.leases import Batch, Session
+from isthmus.queues.cursors import CursorPosition, CursorState
+from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window import Window
 from isthmus.repl.coordinator.write_batch import Proposal
 from isthmus.repl.isr import effects as fx
-from isthmus.repl.runtime.partition import Partition, PendingGroup
-from isthmus.repl.runtime.waiters import Promises
+from isthmus.repl.runtime.partition import Partition, PendingBatch
+from isthmus.repl.runtime.waiters import Waiters
 from tests.sim.plan import Plan
 
 Patch = pytest.MonkeyPatch
@@ -38,32 +38,32 @@ def deposed() -> Plan:
 def unknown_not_told(patch: Patch) -> None:
     """Who waits for an entry beyond what is committed when leadership ends goes on waiting for its offset (R-WAIT)."""
 
-    def stepped_down(_self: Promises, partition: Partition, _effect: fx.SteppedDown) -> None:
+    def stepped_down(_self: Waiters, partition: Partition, _effect: fx.SteppedDown) -> None:
         partition.pending_rows.clear()
 
-    patch.setattr(Promises, "stepped_down", stepped_down)
+    patch.setattr(Waiters, "stepped_down", stepped_down)
 
 
 def pending_rows_outlive_leader(patch: Patch) -> None:
     """The next leadership builds on entries of the last one that were dropped."""
-    sound = Promises.stepped_down
+    sound = Waiters.stepped_down
 
-    def stepped_down(self: Promises, partition: Partition, effect: fx.SteppedDown) -> None:
+    def stepped_down(self: Waiters, partition: Partition, effect: fx.SteppedDown) -> None:
         rows = dict(partition.pending_rows)
         sound(self, partition, effect)
         partition.pending_rows.update(rows)
 
-    patch.setattr(Promises, "stepped_down", stepped_down)
+    patch.setattr(Waiters, "stepped_down", stepped_down)
 
 
 def answered_before_it_is_applied(patch: Patch) -> None:
     """A write is answered once it is appended."""
-    sound = PendingGroup.__init__
+    sound = PendingBatch.__init__
 
-    def made(self: PendingGroup, _end: int, *rest: Any) -> None:
+    def made(self: PendingBatch, _end: int, *rest: Any) -> None:
         sound(self, 1, *rest)
 
-    patch.setattr(PendingGroup, "__init__", made)
+    patch.setattr(PendingBatch, "__init__", made)
 
 
 def a_repeat_is_answered_at_once(patch: Patch) -> None:
@@ -84,7 +84,7 @@ def cursor_told_early(patch: Patch) -> None:
     """The cursor moves over what is given out, before it is acknowledged."""
     sound = SourceQueue.sent
 
-    def sent(self: SourceQueue, batch: Batch) -> None:
+    def sent(self: SourceQueue, batch: LeasedBatch) -> None:
         sound(self, batch)
         self.acknowledge(batch.session, batch.id, batch.owner_version, ())
 
@@ -144,7 +144,7 @@ def another_leader_begins_at_its_end(patch: Patch) -> None:
     """Who comes to lead offers only what is applied from then on."""
     sound = SourceQueue.lead
 
-    def lead(self: SourceQueue, partition: int, bucket_type: bytes, position: Position, applied: int) -> None:
+    def lead(self: SourceQueue, partition: int, bucket_type: bytes, position: CursorPosition, applied: int) -> None:
         if position.cursor:
             position = replace(position, cursor=max(position.cursor, applied))
         sound(self, partition, bucket_type, position, applied)

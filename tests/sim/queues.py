@@ -25,16 +25,16 @@ import structlog
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.cursors import NO_OWNER
 from isthmus.queues.leases import Session
-from isthmus.queues.queue_documents import PUBLISHING, SERVING, Act
+from isthmus.queues.queue_documents import PUBLISHING, SERVING, AuditInfo
 from isthmus.queues.window import Window
-from isthmus.queues.wire import Ack, FetchReply, FetchRequest, OwnedByOther
-from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
-from isthmus.repl.isr.messages import Forward
+from isthmus.queues.wire import BatchAck, FetchReply, FetchRequest, OwnedByOther
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, decode_key_row
 from isthmus.repl.model.errors import BadInput, IsthmusError, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
-from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, actor_of, counter_of, pack_counter
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
@@ -154,7 +154,7 @@ class QueueClient(Client):
             return False
         place, store = process.partitions[self.partition], process.rows
         now_ms = process.time.wall_ms()
-        proposal = ReapProposal(place, store, ORIGIN, LIMITS, PROPERTIES, now_ms, {}, process.queues.owed)
+        proposal = ReapBatch(place, store, ORIGIN, LIMITS, PROPERTIES, now_ms, {}, process.queues.owed)
         for _, key, row in process.rows_of(self.partition).list_keys(P, BUCKET, None):
             found, hash64 = decode_key_row(row), key_hash(BUCKET, key)
             if not found.tombstone:
@@ -191,7 +191,7 @@ class QueueClient(Client):
     def _written(self, process: QueueProcess, request: WriteRequest, result: object) -> None:
         counts, request_id = self.world.counts, request.request_id
         checkers = self.world.checkers
-        if isinstance(result, Written):
+        if isinstance(result, WriteResult):
             if not result.created:
                 counts["nothing_to_delete"] += 1
                 self.done = True
@@ -242,7 +242,7 @@ class Sink:
         self.active = False
         self.objects: dict[bytes, Object] = {}
         self._life = 0
-        self._acks: dict[str, list[Ack]] = {}
+        self._acks: dict[str, list[BatchAck]] = {}
         self._holding: dict[str, list[bytes]] = {}
         self._fetching: set[str] = set()
 
@@ -360,7 +360,7 @@ class Sink:
                 world.counts["delivered"] += 1
                 self.keep(item[5], decode_object(item[8]))
         world.counts["given_up"] += len(given_up)
-        ack = Ack(reply.batch, reply.owner_version, tuple(failed), None, tuple(given_up))
+        ack = BatchAck(reply.batch, reply.owner_version, tuple(failed), None, tuple(given_up))
         self._acks.setdefault(name, []).append(ack)
 
     def keep(self, key: bytes, obj: Object) -> None:
@@ -412,7 +412,7 @@ class Operator:
     async def _carry_out(self, process: QueueProcess, what: str) -> None:
         world = self.world
         name = world.chance.choice(list(process.queues.machines()) or [FIRST])
-        by = Act("me", process.time.wall_ms(), "so")
+        by = AuditInfo("me", process.time.wall_ms(), "so")
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "release": lambda: self._release(process, name, by),
             "place": lambda: self._place(process, name, by),
@@ -431,12 +431,12 @@ class Operator:
             if what == "register":
                 world.sink(CLUSTERS[LATE][0], LATE).active = True
 
-    async def _release(self, process: QueueProcess, name: str, by: Act) -> None:
+    async def _release(self, process: QueueProcess, name: str, by: AuditInfo) -> None:
         await process.acts.release(name, 0, by)
         for cluster in CLUSTERS[name]:
             self.world.sink(cluster, name).active = True
 
-    async def _place(self, process: QueueProcess, name: str, by: Act) -> None:
+    async def _place(self, process: QueueProcess, name: str, by: AuditInfo) -> None:
         """What the leaders here have applied is brought to the owner by other means, then the queue goes on behind."""
         owner = process.queues.named(name).machine.owner
         if owner == NO_OWNER:
@@ -536,11 +536,11 @@ class QueueCheckers(Checkers):
 
 
 class CursorNetwork(Network):
-    """Soft cursors ride along with Forwards."""
+    """Soft cursors ride along with AppendEntries."""
 
     def send(self, sender: Process, to: str, partition: int, message: Any) -> None:
         """See Network."""
-        if isinstance(message, Forward) and isinstance(sender, QueueProcess):
+        if isinstance(message, AppendEntries) and isinstance(sender, QueueProcess):
             message = sender.riding(partition, to, message)
         super().send(sender, to, partition, message)
 

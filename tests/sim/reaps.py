@@ -15,7 +15,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
 from isthmus.repl.coordinator.write_batch import ForgedClock, Proposal, WriteLimits
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
@@ -24,11 +24,11 @@ from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from isthmus.repl.model.properties import DEFAULTS, TypeProperties
-from isthmus.repl.model.requests import PushItem, WriteRequest, Written
+from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, actor_of, covers, pack_counter
 from isthmus.repl.model.vclock import merge as merge_clocks
 from isthmus.repl.store import row_codec, rows
-from isthmus.repl.store.port import Applied, PartitionStep
+from isthmus.repl.store.port import AppliedPosition, PartitionStep
 from isthmus.repl.store.reaped_pushes import ReapedPushes
 from isthmus.repl.store.request_dedup import request_name
 from tests.sim.checkers import Checkers
@@ -102,7 +102,7 @@ class RowStore(SimStore):
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
         super().finish_far(committed)
-        self.rows.far.finish(P, Applied(committed[-1].epoch if committed else 0, len(committed)))
+        self.rows.far.finish(P, AppliedPosition(committed[-1].epoch if committed else 0, len(committed)))
         self.look()
 
     def look(self) -> None:
@@ -136,11 +136,11 @@ class RowFar(Far):
             assert isinstance(store, RowStore)
             store.rows.far.install_state(P, chunk, first=not after)
 
-    def _state(self, partition: int, effect: fx.InstallState) -> None:
+    def _state(self, partition: int, effect: fx.InstallMetadata) -> None:
         self._install(partition, effect.rows, effect.after)
         super()._state(partition, effect)
 
-    def _end(self, partition: int, effect: fx.EndFar) -> None:
+    def _end(self, partition: int, effect: fx.FinishTransfer) -> None:
         if effect.rows:
             self._install(partition, effect.rows, effect.after)
         super()._end(partition, effect)
@@ -188,7 +188,7 @@ class RowProcess(Process):
         token = self.world.token()
         self.reads[token] = (partition, 0)
         self._ahead[token] = str(error)
-        self._step(partition, ev.Read(token))
+        self._step(partition, ev.ReadRequested(token))
 
     def _read(self, token: int) -> None:
         if token in self._ahead:
@@ -222,7 +222,7 @@ class RowProcess(Process):
         if not entries:
             return None
         effects = self._step(partition, ev.Append(entries[0].epoch, entries))
-        refused = next((effect for effect in effects if type(effect) is fx.Refused), None)
+        refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
         named = [entry for entry in entries if entry.request_id]
         if refused is not None:
             resent = client.resent if isinstance(client, RowClient) else set()
@@ -360,7 +360,7 @@ class RowClient(Client):
         except BadInput as error:
             process.refused_as_ahead(self.partition, error)
             return
-        if isinstance(answer, Written) and answer.repeated:
+        if isinstance(answer, WriteResult) and answer.repeated:
             assert found is not None
             process.answer_repeated(self, request.request_id, found, end)
 
@@ -398,7 +398,7 @@ class RowClient(Client):
         if {member.node for member in record.isr} != {*record.replicas}:
             self.world.counts["reap_waits_for_copies"] += 1
             return None
-        proposal = process.proposal(self.partition, ReapProposal)
+        proposal = process.proposal(self.partition, ReapBatch)
         for _, key, row in process.rows_of(self.partition).list_keys(P, BUCKET, None):
             found = decode_key_row(row)
             if found.tombstone and self.may_reap(found.offset):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from isthmus.repl.controller.unclean_election import Copy, closest_to_all
+from isthmus.repl.controller.unclean_election import ReplicaReport, most_complete
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.replica import Replica
 from tests.sim import invariants
@@ -86,7 +86,7 @@ class RolledBack(World):
         for partition, record in self.metastore.records.items():
             history = self.checkers.history(partition)
             copies = [copy for copy in (self._copy(name, partition) for name in record.replicas) if copy is not None]
-            best = closest_to_all(copies)
+            best = most_complete(copies)
             has = self.checkers.agreed(self.nodes[best.node], partition)
             if has < history.acked_end:
                 raise Violation(
@@ -101,13 +101,13 @@ class RolledBack(World):
                 if held and self.checkers.agreed(node, partition) < history.acked_end:
                     raise Violation("I-ACK", f"{member} is in sync and lacks what was acknowledged; {record}")
 
-    def _copy(self, name: str, partition: int) -> Copy | None:
+    def _copy(self, name: str, partition: int) -> ReplicaReport | None:
         node = self.nodes[name]
         process = node.current
         replica: Replica | None = None if process is None else process.replicas.get(partition)
         if replica is None:
             return None
-        return Copy(
+        return ReplicaReport(
             name,
             replica.epoch_seen,
             last_epoch(replica.epoch_table),

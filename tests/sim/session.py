@@ -125,5 +125,5 @@ class Session:
                 if found.version == asked.version:
                     self.world.counts["write_refused_by_needs"] += 1
             case _:
-                event = ev.WriteUndecided(asked.version)
+                event = ev.WriteOutcomeUnknown(asked.version)
         self.process.post(asked.partition, event)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.record import PartitionRecord
 from tests.sim.metastore import METASTORE
 from tests.sim.network import FOR_GOOD_MS
@@ -109,7 +109,7 @@ class Stage:
     def is_follower(self, name: str) -> bool:
         """True when a node follows."""
         replica = self.replica(name)
-        return replica.role is Role.FOLLOWER and replica.following
+        return replica.role is ReplicaRole.FOLLOWER and replica.following
 
 
 class _Writer:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.record import PartitionStatus
 from tests.sim.mixes import last_resorts
 from tests.sim.plan import Plan
@@ -145,7 +145,7 @@ def test_a_copy_that_has_more_than_the_forced_one_is_quarantined(restarted: str)
             stage.process(left).die("restarted")
         stage.wait(lambda: node.current is not None)
     stage.wait(stage.well)
-    assert stage.replica(left).role is Role.FAILED
+    assert stage.replica(left).role is ReplicaRole.FAILED
     assert stage.replica(left).reason.startswith("committed-divergence")
     assert stage.in_sync() == set(others)
     assert log.entries == before

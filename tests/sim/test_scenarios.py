@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica import Role
-from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.isr.replica import ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import PartitionStatus
 from tests.sim.disk import effect_of
 from tests.sim.metastore import METASTORE
 from tests.sim.stage import Stage
 
 
-def options(**changes: int) -> Options:
+def options(**changes: int) -> ReplicaOptions:
     """The core's numbers, short where a test would wait for them."""
     base = {
         "window_entries": 16, "max_time_lag_ms": 800, "max_record_lag": 1_000, "max_near_sync_message_lag": 100_000,
     }  # fmt: skip
-    return Options(**{**base, **changes})
+    return ReplicaOptions(**{**base, **changes})
 
 
 def test_the_worked_example_of_fluvio() -> None:
@@ -176,7 +176,7 @@ def test_a_zombie_leader_acknowledges_nothing_and_serves_no_read() -> None:
     stage.wait(lambda: stage.leads() not in (None, zombie))
     leader = stage.leads()
     assert leader is not None
-    assert stage.replica(zombie).role is Role.LEADER  # for all it knows
+    assert stage.replica(zombie).role is ReplicaRole.LEADER  # for all it knows
     stage.write(leader, 2)
     stage.wait(lambda: stage.acked() == 4)
     served = stage.world.counts["reads_served"]
@@ -235,7 +235,7 @@ def test_leadership_is_handed_to_whom_it_is_asked_for() -> None:
     assert leader is not None
     target = stage.others(leader)[1]
     stage.write(leader, 5)
-    stage.process(leader).post(0, ev.HandOver(target, stage.world.now_ms + 3_000))
+    stage.process(leader).post(0, ev.TransferLeadership(target, stage.world.now_ms + 3_000))
     assert stage.write(leader) == "not-ready"
     stage.wait(lambda: stage.leads() == target)
     stage.wait(stage.well)
@@ -251,9 +251,9 @@ def test_a_hand_over_that_cannot_happen_is_given_up() -> None:
     target = stage.others(leader)[0]
     stage.cut((leader, target))
     stage.write(leader, 2)
-    stage.process(leader).post(0, ev.HandOver(target, stage.world.now_ms + 400))
+    stage.process(leader).post(0, ev.TransferLeadership(target, stage.world.now_ms + 400))
     assert stage.write(leader) == "not-ready"
-    stage.wait(lambda: stage.replica(leader).role is Role.LEADER)
+    stage.wait(lambda: stage.replica(leader).role is ReplicaRole.LEADER)
     assert stage.write(leader) is None
     assert stage.record.epoch == 1
 
@@ -326,7 +326,7 @@ def test_a_copy_that_the_log_does_not_reach_takes_rows() -> None:
         process.checkpoint()
         process.trim(0, 4)
     stage.world.nodes[other].replace_disk()
-    stage.wait(lambda: stage.world.counts["HelloRefused_beyond-log"])
+    stage.wait(lambda: stage.world.counts["FollowRejected_beyond-log"])
     stage.write(leader, 2)
     stage.wait(lambda: stage.acked() == 8)
     stage.wait(stage.well)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.record import PartitionStatus
 from tests.sim.plan import Plan
 from tests.sim.world import World, run_seed
@@ -55,11 +55,11 @@ EXPECTED = {
     "far_rows": 300,
     "far_rounds": 30,
     "far_rounds_begun": 40,
-    "HelloOk": 1_000,
-    "HelloRefused_beyond-log": 4,
-    "HelloRefused_regressed": 15,
-    "Nack": 500,
-    "Fenced": 300,
+    "FollowAccepted": 1_000,
+    "FollowRejected_beyond-log": 4,
+    "FollowRejected_regressed": 15,
+    "AppendRejected": 500,
+    "StaleEpoch": 300,
     "message_lost": 400,
     "message_repeated": 1_000,
     "message_held": 300,
@@ -143,8 +143,9 @@ def test_no_invariant_breaks(first: int) -> None:
 
 
 def test_a_copy_that_its_leader_forgot_comes_back_in_sync() -> None:
-    """Seed 705653: a restarted copy out of sync follows; then a late Hello is refused as far and the leader drops it
-    from its peers, while the copy waits for entries. It asks again by itself (R-HEARD), and the seed converges."""
+    """Seed 705653: a restarted copy out of sync follows; then a late FollowRequest is refused as far and the leader
+    drops it from its peers, while the copy waits for entries. It asks again by itself (R-HEARD), and the seed
+    converges."""
     run_seed(705653)
 
 
@@ -204,7 +205,7 @@ def test_a_violation_prints_the_seed_and_the_story() -> None:
 
     class Broken(Replica):
         def deadline_ms(self) -> int | None:
-            assert self.role is not Role.LEADER, "led"
+            assert self.role is not ReplicaRole.LEADER, "led"
             return super().deadline_ms()
 
     with pytest.raises(AssertionError, match="led") as caught:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from isthmus.repl.metastore.port import Ambiguous, Conflict, Unavailable, Unmoved, Versioned
+from isthmus.repl.metastore.port import Ambiguous, Precondition, Unavailable, VersionConflict, Versioned
 from tests.sim.metastore import METASTORE
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Values:
         """Conditional; None removes it. Raises Conflict."""
         before = self.found.get(path)
         if (None if before is None else before.version) != version:
-            raise Conflict(path)
+            raise VersionConflict(path)
         self._version += 1
         if value is None:
             self.found.pop(path, None)
@@ -67,7 +67,7 @@ class ValuesOf:
         await self._way()
         return self._values.found.get(path)
 
-    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Unmoved] = ()) -> int:
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Precondition] = ()) -> int:
         """See the port."""
         assert not unmoved
         return await self._write(path, value, version)

@@ -15,13 +15,13 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object, write
 from isthmus.repl.model.requests import Met, PushOutcome, PushResult
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
-from isthmus.sink.conflicts import Conflict, Conflicts
+from isthmus.sink.conflicts import Conflicts, SiblingConflict
 from tests.queues.source_world import OURS, SINK
 from tests.sink.bridge import Pair
 
 
-def one(n: int) -> Conflict:
-    return Conflict(n, "q", "http://p:1", OURS, "east", Key(b"t", b"b", b"%d" % n), b"ours", b"theirs", 2)
+def one(n: int) -> SiblingConflict:
+    return SiblingConflict(n, "q", "http://p:1", OURS, "east", Key(b"t", b"b", b"%d" % n), b"ours", b"theirs", 2)
 
 
 async def until_equal(conflicts: Conflicts, numbers: list[int]) -> None:

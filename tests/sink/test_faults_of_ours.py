@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isthmus.queues.wire import Ack
+from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import LocalFault
 from isthmus.sink import worker_pool
 from isthmus.sink.worker import Slot
@@ -108,7 +108,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
         monkeypatch.setattr(Slot, "acknowledge", silent)
         for slots in sink._crew._slots.values():
             for slot in slots:
-                slot.fetcher.ack = Ack(b"batch", 1)
+                slot.fetcher.ack = BatchAck(b"batch", 1)
         began = time.monotonic()
         await sink.stop()
         assert time.monotonic() - began < 4, "one after the other would take 7 times 0.7 s"

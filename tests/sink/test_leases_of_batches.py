@@ -13,12 +13,12 @@ from isthmus.repl.model.objects import Content, encode_object, write
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
 from isthmus.repl.model.vclock import actor_of
-from isthmus.sink.backoff import Result
-from isthmus.sink.discovery import Aim
-from isthmus.sink.fetch import Asked
-from isthmus.sink.push import Tally
+from isthmus.sink.backoff import CycleResult
+from isthmus.sink.discovery import LinkTarget
+from isthmus.sink.fetch import FetchOptions
+from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
-from isthmus.sink.worker import Link, Shop, Slot
+from isthmus.sink.worker import Link, SinkContext, Slot
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import OURS, SINK
 from tests.queues.test_source_queues_actor import alive
@@ -51,7 +51,7 @@ class SlowFetcher:
         self.answer_bytes = 100
         self.ack: Any = None
 
-    async def fetch(self, _asked: Asked, _cluster: bytes | None, _name: str) -> FetchReply:
+    async def fetch(self, _asked: FetchOptions, _cluster: bytes | None, _name: str) -> FetchReply:
         self._clock.ms += self._takes_ms
         return FetchReply(
             OURS, "east", 1, b"id", LEASE_MS, self._clock.wall_ms(), "serving", (ITEM,), waited_ms=self._waited_ms
@@ -87,13 +87,13 @@ def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_ms: in
     async def run() -> None:
         clock, kept = Clock(), Kept()
         name = LinkName("q", "http://e1")
-        link = Link(name, Aim(None, name), "", 0)
-        tally = Tally(OURS, "east", "q")
-        shop = Shop(kept, clock, None, None, lambda *_: tally, asyncio.Event())  # type: ignore[arg-type]
+        link = Link(name, LinkTarget(None, name), "", 0)
+        tally = SourceCounters(OURS, "east", "q")
+        shop = SinkContext(kept, clock, None, None, lambda *_: tally, asyncio.Event())  # type: ignore[arg-type]
         slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), shop)  # type: ignore[arg-type]
-        result, _ = await slot.cycle(Asked(10, 1_000, 20_000), lambda *_: None)
+        result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
         assert len(kept.pushed) == pushed
-        assert result is (Result.ITEMS if pushed else Result.FAILED)
+        assert result is (CycleResult.ITEMS if pushed else CycleResult.FAILED)
         assert slot.fetcher.ack is not None
         assert slot.fetcher.ack.failed == (() if pushed else (0,))
         assert link.last_error_reason == ("" if pushed else "lease-over")

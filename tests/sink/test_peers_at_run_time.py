@@ -15,9 +15,9 @@ import pytest
 from isthmus.config.settings import PeerSettings
 from isthmus.repl.model.errors import BadInput, LocalFault
 from isthmus.sink import peers
-from isthmus.sink.backoff import Delays, Result
+from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, in_force, workers_of
-from isthmus.sink.scheduler import LinkName, Roster
+from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.service import Sink
 from tests.sink.bridge import Pair
 
@@ -154,7 +154,7 @@ def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
 def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
     """With a limit of 2 and busy links at three peers, two turns are given, neither may wait at its source for long,
     and a third one only once one of them ended; another queue is not held up."""
-    roster = Roster(2, Delays(), Random(1), workers=8)
+    roster = FetchScheduler(2, Delays(), Random(1), workers=8)
     for peer in ("a", "b", "c"):
         roster.add(LinkName("q", peer))
     roster.queue_limits = {"q": 2}
@@ -167,7 +167,7 @@ def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
     assert other is not None
     assert other.name.queue == "r"
     assert turns[0] is not None
-    roster.report(turns[0].name, turns[0].slot, Result.EMPTY, 0, 5_000)
+    roster.report(turns[0].name, turns[0].slot, CycleResult.EMPTY, 0, 5_000)
     again = roster.take(0)
     assert again is not None
     assert again.name.queue == "q"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import isthmus.sink.worker as worker_room
-from isthmus.queues.queue_documents import Act
+from isthmus.queues.queue_documents import AuditInfo
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushItem, PushOutcome
@@ -359,10 +359,10 @@ def test_what_a_source_said_of_itself_is_told_with_its_age() -> None:
     async def test(pair: Pair) -> None:
         sink = await pair.sink()
         await until(lambda: sink.listing()[0]["fetches"])
-        await pair.home.acts.suspend("q", "serving", None, Act("ann", 1, ""))
+        await pair.home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
         await until(lambda: sink.listing()[0]["state"] == "waiting")
         assert re.fullmatch(r"the source is suspended, as it answered \d+ s ago", sink.listing()[0]["reason"])
-        await pair.home.acts.resume("q", "serving", None, Act("ann", 2, ""))
+        await pair.home.acts.resume("q", "serving", None, AuditInfo("ann", 2, ""))
         await until(lambda: sink.listing()[0]["state"] == "running")
 
     joined(test)
@@ -474,7 +474,7 @@ def test_damaged_suspensions_hide_no_limits() -> None:
     async def test(pair: Pair) -> None:
         sink = await pair.sink("q")
         await sink._metastore.put(suspensions.PATH, b"[", None)
-        await limits.change(sink._metastore, limits.ALL_NODES, limits.Limits(workers=3, by="ann", at_ms=5))
+        await limits.change(sink._metastore, limits.ALL_NODES, limits.SinkLimits(workers=3, by="ann", at_ms=5))
         await until(lambda: sink._in_force.workers == 3)
         assert sink.status()["state"] == "running"
 
@@ -524,8 +524,8 @@ def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: byte
         assert row["state"] == "suspended"
         assert limits.PATH in row["reason"]
         with pytest.raises(BadInput, match="--default, on all nodes"):
-            await sink.set_limits(limits.Limits(objects_per_second=5, by="ann"), None)
-        await sink.set_limits(limits.Limits(bytes_per_second=0, by="ann"), None, forget=True)
+            await sink.set_limits(limits.SinkLimits(objects_per_second=5, by="ann"), None)
+        await sink.set_limits(limits.SinkLimits(bytes_per_second=0, by="ann"), None, forget=True)
         assert sink.listing()[0]["state"] != "suspended"
 
     joined(test)

@@ -17,7 +17,7 @@ import pytest
 
 import isthmus.repl.http.client as client_room
 from isthmus.config.settings import PeerSettings, SinkSettings
-from isthmus.queues.queue_documents import Act
+from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
 from isthmus.repl.http.client import OPEN
 from isthmus.repl.model.errors import LocalFault
@@ -26,7 +26,7 @@ from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.property_digests import PlaceDigests, place_digest
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
-from isthmus.sink.limits import Limits
+from isthmus.sink.limits import SinkLimits
 from isthmus.sink.service import Sink
 from tests.queues.source_world import OURS, SINK, THIRD
 from tests.sink.bridge import Pair
@@ -42,7 +42,7 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
     async def test(pair: Pair) -> None:
         sink = await pair.sink("q", "r")
         await until(lambda: sink._crew.workers == 2)
-        await sink.set_limits(Limits(workers=1, by="ann", at_ms=7, reason="night"), None)
+        await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
         await until(lambda: sink._crew.workers == 1)
         pair.home.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
@@ -51,17 +51,17 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
         overview = again.overview()
         assert overview["workers"]["count"] == 1
         assert overview["limits_set"] == {"by": "ann", "at_ms": 7, "reason": "night"}
-        await again.set_limits(Limits(workers=3, objects_per_second=20, by="bob", at_ms=8), "w1")
+        await again.set_limits(SinkLimits(workers=3, objects_per_second=20, by="bob", at_ms=8), "w1")
         assert again.overview()["workers"]["count"] == 3
         pair.home.put(*(b"n%d" % n for n in range(60)))
         await until(lambda: again.overview()["throttle"]["throttled_seconds"] > 0)
         assert again.overview()["throttle"]["binding"] == "objects"
         assert pair.cluster.pushed < 2 * (40 + 60), "two queues give each change"
-        await again.set_limits(Limits(objects_per_second=0, by="bob", at_ms=9), "w1", forget=True)
+        await again.set_limits(SinkLimits(objects_per_second=0, by="bob", at_ms=9), "w1", forget=True)
         await pair.equal(5)
         assert again.overview()["throttle"]["configured"]["objects_per_second"] is None
         with pytest.raises(Exception, match="no node 'w7'"):
-            await again.set_limits(Limits(workers=3), "w7")
+            await again.set_limits(SinkLimits(workers=3), "w7")
 
     joined(test)
 
@@ -449,7 +449,7 @@ def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         peer = client_room.HttpPeer(f"http://127.0.0.1:{server.server_address[1]}", 1)
         with pytest.raises(client_room.PeerFault, match="trickles"):
             peer.get("/", timeout_ms=200, limit_bytes=200_000)
-        peer.cut()
+        peer.abort()
     finally:
         server.shutdown()
         server.server_close()
@@ -589,11 +589,11 @@ def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() 
 
         told = await retried()
         assert (told["outcome"], told["reason"]) == ("rejected", "too-large")
-        await pair.home.acts.suspend("q", "serving", None, Act("ann", 1, "because"))
+        await pair.home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "because"))
         told = await retried()
         assert (told["outcome"], told["reason"]) == (None, "not-ready")
         assert "suspended: because" in told["error"]
-        await pair.home.acts.resume("q", "serving", None, Act("ann", 1, ""))
+        await pair.home.acts.resume("q", "serving", None, AuditInfo("ann", 1, ""))
         read = pair.home.get_batch
         pair.home.get_batch = lambda keys, isolation, room: asyncio.sleep(0, [None])  # type: ignore[method-assign, return-value, assignment]
         assert (await retried())["reason"] == "gone-at-source"

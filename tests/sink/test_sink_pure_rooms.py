@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.queues.rate_limit import Rates, Throttle
-from isthmus.queues.wire import UnknownVersion
+from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.model.errors import BadInput, CodecError, Overloaded
-from isthmus.sink.backoff import Backoff, Delays, Result
-from isthmus.sink.discovery import Aim, Told, dialled, parse, passed_over, wanted
+from isthmus.sink.backoff import Backoff, CycleResult, Delays
+from isthmus.sink.discovery import LinkTarget, PeerNodes, dialled, parse, passed_over, wanted
 from isthmus.sink.lag_histogram import SLICE_MS, SLICES, Lag, LagHistogram
-from isthmus.sink.limits import ALL_NODES, InForce, Limits, settings_for
+from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits, settings_for
 from isthmus.sink.limits import change as change_limits
 from isthmus.sink.limits import decode as decode_limits
 from isthmus.sink.limits import read as read_limits
-from isthmus.sink.scheduler import LinkName, Roster, Turn
-from isthmus.sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
+from isthmus.sink.scheduler import FetchScheduler, LinkName, Turn
+from isthmus.sink.suspensions import SUSPENSIONS_MAX, SinkSuspension, added, change, decode, encode, read, without
 from tests.support.memory_metastore import MemoryMetastore, WriteFault
 
 A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
-_results = st.sampled_from(list(Result))
+_results = st.sampled_from(list(CycleResult))
 
 
 # ---------------------------------------------------------------- back-off
@@ -42,33 +42,33 @@ DELAYS = Delays(10, 8_000, 5, 250, 2)
     st.lists(st.tuples(_results, st.integers(0, 5_000)), max_size=30),
 )
 def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(
-    delays: Delays, history: list[tuple[Result, int]]
+    delays: Delays, history: list[tuple[CycleResult, int]]
 ) -> None:
     """Whatever came before: results bring the delay to 0, empties keep it small, errors multiply it up to the bound."""
     backoff = Backoff(delays)
     for result, waited_ms in history:
         before, backoff = backoff, backoff.after(result, waited_ms)
         match result:
-            case Result.ITEMS:
+            case CycleResult.ITEMS:
                 assert (backoff.delay_ms, backoff.errors) == (0, 0)
-            case Result.EMPTY:
+            case CycleResult.EMPTY:
                 assert backoff.errors == 0
                 assert backoff.delay_ms <= delays.empty_max_ms
                 assert waited_ms < delays.empty_max_ms or backoff.delay_ms == 0, "a held fetch needs no pause"
                 assert waited_ms >= delays.empty_max_ms or backoff.delay_ms >= delays.empty_min_ms
-            case Result.ERROR | Result.FAILED:
+            case CycleResult.ERROR | CycleResult.FAILED:
                 assert backoff.errors == before.errors + 1
                 assert delays.min_ms <= backoff.delay_ms <= delays.max_ms
                 wanted = max(delays.min_ms, before.delay_ms * delays.factor)
                 assert not before.errors or backoff.delay_ms == min(delays.max_ms, wanted)
-    assert backoff.after(Result.ITEMS, 0).delay_ms == 0
+    assert backoff.after(CycleResult.ITEMS, 0).delay_ms == 0
 
 
 def test_the_first_error_waits_no_shorter_than_the_empty_answer_before_it() -> None:
     """A link that had come to rest between empty answers is not asked sooner because its source fails."""
     resting = Backoff(Delays(), delay_ms=250)
-    assert resting.after(Result.EMPTY, 0).delay_ms == 250
-    assert resting.after(Result.ERROR, 0).delay_ms == 500
+    assert resting.after(CycleResult.EMPTY, 0).delay_ms == 250
+    assert resting.after(CycleResult.ERROR, 0).delay_ms == 500
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -82,8 +82,8 @@ def test_pauses_are_spread(delay_ms: int, seed: int) -> None:
 # ---------------------------------------------------------------- roster
 
 
-def roster_of(*names: LinkName, workers: int = 8, peer_limit: int = 0, seed: int = 1) -> Roster:
-    roster = Roster(2, Delays(10, 1_000), Random(seed), workers=workers, peer_limit=peer_limit)
+def roster_of(*names: LinkName, workers: int = 8, peer_limit: int = 0, seed: int = 1) -> FetchScheduler:
+    roster = FetchScheduler(2, Delays(10, 1_000), Random(seed), workers=workers, peer_limit=peer_limit)
     for name in names:
         roster.add(name)
     return roster
@@ -127,10 +127,14 @@ def test_the_roster_keeps_its_rules_under_any_order_of_results(seed: int) -> Non
                 busy[run[0]], failing[run[0]] = True, False
             case "report" if running:
                 run = running.pop(rng.randint(0, len(running) - 1))
-                result = rng.choice([Result.ITEMS, Result.FAILED] if run in pushing else [Result.EMPTY, Result.ERROR])
+                result = rng.choice(
+                    [CycleResult.ITEMS, CycleResult.FAILED]
+                    if run in pushing
+                    else [CycleResult.EMPTY, CycleResult.ERROR]
+                )
                 pushing.discard(run)
-                failing[run[0]] = result is Result.ERROR
-                if result in (Result.EMPTY, Result.ERROR):
+                failing[run[0]] = result is CycleResult.ERROR
+                if result in (CycleResult.EMPTY, CycleResult.ERROR):
                     busy[run[0]] = False
                 roster.report(*run, result, now, rng.choice([0, 5_000]))
                 for gone in roster.gone():
@@ -148,7 +152,7 @@ def test_the_roster_keeps_its_rules_under_any_order_of_results(seed: int) -> Non
             case "workers":
                 roster.workers = rng.randint(max(1, len(running)), 6 + len(running))
     for name, slot in running:
-        roster.report(name, slot, Result.ITEMS, now, 0)
+        roster.report(name, slot, CycleResult.ITEMS, now, 0)
     for name in links:
         roster.add(name)
         roster.suspend(name, False)
@@ -164,7 +168,7 @@ def test_a_busy_link_does_not_starve_the_others() -> None:
         assert taken is not None
         order.append(taken.name)
         roster.fetched(*taken[:2])
-        roster.report(*taken[:2], Result.ITEMS, 0, 0)
+        roster.report(*taken[:2], CycleResult.ITEMS, 0, 0)
     assert order.count(A) == order.count(B) == 4
 
 
@@ -183,7 +187,7 @@ def test_a_peer_that_hangs_holds_its_share_and_no_more() -> None:
             hanging += 1
             continue
         served += 1
-        roster.report(*taken[:2], Result.ITEMS, step, 0)
+        roster.report(*taken[:2], CycleResult.ITEMS, step, 0)
     assert hanging == roster.peer_limit() == 2
     assert served >= 190
 
@@ -203,7 +207,7 @@ def test_many_peers_that_hang_leave_half_of_the_workers_to_those_that_answer(wor
             name, slot, _ = end[1]
             if name in live:
                 roster.fetched(name, slot)
-            roster.report(name, slot, Result.ITEMS if name in live else Result.ERROR, now, 0)
+            roster.report(name, slot, CycleResult.ITEMS if name in live else CycleResult.ERROR, now, 0)
         while (turn := roster.take(now)) is not None:
             ends.append((now + (50 if turn.name in live else 5_000), turn))
             served += turn.name in live
@@ -230,9 +234,9 @@ def test_nobody_waits_at_a_source_while_workers_are_wanted_elsewhere() -> None:
         served[turn.name] += 1
         if turn.name == names[0]:
             roster.fetched(*turn[:2])
-            roster.report(*turn[:2], Result.ITEMS, now, 0)
+            roster.report(*turn[:2], CycleResult.ITEMS, now, 0)
         else:
-            roster.report(*turn[:2], Result.EMPTY, now, 0)
+            roster.report(*turn[:2], CycleResult.EMPTY, now, 0)
     assert served[names[0]] > 10 * served[names[1]] > 0
 
 
@@ -246,15 +250,15 @@ def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> 
     roster.fetched(*first[:2])
     second = roster.take(0)
     assert second is not None
-    roster.report(*first[:2], Result.FAILED, 0, 0)
+    roster.report(*first[:2], CycleResult.FAILED, 0, 0)
     assert roster.take(0) is None
     again = roster.take(10)
     assert again is not None
     assert again[:2] == first[:2]
-    roster.report(*first[:2], Result.ERROR, 10, 0)
+    roster.report(*first[:2], CycleResult.ERROR, 10, 0)
     assert roster.take(10_000) is None
     assert roster.next_due_ms() is None
-    roster.report(*second[:2], Result.EMPTY, 10_000, 5_000)
+    roster.report(*second[:2], CycleResult.EMPTY, 10_000, 5_000)
     assert roster.take(10_000) is not None
 
 
@@ -267,29 +271,29 @@ def test_a_slot_without_a_turn_tells_by_itself_and_rests_again() -> None:
     roster.fetched(*first[:2])
     second = roster.take(0)
     assert second is not None
-    assert not roster.tell(A, first.slot, 0), "it pushes"
-    roster.report(*second[:2], Result.EMPTY, 0, 5_000)
+    assert not roster.begin_ack(A, first.slot, 0), "it pushes"
+    roster.report(*second[:2], CycleResult.EMPTY, 0, 5_000)
     second = roster.take(0)
     assert second is not None
-    roster.report(*first[:2], Result.ITEMS, 0, 0)
+    roster.report(*first[:2], CycleResult.ITEMS, 0, 0)
     assert roster.take(0) is None, "another one waits there for all"
-    assert roster.tell(A, first.slot, 0)
-    assert not roster.tell(A, first.slot, 0), "once"
+    assert roster.begin_ack(A, first.slot, 0)
+    assert not roster.begin_ack(A, first.slot, 0), "once"
     assert (roster.running_count(), roster.running_slots(A)) == (1, {first.slot, second.slot})
-    roster.report(*second[:2], Result.ITEMS, 0, 0)
-    roster.told(A, first.slot, False, 0)
-    assert not roster.tell(A, first.slot, 0)
+    roster.report(*second[:2], CycleResult.ITEMS, 0, 0)
+    roster.ack_done(A, first.slot, False, 0)
+    assert not roster.begin_ack(A, first.slot, 0)
     assert roster.errors(A) == 1
-    assert roster.tell(A, first.slot, 10)
+    assert roster.begin_ack(A, first.slot, 10)
     roster.leave(A)
     assert roster.gone() == []
-    roster.told(A, first.slot, True, 10)
+    roster.ack_done(A, first.slot, True, 10)
     assert roster.gone() == [A]
 
 
 def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
     """Small full batches come by more slots; once an answer is not full, the usual two go on."""
-    roster = Roster(2, Delays(10, 1_000), Random(1), workers=8, more=3)
+    roster = FetchScheduler(2, Delays(10, 1_000), Random(1), workers=8, more=3)
     roster.add(A)
     slots = []
     for full in (False, True, True, True, True):
@@ -301,17 +305,17 @@ def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
             second = roster.take(0)
             assert second is not None
             assert roster.take(0) is None, "two of them as a rule"
-            roster.report(A, second.slot, Result.ITEMS, 0, 0)
+            roster.report(A, second.slot, CycleResult.ITEMS, 0, 0)
     assert sorted(slots) == [0, 1, 2, 3, 4]
     assert roster.take(0) is None, "all it has"
     for slot in slots[:3]:
-        roster.report(A, slot, Result.ITEMS, 0, 0)
+        roster.report(A, slot, CycleResult.ITEMS, 0, 0)
     last = roster.take(0)
     assert last is not None
     roster.fetched(A, last.slot, full=False)
     assert roster.take(0) is None
     for slot in (*slots[3:], last.slot):
-        roster.report(A, slot, Result.ITEMS, 0, 0)
+        roster.report(A, slot, CycleResult.ITEMS, 0, 0)
     roster.take(0)
     assert roster.take(0) is not None
     assert roster.take(0) is None
@@ -379,16 +383,16 @@ def test_limits_of_a_node_count_before_those_of_all_and_those_before_the_file() 
     async def run() -> None:
         metastore = MemoryMetastore()
         await metastore.start(lambda state: None)
-        default = InForce(24, 0, 0, 0, None)
-        await change_limits(metastore, ALL_NODES, Limits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
-        entries = await change_limits(metastore, "w1", Limits(workers=7, by="bob", at_ms=2))
+        default = EffectiveLimits(24, 0, 0, 0, None)
+        await change_limits(metastore, ALL_NODES, SinkLimits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
+        entries = await change_limits(metastore, "w1", SinkLimits(workers=7, by="bob", at_ms=2))
         assert entries == await read_limits(metastore)
         mine, others = settings_for("w1", entries, default), settings_for("w2", entries, default)
         assert mine[:4] == (7, 0, 100, 0)
         assert others[:4] == (5, 0, 100, 0)
         assert mine.set_by is not None
         assert (mine.set_by.by, default.set_by) == ("bob", None)
-        entries = await change_limits(metastore, "w1", Limits(workers=1, by="bob"), forget=True)
+        entries = await change_limits(metastore, "w1", SinkLimits(workers=1, by="bob"), forget=True)
         assert set(entries) == {ALL_NODES}
         for bad in (b"[]", b"x", b'{"*": 7}', b'{"*": {"workers": -1}}', b'{"*": {"workers": "7"}}'):
             with pytest.raises(CodecError):
@@ -408,14 +412,18 @@ def test_links_follow_the_nodes_that_peers_tell_of() -> None:
     """Nodes that come are fetched from, nodes that go are not; what was known of a silent cluster stays, and a seed
     that is down stays to be tried."""
     first, other = LinkName("q", E1), LinkName("r", N1)
-    told = {E1: Told(EAST, "east", (E1, E2)), N1: None}
+    told = {E1: PeerNodes(EAST, "east", (E1, E2)), N1: None}
     found = wanted([first, other], {}, told)
-    assert found == {first: Aim(EAST, first), LinkName("q", E2): Aim(EAST, first), other: Aim(None, other)}
-    found = wanted([first, other], found, {E1: Told(EAST, "east", (E1, E3)), N1: None})
+    assert found == {
+        first: LinkTarget(EAST, first),
+        LinkName("q", E2): LinkTarget(EAST, first),
+        other: LinkTarget(None, other),
+    }
+    found = wanted([first, other], found, {E1: PeerNodes(EAST, "east", (E1, E3)), N1: None})
     assert set(found) == {first, LinkName("q", E3), other}
     silent = wanted([first, other], found, {E1: None, N1: None})
     assert silent == found
-    without_seed = wanted([first, LinkName("q", E2)], found, {E1: None, E2: Told(EAST, "east", (E2, E3))})
+    without_seed = wanted([first, LinkName("q", E2)], found, {E1: None, E2: PeerNodes(EAST, "east", (E2, E3))})
     assert set(without_seed) == {first, LinkName("q", E2), LinkName("q", E3)}, "a seed that is down is still tried"
 
 
@@ -424,14 +432,14 @@ def test_a_list_that_cannot_be_meant_is_passed_over() -> None:
     balancer is replaced by the nodes that it leads to."""
     seed = LinkName("q", E1)
     for urls in (("http://127.0.0.1:8098",), ("http://0.0.0.0:8098", "http://localhost:1"), ("https://10.0.0.1:8098",)):
-        assert wanted([seed], {}, {E1: Told(EAST, "east", urls)}) == {seed: Aim(None, seed)}
+        assert wanted([seed], {}, {E1: PeerNodes(EAST, "east", urls)}) == {seed: LinkTarget(None, seed)}
     here = LinkName("q", "http://localhost:1")
-    near = wanted([here], {}, {here.peer: Told(EAST, "east", ("http://127.0.0.1:1",))})
+    near = wanted([here], {}, {here.peer: PeerNodes(EAST, "east", ("http://127.0.0.1:1",))})
     assert set(near) == {LinkName("q", "http://127.0.0.1:1")}
-    known = {seed: Aim(EAST, seed)}
-    assert wanted([seed], known, {E1: Told(NORTH, "north", (E2,))}) == known
+    known = {seed: LinkTarget(EAST, seed)}
+    assert wanted([seed], known, {E1: PeerNodes(NORTH, "north", (E2,))}) == known
     balancer = LinkName("q", "http://lb:80")
-    assert set(wanted([balancer], {}, {balancer.peer: Told(EAST, "east", (E1, E2))})) == {
+    assert set(wanted([balancer], {}, {balancer.peer: PeerNodes(EAST, "east", (E1, E2))})) == {
         LinkName("q", E1),
         LinkName("q", E2),
     }
@@ -445,7 +453,7 @@ def test_nodes_of_a_cluster_that_takes_both_are_dialled_as_their_seed_is(tls: st
     """A cluster with `tls.http = "allow"` lists its nodes with http://. A seed that is dialled with TLS leads to all of
     them with TLS: to those of a program that says "allow", and to those of an older one that lists the seed itself."""
     seeds = [LinkName("q", S1), LinkName("q", S2)]
-    told: dict[str, Told | None] = {s.peer: Told(EAST, "east", (E1, E2, E3), tls) for s in seeds}
+    told: dict[str, PeerNodes | None] = {s.peer: PeerNodes(EAST, "east", (E1, E2, E3), tls) for s in seeds}
     found = wanted(seeds, {}, told)
     assert {name.peer: aim.cluster for name, aim in found.items()} == {S1: EAST, S2: EAST, S3: EAST}
     assert passed_over(seeds, found, told) == {}
@@ -454,17 +462,20 @@ def test_nodes_of_a_cluster_that_takes_both_are_dialled_as_their_seed_is(tls: st
 def test_a_seed_with_tls_never_leads_to_an_address_in_plain_text() -> None:
     """Where nothing proves that the listed nodes take TLS they are passed over, with a reason, and the seed stays: a
     balancer that ends TLS, a listener of the mode "off". A listed https:// is not dialled for a seed of http://."""
-    for name, told in (("https://lb:443", Told(EAST, "east", (E1, E2))), (S1, Told(EAST, "east", (E1, E2), "off"))):
+    for name, told in (
+        ("https://lb:443", PeerNodes(EAST, "east", (E1, E2))),
+        (S1, PeerNodes(EAST, "east", (E1, E2), "off")),
+    ):
         seed = LinkName("q", name)
         found = wanted([seed], {}, {name: told})
-        assert found == {seed: Aim(None, seed)}
+        assert found == {seed: LinkTarget(None, seed)}
         passed = passed_over([seed], found, {name: told})
         assert {each.peer for each in passed} == {E1, E2}
         assert {each.reason for each in passed.values()} == {
             f"it is listed with another scheme than the peer {name} has in the config"
         }
     seed = LinkName("q", E1)
-    some = {E1: Told(EAST, "east", (E1, S2), "allow")}
+    some = {E1: PeerNodes(EAST, "east", (E1, S2), "allow")}
     found = wanted([seed], {}, some)
     assert list(found) == [seed]
     assert list(passed_over([seed], found, some)) == [LinkName("q", S2)]
@@ -473,18 +484,18 @@ def test_a_seed_with_tls_never_leads_to_an_address_in_plain_text() -> None:
 def test_seeds_of_both_schemes_lead_to_each_node_once() -> None:
     """While peers go over to TLS one by one, a node has one link: as the config names it, else with TLS."""
     seeds = [LinkName("q", E1), LinkName("q", S2)]
-    told: dict[str, Told | None] = {s.peer: Told(EAST, "east", (E1, E2, E3), "allow") for s in seeds}
+    told: dict[str, PeerNodes | None] = {s.peer: PeerNodes(EAST, "east", (E1, E2, E3), "allow") for s in seeds}
     assert {name.peer for name in wanted(seeds, {}, told)} == {E1, S2, S3}
 
 
 def test_a_node_that_is_fetched_from_by_another_address_is_not_passed_over() -> None:
     """With as many links to a cluster as it lists nodes nothing is missing, whatever the addresses."""
     seed = LinkName("q", E1)
-    told: dict[str, Told | None] = {E1: Told(EAST, "east", ("http://127.0.0.1:8098",)), E2: None}
+    told: dict[str, PeerNodes | None] = {E1: PeerNodes(EAST, "east", ("http://127.0.0.1:8098",)), E2: None}
     assert passed_over([seed], wanted([seed], {}, told), told) == {}
-    told = {E1: Told(EAST, "east", ("http://127.0.0.1:8098", E2, E3)), E2: None}
+    told = {E1: PeerNodes(EAST, "east", ("http://127.0.0.1:8098", E2, E3)), E2: None}
     assert len(passed_over([seed], wanted([seed], {}, told), told)) == 1, "the list replaced the seed"
-    told = {E1: Told(EAST, "east", ("http://127.0.0.1:1", "http://127.0.0.1:2")), E2: None}
+    told = {E1: PeerNodes(EAST, "east", ("http://127.0.0.1:1", "http://127.0.0.1:2")), E2: None}
     assert len(passed_over([seed], wanted([seed], {}, told), told)) == 2
 
 
@@ -494,7 +505,7 @@ def test_the_mode_of_a_list_is_believed_when_it_is_one() -> None:
     for said, understood in (("allow", "allow"), ("off", "off"), ("require", "require"), ("later", None), ([], None)):
         assert parse(json.dumps({**fields, "tls": said}).encode()).tls == understood
     assert parse(json.dumps(fields).encode()).tls is None
-    assert dialled(Told(EAST, "east", (E1,), "off"), S1) == [E1]
+    assert dialled(PeerNodes(EAST, "east", (E1,), "off"), S1) == [E1]
 
 
 @pytest.mark.parametrize(
@@ -521,7 +532,7 @@ def test_a_list_of_another_version_is_refused_by_name() -> None:
     """A list without a version is of the first one, as nodes of before wrote it."""
     fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
     assert parse(json.dumps(fields).encode()) == parse(json.dumps({"v": 1, **fields}).encode())
-    with pytest.raises(UnknownVersion, match="version 2, this program speaks 1"):
+    with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):
         parse(json.dumps({**fields, "v": 2, "nodes": "in another form"}).encode())
 
 
@@ -581,9 +592,9 @@ def test_a_resume_that_is_not_refused_frees_what_it_covers(
 ) -> None:
     """After suspensions every link they name is held; a resume frees at least one of those it names, or says who
     holds them, or there was none."""
-    held: tuple[Suspension, ...] = ()
+    held: tuple[SinkSuspension, ...] = ()
     for at_ms, act in enumerate(acts):
-        held = added(held, Suspension(*act[:2], "ann", at_ms, "", act[2]))
+        held = added(held, SinkSuspension(*act[:2], "ann", at_ms, "", act[2]))
         assert len({(s.queue, s.peer, s.node) for s in held}) == len(held)
     assert decode(encode(held)) == held
     places = [(link, at) for link in _LINKS for at in ("n1", "n2")]
@@ -606,12 +617,12 @@ def test_a_resume_that_is_not_refused_frees_what_it_covers(
 
 def test_suspensions_are_bounded() -> None:
     """Beyond the limit one more is refused; replacing one is not one more."""
-    held: tuple[Suspension, ...] = ()
+    held: tuple[SinkSuspension, ...] = ()
     for n in range(SUSPENSIONS_MAX):
-        held = added(held, Suspension(f"q{n}", None, "ann", 0, ""))
+        held = added(held, SinkSuspension(f"q{n}", None, "ann", 0, ""))
     with pytest.raises(BadInput, match=str(SUSPENSIONS_MAX)):
-        added(held, Suspension("one more", None, "ann", 0, ""))
-    assert len(added(held, Suspension("q0", None, "bob", 1, ""))) == SUSPENSIONS_MAX
+        added(held, SinkSuspension("one more", None, "ann", 0, ""))
+    assert len(added(held, SinkSuspension("q0", None, "bob", 1, ""))) == SUSPENSIONS_MAX
 
 
 @pytest.mark.parametrize("value", [b"", b"{}x", b"7", b'["x"]', b'[{"queue": null}]', b'[{"queue":1,"peer":2,"by":3}]'])
@@ -629,7 +640,7 @@ def test_a_suspension_is_written_through_conflicts_and_lost_answers() -> None:
         await metastore.start(lambda state: None)
         for number, fault in enumerate(WriteFault):
             metastore.spoil(fault)
-            act = Suspension(f"q{number}", None, "ann", 5, "why")
+            act = SinkSuspension(f"q{number}", None, "ann", 5, "why")
             held = await change(metastore, act, act.queue, None)
             assert held.count(act) == 1
             metastore.deliver_late()

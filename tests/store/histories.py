@@ -14,9 +14,9 @@ from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
 from isthmus.repl.store.batch import fill
 from isthmus.repl.store.leveldb import LevelStore
-from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.memory_index import MemoryIndexes
 from isthmus.repl.store.port import PartitionStep
-from isthmus.repl.store.positions import Progress
+from isthmus.repl.store.positions import PositionTable
 
 CLUSTER = bytes(range(16))
 BOOT = "first-boot"
@@ -96,8 +96,8 @@ class Twin:
 
     def __init__(self) -> None:
         self.rows = {rows.FORMAT_KEY: rows.encode_format(CLUSTER), rows.END_KEY: b""}
-        self._progress = Progress({}, {}, trusted=True)
-        self._remembered = Remembered(WINDOW_OFFSETS)
+        self._progress = PositionTable({}, {}, trusted=True)
+        self._remembered = MemoryIndexes(WINDOW_OFFSETS)
 
     def put(self, name: bytes, value: bytes) -> None:
         """A row is written."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store.checkpoint import Disk
 
 SETTLE_S = 20.0
@@ -61,7 +61,7 @@ class LossyDisk(Disk):
         self._step("sync directory")
         super().sync_directory(path)
 
-    def write_slot(self, slots: Slots, value: Any) -> None:
+    def write_slot(self, slots: SlotFile, value: Any) -> None:
         """As the real one; a stop here leaves the slot torn."""
         paths = slots._paths
         target = paths[(slots._sequence + 1) % 2]

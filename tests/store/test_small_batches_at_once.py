@@ -19,7 +19,7 @@ from isthmus.repl.store.write_stalls import (
     LEVEL0_TABLES_MAX,
     LOOK_EVERY_BYTES,
     SLOW_S,
-    AtOnce,
+    WriteStallPredictor,
 )
 from tests.runtime.test_apply_takes_turns import entries
 from tests.support.memory_log import MemoryLog
@@ -27,13 +27,13 @@ from tests.support.memory_store import MemoryStore
 
 
 class Database:
-    """What `AtOnce` asks of a database, and a clock."""
+    """What `WriteStallPredictor` asks of a database, and a clock."""
 
     def __init__(self, write_buffer_bytes: int = 64 << 20) -> None:
         self.tables = 0
         self.looks = 0
         self.now_s = 100.0
-        self.at_once = AtOnce(self.get_property, lambda: self.now_s, write_buffer_bytes)
+        self.at_once = WriteStallPredictor(self.get_property, lambda: self.now_s, write_buffer_bytes)
 
     def get_property(self, name: bytes) -> bytes:
         assert name == b"leveldb.num-files-at-level0"

@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row
 from isthmus.repl.model.keys import key_hash, segment_of
-from isthmus.repl.store.port import Applied, Cursor, ListedKey, PartitionStep, Store
+from isthmus.repl.store.port import AppliedPosition, Cursor, ListedKey, PartitionStep, Store
 from tests.store.histories import CLUSTER, START_MS, WINDOW_OFFSETS, History, chunks, open_store
 from tests.support.memory_store import MemoryStore
 
@@ -27,7 +27,7 @@ def store(request: pytest.FixtureRequest, room: Path) -> Iterator[Store]:
 
 def test_an_empty_store_knows_nothing(store: Store) -> None:
     """A fresh store answers every read with nothing and asks for no replay."""
-    assert store.applied(5) == Applied(0, 0)
+    assert store.applied(5) == AppliedPosition(0, 0)
     assert store.durable_floor(5) == 0
     assert not store.needs_replay()
     assert store.key_row(5, key_hash(b"b", b"k"), b"b", b"k") is None
@@ -44,7 +44,7 @@ def test_a_data_entry_is_found_by_every_read(store: Store) -> None:
     history = History(5)
     entry = history.put(b"bucket", b"key", b"object bytes")
     store.write([history.step(0)])
-    assert store.applied(5) == Applied(1, 1)
+    assert store.applied(5) == AppliedPosition(1, 1)
     assert store.object(5, b"bucket", b"key") == b"object bytes"
     assert store.key_row(5, entry.key_hash, b"bucket", b"key") == entry.row
     (change,) = store.changes(5, 0, 10)
@@ -92,7 +92,7 @@ def test_barriers_and_options_move_the_applied_offset_only(store: Store) -> None
     history.plain(EntryKind.BARRIER)
     history.plain(EntryKind.CONFIG, payload=b"options")
     store.write([history.step(0)])
-    assert store.applied(3) == Applied(2, 3)
+    assert store.applied(3) == AppliedPosition(2, 3)
     assert [c.offset for c in store.changes(3, 0, 10)] == [0]
 
 
@@ -109,7 +109,7 @@ def test_cursor_entries_and_soft_cursors_are_kept_apart(store: Store) -> None:
     )
     store.write([PartitionStep(3, (), {b"west": b"soft 1", b"north": b"soft n"})])
     assert store.cursor(3, b"west") == Cursor(0, b"from 0", b"soft 1")
-    assert store.applied(3) == Applied(1, 1)
+    assert store.applied(3) == AppliedPosition(1, 1)
     store.write([PartitionStep(3, history.entries[1:], {b"west": b"soft 2"})])
     assert store.cursor(3, b"west") == Cursor(2, b"from 1", b"soft 2")
     assert store.cursor(3, b"north") == Cursor(NO_OFFSET, None, b"soft n")
@@ -130,7 +130,7 @@ def test_partitions_do_not_see_each_other(store: Store) -> None:
         assert len(list(store.list_keys(n, None, None))) == 1
         assert len(list(store.key_rows(n, 0, 1 << 20))) == 1
         assert store.offset_at(n, START_MS + 10_000) == 1
-    assert store.applied(2) == Applied(0, 0)
+    assert store.applied(2) == AppliedPosition(0, 0)
 
 
 AWKWARD = [b"\0", b"\0\0", b"\0\1", b"\0\xff", b"a", b"a\0", b"a\0\1", b"a\1", b"aa", b"b", b"\xff", b"\xff\xff"]
@@ -366,10 +366,10 @@ def test_a_store_that_rests_keeps_all_and_goes_on(store: Store) -> None:
     history.put(b"b", b"one", b"1" * 6_000_000)
     store.write([history.step(0)])
     store.checkpoint()
-    store.rest(idle=True)
+    store.compact_when_idle(idle=True)
     assert store.object(3, b"b", b"one") == b"1" * 6_000_000
     history.put(b"b", b"two", b"2")
     store.write([history.step(1)])
-    store.rest(idle=False)
+    store.compact_when_idle(idle=False)
     assert store.object(3, b"b", b"two") == b"2"
     assert [change.offset for change in store.changes(3, 0, 10)] == [0, 1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import row_codec, rows
 from isthmus.repl.store.checkpoint import Disk
 from isthmus.repl.store.leveldb import LevelStore
@@ -214,7 +214,7 @@ def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp
             super().sync_file(path)
             steps.append("rows")
 
-        def write_slot(self, slots: Slots, value: Any) -> None:
+        def write_slot(self, slots: SlotFile, value: Any) -> None:
             super().write_slot(slots, value)
             steps.append("floors")
 

@@ -12,11 +12,11 @@ from isthmus.repl.model.entry import EntryKind, decode_key_row, encode_key_row, 
 from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.keys import key_hash
 from isthmus.repl.model.objects import Summary
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import row_codec, rows, state_transfer
 from isthmus.repl.store.checkpoint import Disk
 from isthmus.repl.store.leveldb import LevelStore
-from isthmus.repl.store.port import Applied, PartitionStep, Store
+from isthmus.repl.store.port import AppliedPosition, PartitionStep, Store
 from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
@@ -88,7 +88,7 @@ def seen(store: Store) -> tuple[Any, ...]:
         snapshot.close()
 
 
-def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> Applied:
+def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> AppliedPosition:
     """One whole round, in small chunks."""
     snapshot = giver.far.snapshot(PARTITION)
     position = taker.far.marks()[PARTITION].position
@@ -111,7 +111,7 @@ class Broken(Disk):
 
     broken = False
 
-    def write_slot(self, slots: Slots, value: Any) -> None:
+    def write_slot(self, slots: SlotFile, value: Any) -> None:
         if self.broken:
             raise OSError("killed here")
         super().write_slot(slots, value)
@@ -162,7 +162,7 @@ def test_a_round_makes_the_taker_the_givers_equal(pair: list[Store]) -> None:
         mark = taker.far.begin(PARTITION, empty=empty)
         assert mark.whole
         assert mark.position == (0 if empty else mark.position)
-        assert taker.applied(PARTITION) == Applied(0, 0)
+        assert taker.applied(PARTITION) == AppliedPosition(0, 0)
         transfer_all(giver, taker)
         assert seen(taker) == seen(giver)
         assert taker.applied(PARTITION) == giver.applied(PARTITION)
@@ -285,7 +285,7 @@ def test_a_copy_that_was_far_and_is_where_it_was_has_a_floor_again(pair: list[St
     store.checkpoint()
     mark = store.far.begin(PARTITION, empty=False)
     assert store.durable_floor(PARTITION) == 0
-    store.far.finish(PARTITION, Applied(mark.epoch, mark.position))
+    store.far.finish(PARTITION, AppliedPosition(mark.epoch, mark.position))
     store.checkpoint()
     assert store.durable_floor(PARTITION) == 30
 
@@ -298,7 +298,7 @@ def test_a_partition_is_removed_in_steps_and_begins_anew(pair: list[Store]) -> N
     store.checkpoint()
     assert sum(store.far.remove(PARTITION)) >= 20
     assert list(store.list_keys(PARTITION, None, None)) == []
-    assert (store.applied(PARTITION), store.durable_floor(PARTITION)) == (Applied(0, 0), 0)
+    assert (store.applied(PARTITION), store.durable_floor(PARTITION)) == (AppliedPosition(0, 0), 0)
     assert PARTITION not in store.far.marks()
     assert seen(store)[1:] == ([], [])
     assert store.applied(4).offset == 40

@@ -15,7 +15,7 @@ import pytest
 
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
 from isthmus.repl.model.keys import segment_of
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import rows
 from isthmus.repl.store.checkpoint import FLOORS_VERSION
 from isthmus.repl.store.leveldb import LevelStore
@@ -121,7 +121,7 @@ def test_one_damaged_slot_leaves_the_other(which: int, damage: str, room: Path) 
     """With either slot of the floors damaged the store opens: from the newer one, or one checkpoint further back."""
     history = filled(room / "store", keys=5)
     slot = room / "store" / f"floors.{which}"
-    other = Slots(room / "store", "floors")
+    other = SlotFile(room / "store", "floors")
     newest = other.read()
     if damage == "flip":
         data = bytearray(slot.read_bytes())
@@ -131,7 +131,7 @@ def test_one_damaged_slot_leaves_the_other(which: int, damage: str, room: Path) 
         slot.unlink()
     else:
         slot.write_bytes(slot.read_bytes()[:9] if damage == "cut" else b"")
-    left = Slots(room / "store", "floors").read()
+    left = SlotFile(room / "store", "floors").read()
     store = open_store(room / "store", boot_id="another boot")
     assert store.applied(3).offset == len(history.entries)
     assert store.needs_replay() == (left != newest and store.durable_floor(3) < len(history.entries))
@@ -176,7 +176,7 @@ def test_without_floors_the_store_is_called_damaged(data: bytes | None, room: Pa
 def test_floors_of_a_wrong_shape_are_corruption(value: object, room: Path) -> None:
     """A whole slot that says something else than floors is Corruption."""
     filled(room / "store")
-    slots = Slots(room / "store", "floors")
+    slots = SlotFile(room / "store", "floors")
     slots.read()
     slots.write(value)
     with pytest.raises(Corruption):
@@ -186,7 +186,7 @@ def test_floors_of_a_wrong_shape_are_corruption(value: object, room: Path) -> No
 def test_floors_of_another_version_are_refused(room: Path) -> None:
     """Floors that a later release wrote are a LocalFault that names both versions."""
     filled(room / "store")
-    slots = Slots(room / "store", "floors")
+    slots = SlotFile(room / "store", "floors")
     slots.read()
     slots.write([FLOORS_VERSION + 1, "anything"])
     with pytest.raises(LocalFault, match=f"version {FLOORS_VERSION + 1}, this program reads {FLOORS_VERSION}"):
@@ -196,7 +196,7 @@ def test_floors_of_another_version_are_refused(room: Path) -> None:
 def test_a_floor_above_what_is_applied_is_corruption(room: Path) -> None:
     """Rows that were on disk and are not there are Corruption, even if the database opens."""
     filled(room / "store")
-    slots = Slots(room / "store", "floors")
+    slots = SlotFile(room / "store", "floors")
     slots.read()
     slots.write([FLOORS_VERSION, BOOT, False, [[3, 1, 11, 0]]])
     with pytest.raises(Corruption, match="up to offset 11 but applied only to 10"):
@@ -215,7 +215,7 @@ def test_a_database_that_is_gone_is_not_made_anew(room: Path) -> None:
 def test_a_first_open_that_was_cut_short_is_begun_again(room: Path) -> None:
     """A database without a format row and floors without positions are what a first start leaves half done."""
     (room / "store").mkdir()
-    Slots(room / "store", "floors").write([FLOORS_VERSION, "boot", False, []])
+    SlotFile(room / "store", "floors").write([FLOORS_VERSION, "boot", False, []])
     plyvel.DB(str(room / "store" / "rows"), create_if_missing=True).close()
     store = open_store(room / "store")
     assert not store.needs_replay()

@@ -11,7 +11,7 @@ import pytest
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, encode_key_row, make_entry
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.keys import key_hash
-from isthmus.repl.model.objects import TOMBSTONE, seal, write
+from isthmus.repl.model.objects import TOMBSTONE, encode_with_summary, write
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store import reaped_keys as reaped
 from isthmus.repl.store import row_codec
@@ -43,7 +43,7 @@ def barrier(offset: int):
 
 def deleted(offset: int, previous: int = -1):
     """A tombstone of the key."""
-    payload, summary = seal(write(None, (), TOMBSTONE, (actor_of(UUID, 0), pack_counter(1, offset)), 5))
+    payload, summary = encode_with_summary(write(None, (), TOMBSTONE, (actor_of(UUID, 0), pack_counter(1, offset)), 5))
     row = encode_key_row(summary, offset)
     return make_entry(
         EntryKind.DATA, 1, offset, request_id=b"", origin=UUID, time_ms=5, key_hash=HASH, previous_offset=previous,
@@ -124,7 +124,9 @@ def reaped_keys(*numbers: int, start: int = 0) -> list[Entry]:
     found = []
     for offset, number in zip(range(start, start + 2 * len(numbers), 2), numbers, strict=True):
         name = b"k%d" % number
-        payload, summary = seal(write(None, (), TOMBSTONE, (actor_of(UUID, 0), pack_counter(1, offset)), 5))
+        payload, summary = encode_with_summary(
+            write(None, (), TOMBSTONE, (actor_of(UUID, 0), pack_counter(1, offset)), 5)
+        )
         for kind, at, previous in ((EntryKind.DATA, offset, -1), (EntryKind.REAP, offset + 1, offset)):
             found.append(
                 make_entry(

@@ -49,13 +49,13 @@ def test_an_idle_store_gives_back_what_is_mapped_of_its_tables_and_reads_as_befo
         for number in range(KEYS):
             assert store.object(3, b"b", b"%d" % number) == b"%d" % number * 20_000
 
-    store.rest(idle=False)
+    store.compact_when_idle(idle=False)
     read_all()
     before = resident_bytes(tmp_path / ROWS_NAME)
     assert before > 4_000_000, "the tables are mapped"
-    store.rest(idle=False)
+    store.compact_when_idle(idle=False)
     assert resident_bytes(tmp_path / ROWS_NAME) == before, "a node that reads keeps them"
-    store.rest(idle=True)
+    store.compact_when_idle(idle=True)
     assert resident_bytes(tmp_path / ROWS_NAME) < before / 4
     read_all()
     store.close()
@@ -75,7 +75,7 @@ class RestingStore(MemoryStore):
     def checkpoint(self) -> None:
         pass
 
-    def rest(self, *, idle: bool) -> None:
+    def compact_when_idle(self, *, idle: bool) -> None:
         self.rests.append((self.at, idle))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.store import rows
-from isthmus.repl.store.rows import Position
+from isthmus.repl.store.rows import StoredPosition
 
 BYTES = st.lists(st.sampled_from([b"\0", b"\1", b"\xfe", b"\xff", b"a"]), max_size=5).map(b"".join) | st.binary(
     max_size=8
@@ -47,7 +47,7 @@ def test_a_prefix_ends_before_what_follows_it(partition: int, rest: bytes) -> No
 @given(st.integers(0, 2**20 - 1), st.integers(0, 2**44), st.integers(-1, 2**40))
 def test_positions_are_read_back(epoch: int, offset: int, newest_mark_s: int) -> None:
     """An applied row gives back its position."""
-    position = Position(epoch, offset, newest_mark_s)
+    position = StoredPosition(epoch, offset, newest_mark_s)
     assert rows.decode_position(rows.encode_position(position)) == position
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.repl.model.errors import LocalFault
-from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store.checkpoint import Disk
 from tests.store.histories import History, open_store
 
@@ -64,7 +64,7 @@ class FailingDisk(Disk):
             raise OSError(5, "Input/output error")
         super().sync_file(path)
 
-    def write_slot(self, slots: Slots, value: Any) -> None:
+    def write_slot(self, slots: SlotFile, value: Any) -> None:
         """Fails when told to."""
         if self.refuses == "slot":
             raise LocalFault("cannot write floors")
@@ -142,7 +142,7 @@ def test_an_idle_checkpoint_touches_no_disk(room: Path) -> None:
     class CountingDisk(Disk):
         count = 0
 
-        def write_slot(self, slots: Slots, value: Any) -> None:
+        def write_slot(self, slots: SlotFile, value: Any) -> None:
             self.count += 1
             super().write_slot(slots, value)
 

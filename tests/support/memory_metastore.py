@@ -22,8 +22,8 @@ from enum import StrEnum
 from typing import TypeVar, assert_never
 
 from isthmus.repl.metastore.metastore import GROUND, TreeMetastore
-from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
-from isthmus.repl.metastore.tree_port import Check, Create, Op, Set, Stat
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
+from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck
 
 
 @dataclass(slots=True)
@@ -80,9 +80,9 @@ class MemoryEnsemble:
     def create(self, path: str, value: bytes, owner: int = 0) -> Stat:
         """Create what must not exist, and its parents; for the session `owner` when it is not 0."""
         if path in self._nodes:
-            raise Conflict(f"{path} exists")
+            raise VersionConflict(f"{path} exists")
         if owner and owner not in self._open:
-            raise Conflict(f"the session that would create {path} has ended")
+            raise VersionConflict(f"the session that would create {path} has ended")
         self.ensure(path.rpartition("/")[0])
         return self._insert(path, value, owner)
 
@@ -104,19 +104,19 @@ class MemoryEnsemble:
         """Delete where `version` is the stored one and nothing lies below."""
         self._at(path, version)
         if self.children(path):
-            raise Conflict(f"{path} has children")
+            raise VersionConflict(f"{path} has children")
         self._remove(path)
 
     def commit(self, ops: Sequence[Op]) -> list[Stat | None]:
         """All or nothing. (Ops of one commit are about different paths.)"""
         for op in ops:
             match op:
-                case Check() | Set():
+                case VersionCheck() | Set():
                     self._at(op.path, op.version)
                 case Create():
                     parent = op.path.rpartition("/")[0]
                     if op.path in self._nodes or (parent and parent not in self._nodes):
-                        raise Conflict(f"{op.path} exists, or {parent} does not")
+                        raise VersionConflict(f"{op.path} exists, or {parent} does not")
                 case _:
                     assert_never(op)
         done: list[Stat | None] = []
@@ -141,7 +141,7 @@ class MemoryEnsemble:
     def _at(self, path: str, version: int) -> _Znode:
         node = self._nodes.get(path)
         if node is None or node.version != version:
-            raise Conflict(f"{path}: version is {node.version if node else 'none'}, not {version}")
+            raise VersionConflict(f"{path}: version is {node.version if node else 'none'}, not {version}")
         return node
 
     def _insert(self, path: str, value: bytes, owner: int) -> Stat:
@@ -282,7 +282,7 @@ class MemoryTree:
             try:
                 write()
                 done += 1
-            except Conflict:
+            except VersionConflict:
                 continue  # overtaken: the fate of a late copy
         return done
 

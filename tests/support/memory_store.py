@@ -19,36 +19,36 @@ from isthmus.repl.model.entry import CHANGES, NO_OFFSET, EntryKind, decode_key_r
 from isthmus.repl.model.errors import DamagedChunk
 from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.store import row_codec, rows
-from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.memory_index import MemoryIndexes
 from isthmus.repl.store.port import (
     REAPED,
-    Applied,
+    AppliedPosition,
     Change,
-    Chunk,
     Cursor,
     FarMark,
     ListedKey,
     PartitionStep,
     Prepared,
     StateChunk,
+    TransferChunk,
 )
-from isthmus.repl.store.positions import Progress
+from isthmus.repl.store.positions import PositionTable
 from isthmus.repl.store.reads import FULL_FOR_S
 from isthmus.repl.store.reaped_keys import GONE, decode_gone, encode_gone, gone_name
 from isthmus.repl.store.request_dedup import WINDOW_OFFSETS, request_name
-from isthmus.repl.store.row_codec import ROW_BYTES, Row
-from isthmus.repl.store.rows import Position
+from isthmus.repl.store.row_codec import ROW_BYTES, TransferRow
+from isthmus.repl.store.rows import StoredPosition
 
 
 class MemorySnapshot:
     """`repl.store.port.Snapshot`: everything is copied at once."""
 
-    def __init__(self, kept: Kept, end: Applied, requests: list[tuple[int, bytes]]) -> None:
+    def __init__(self, kept: PartitionRows, end: AppliedPosition, requests: list[tuple[int, bytes]]) -> None:
         self.end = end
         self._key_rows = sorted((segment_of(key_hash(*name)), *name, row) for name, row in kept.key_rows.items())
         self._objects = dict(kept.objects)
         self._rows = [
-            Row(
+            TransferRow(
                 c.offset,
                 rows.CHANGE_HEAD.pack(c.kind, c.key_hash, c.time_ms) + c.origin + rows.bucket_head(c.bucket) + c.key,
                 kept.key_rows[c.bucket, c.key],
@@ -64,17 +64,17 @@ class MemorySnapshot:
         state += [(rows.REQUEST_TAG + rows.U64.pack(offset), name) for offset, name in requests]
         self._state = sorted(state)
 
-    def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
+    def rows(self, from_offset: int, limit_bytes: int) -> TransferChunk:
         """See the port."""
-        found: list[Row] = []
+        found: list[TransferRow] = []
         size = 0
         for row in self._rows:
             if row.offset >= from_offset:
                 size += len(row.change) + len(row.key_row) + len(row.object) + ROW_BYTES
                 if found and size > limit_bytes:
-                    return Chunk(row_codec.encode(found), row.offset, len(found))
+                    return TransferChunk(row_codec.encode(found), row.offset, len(found))
                 found.append(row)
-        return Chunk(row_codec.encode(found), self.end.offset, len(found))
+        return TransferChunk(row_codec.encode(found), self.end.offset, len(found))
 
     def damaged_changes(self, from_offset: int, limit: int) -> tuple[Mapping[int, bytes], int | None]:
         """See the port: rows that were never bytes are whole."""
@@ -146,7 +146,11 @@ class MemoryFar:
     """`repl.store.port.FarStore` of one `MemoryStore`."""
 
     def __init__(
-        self, partitions: dict[int, Kept], progress: Progress, remembered: Remembered, new: Callable[[], Kept]
+        self,
+        partitions: dict[int, PartitionRows],
+        progress: PositionTable,
+        remembered: MemoryIndexes,
+        new: Callable[[], PartitionRows],
     ) -> None:
         self._partitions = partitions
         self._progress = progress
@@ -166,7 +170,7 @@ class MemoryFar:
         if empty:
             self._partitions[partition] = self._new()
             self._remembered.forget(partition)
-            applied = Applied(0, 0)
+            applied = AppliedPosition(0, 0)
         return self._mark(partition, FarMark(applied.offset, applied.epoch, True))
 
     def _mark(self, partition: int, mark: FarMark) -> FarMark:
@@ -228,7 +232,7 @@ class MemoryFar:
     def sync(self) -> None:
         """Nothing to sync."""
 
-    def finish(self, partition: int, end: Applied) -> None:
+    def finish(self, partition: int, end: AppliedPosition) -> None:
         """See the port."""
         kept = self._partitions.setdefault(partition, self._new())
         marks = kept.marks
@@ -237,7 +241,9 @@ class MemoryFar:
             if name.startswith(GONE):
                 self._remembered.reaped.of(partition).add(offset, *decode_gone(payload))
         del self._marks[partition]
-        self._progress.install(partition, Position(end.epoch, end.offset, marks[-1][0] if marks else rows.NO_MARK))
+        self._progress.install(
+            partition, StoredPosition(end.epoch, end.offset, marks[-1][0] if marks else rows.NO_MARK)
+        )
         self._progress.checkpointed(self._progress.written())
 
     def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
@@ -280,7 +286,7 @@ Name = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
-class Kept:
+class PartitionRows:
     """One partition's rows."""
 
     objects: dict[Name, bytes] = field(default_factory=dict)
@@ -301,18 +307,18 @@ class MemoryStore:
 
     def __init__(self, *, request_window_offsets: int = WINDOW_OFFSETS) -> None:
         self.before_floors: Callable[[], None] = lambda: None
-        self._remembered = Remembered(request_window_offsets)
+        self._remembered = MemoryIndexes(request_window_offsets)
         self._requests = self._remembered.requests
-        self._progress = Progress({}, {}, trusted=True)
-        self._partitions: dict[int, Kept] = {}
+        self._progress = PositionTable({}, {}, trusted=True)
+        self._partitions: dict[int, PartitionRows] = {}
         self._lock = RLock()
-        self.far = MemoryFar(self._partitions, self._progress, self._remembered, Kept)
+        self.far = MemoryFar(self._partitions, self._progress, self._remembered, PartitionRows)
 
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""
         return self._progress.applied_offsets()
 
-    def applied(self, partition: int) -> Applied:
+    def applied(self, partition: int) -> AppliedPosition:
         """How far the partition is applied."""
         return self._progress.applied(partition)
 
@@ -351,7 +357,7 @@ class MemoryStore:
                 self._write(step)
 
     def _write(self, step: PartitionStep) -> None:
-        kept = self._partitions.setdefault(step.partition, Kept())
+        kept = self._partitions.setdefault(step.partition, PartitionRows())
         kept.soft_cursors.update(step.soft_cursors)
         if not step.entries:
             return
@@ -392,7 +398,7 @@ class MemoryStore:
             else:
                 assert e.kind in (EntryKind.BARRIER, EntryKind.CONFIG), e.kind
         self._requests.of(step.partition).trim(last.offset + 1 - self._requests.offset_count)
-        end = Position(last.epoch, last.offset + 1, mark_s)
+        end = StoredPosition(last.epoch, last.offset + 1, mark_s)
         self._progress.wrote([self._progress.prepared(step.partition, first, end)])
 
     def checkpoint(self) -> None:
@@ -402,7 +408,7 @@ class MemoryStore:
             self.before_floors()
             self._progress.checkpointed(noted)
 
-    def rest(self, *, idle: bool) -> None:
+    def compact_when_idle(self, *, idle: bool) -> None:
         """Nothing was written for a while: nothing to give back."""
 
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
@@ -489,5 +495,5 @@ class MemoryStore:
         """A last checkpoint."""
         self.checkpoint()
 
-    def _of(self, partition: int) -> Kept:
-        return self._partitions.get(partition) or Kept()
+    def _of(self, partition: int) -> PartitionRows:
+        return self._partitions.get(partition) or PartitionRows()

@@ -1,4 +1,5 @@
-"""A `LoopPeer` behind blocking calls, on a loop like the nodes': what is claimed of one client is claimed of both."""
+"""An `AsyncHttpPeer` behind blocking calls, on a loop like the nodes': what is claimed of one client is claimed of
+both."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import threading
 
 import uvloop
 
-from isthmus.repl.http.async_client import LoopPeer
-from isthmus.repl.http.client import OPEN, Access
+from isthmus.repl.http.async_client import AsyncHttpPeer
+from isthmus.repl.http.client import OPEN, PeerCredentials
 
 
 class PeerOnLoop:
     """As `HttpPeer`; `cut` ends the loop, too."""
 
-    def __init__(self, url: str, connections: int = 1, access: Access = OPEN) -> None:
-        self._peer = LoopPeer(url, access)
+    def __init__(self, url: str, connections: int = 1, access: PeerCredentials = OPEN) -> None:
+        self._peer = AsyncHttpPeer(url, access)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -31,12 +32,12 @@ class PeerOnLoop:
             return asyncio.run(asked)
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(30)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         if self._loop.is_closed():
             return
 
         def end() -> None:
-            self._peer.cut()
+            self._peer.abort()
             self._loop.call_later(0.05, self._loop.stop)
 
         self._loop.call_soon_threadsafe(end)

@@ -8,11 +8,20 @@ import time
 import pytest
 import structlog.testing
 
-from isthmus.repl.isr.messages import Fenced, Hello, HelloOk, HelloRefused, Nack, Probe, ProbeOk, Refusal
+from isthmus.repl.isr.messages import (
+    AppendRejected,
+    FollowAccepted,
+    FollowRejected,
+    FollowRejection,
+    FollowRequest,
+    LeadershipCheck,
+    LeadershipCheckOk,
+    StaleEpoch,
+)
 from isthmus.repl.telemetry import HELP
-from isthmus.repl.transport.connection import Connection
+from isthmus.repl.transport.connection import PeerConnection
 from isthmus.repl.transport.frames import FrameKind
-from isthmus.repl.transport.handshake import Introduction, decode_refusal
+from isthmus.repl.transport.handshake import Handshake, decode_refusal
 from tests.transport.wire_world import (
     DEAD_AFTER_MS,
     LOOPS,
@@ -36,9 +45,14 @@ def test_messages_arrive_both_ways_in_one_frame_a_turn(loop: str) -> None:
     async def story() -> None:
         async with world() as here:
             a, b = await here.pair()
-            down = [forward(1, entries_of(3, 100)), HelloOk(1, 2, 3, 4, 5), Probe(1, 9),
-                    HelloRefused(1, 2, Refusal.REGRESSED, 7)]  # fmt: skip
-            up = [ack(1), Hello(1, 2, 3, 4, 5, ((1, 0), (2, 9))), Nack(1, 2, 3, 4), ProbeOk(1, 2, 3)]
+            down = [forward(1, entries_of(3, 100)), FollowAccepted(1, 2, 3, 4, 5), LeadershipCheck(1, 9),
+                    FollowRejected(1, 2, FollowRejection.REGRESSED, 7)]  # fmt: skip
+            up = [
+                ack(1),
+                FollowRequest(1, 2, 3, 4, 5, ((1, 0), (2, 9))),
+                AppendRejected(1, 2, 3, 4),
+                LeadershipCheckOk(1, 2, 3),
+            ]
             for partition, (leader, follower) in enumerate(zip(down, up, strict=True)):
                 assert a.links.send("b", partition, leader, cursors={b"q": b"s"})
                 assert b.links.send("a", partition, follower)
@@ -68,12 +82,12 @@ def test_each_kind_of_message_has_its_connection(loop: str) -> None:
             assert not b.links.send("a", 1, forward(1))
             assert b.links.send("a", 1, ack(1))
             assert not a.links.send("b", 1, ack(1))
-            assert a.links.send("b", 1, Fenced(2))
-            assert b.links.send("a", 1, Fenced(3))
-            assert not a.links.send("nobody", 1, Fenced(4))
+            assert a.links.send("b", 1, StaleEpoch(2))
+            assert b.links.send("a", 1, StaleEpoch(3))
+            assert not a.links.send("nobody", 1, StaleEpoch(4))
             await until(lambda: len(a.messages) == 2 and len(b.messages) == 2)
-            assert a.messages == [ack(1), Fenced(3)]
-            assert b.messages == [forward(1), Fenced(2)]
+            assert a.messages == [ack(1), StaleEpoch(3)]
+            assert b.messages == [forward(1), StaleEpoch(2)]
 
     run(story(), loop)
 
@@ -267,13 +281,13 @@ def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
 def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes while the process stands still is read before its absence is counted, also where it stands still again
     as soon as it has asked for it."""
-    ticked, pausing = Connection.tick, list[asyncio.Task[None]]()
+    ticked, pausing = PeerConnection.tick, list[asyncio.Task[None]]()
 
     async def paused(after_s: float, for_s: float) -> None:
         await asyncio.sleep(after_s)
         time.sleep(for_s)  # noqa: ASYNC251 - the loop stands still
 
-    def tick(connection: Connection, elapsed_ms: int) -> None:
+    def tick(connection: PeerConnection, elapsed_ms: int) -> None:
         silent_ms = connection.silent_ms
         ticked(connection, elapsed_ms)
         if connection.dialled and len(pausing) < 4 and silent_ms and not connection.silent_ms:
@@ -283,7 +297,7 @@ def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch
     async def story() -> None:
         async with world() as here:
             a, b = await here.pair(dead_after_ms=200)
-            monkeypatch.setattr(Connection, "tick", tick)
+            monkeypatch.setattr(PeerConnection, "tick", tick)
             await until(lambda: len(pausing) == 4)
             await asyncio.gather(*pausing)
             await asyncio.sleep(0.1)
@@ -339,9 +353,9 @@ def test_a_refusal_is_one_frame_that_names_its_reason(loop: str) -> None:
         async with world() as here:
             a = await here.node("a")
             for introduction, reason in (
-                (Introduction(b"o" * 16, "other", "x", "a", MB), "wrong-cluster"),
-                (Introduction(UUID, "c", "x", "b", MB), "wrong-node"),
-                (Introduction(UUID, "c", "a", "a", MB), "wrong-node"),
+                (Handshake(b"o" * 16, "other", "x", "a", MB), "wrong-cluster"),
+                (Handshake(UUID, "c", "x", "b", MB), "wrong-node"),
+                (Handshake(UUID, "c", "a", "a", MB), "wrong-node"),
             ):
                 stranger = await here.stranger(a)
                 await stranger.greet(introduction)
@@ -378,16 +392,16 @@ def test_a_dial_that_is_cancelled_as_its_socket_stands_leaves_nothing(
     async def story() -> None:
         async with world() as here:
             a, b = await here.node("a"), await here.node("b")
-            stands = Connection.connection_made
-            dialled: list[Connection] = []
+            stands = PeerConnection.connection_made
+            dialled: list[PeerConnection] = []
 
-            def cancelled(connection: Connection, transport: asyncio.BaseTransport) -> None:
+            def cancelled(connection: PeerConnection, transport: asyncio.BaseTransport) -> None:
                 stands(connection, transport)
                 if connection.dialled:
                     dialled.append(connection)
                     a.links.set_nodes({})
 
-            monkeypatch.setattr(Connection, "connection_made", cancelled)
+            monkeypatch.setattr(PeerConnection, "connection_made", cancelled)
             a.links.set_nodes({"b": b.address})
             await until(lambda: dialled)
             async with asyncio.timeout(5):

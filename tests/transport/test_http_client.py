@@ -14,8 +14,8 @@ from typing import ClassVar
 import pytest
 from urllib3.exceptions import ConnectTimeoutError
 
-from isthmus.repl.http.async_client import LoopPeer
-from isthmus.repl.http.client import HttpPeer, Refused, cause_of, refusal_words
+from isthmus.repl.http.async_client import AsyncHttpPeer
+from isthmus.repl.http.client import HttpPeer, HttpRefused, cause_of, refusal_words
 from isthmus.repl.model.errors import PeerFault
 from tests.transport.on_loop import PeerOnLoop
 
@@ -130,7 +130,7 @@ def test_an_answer_comes_back_and_its_connection_is_kept(dial: Dial, url: str) -
     for _ in range(3):
         assert post(peer, "echo") == b"application/x body"
     assert len(Answers.connections) == 1
-    peer.cut()
+    peer.abort()
 
 
 def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Dial, url: str) -> None:
@@ -140,7 +140,7 @@ def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Di
         assert post(peer, "bye") == b"bye"
         assert Answers.closed.acquire(timeout=20)
     assert post(peer, "echo") == b"application/x body"
-    peer.cut()
+    peer.abort()
 
 
 def test_an_answer_of_exactly_the_limit_is_taken(dial: Dial, url: str) -> None:
@@ -149,7 +149,7 @@ def test_an_answer_of_exactly_the_limit_is_taken(dial: Dial, url: str) -> None:
     assert len(post(peer, "echo", limit=18)) == 18
     with pytest.raises(PeerFault, match="at most 17"):
         post(peer, "echo", limit=17)
-    peer.cut()
+    peer.abort()
 
 
 @pytest.mark.parametrize("what", ["huge", "endless"])
@@ -160,7 +160,7 @@ def test_an_answer_over_the_limit_is_refused_without_being_read(dial: Dial, url:
     with pytest.raises(PeerFault, match="bytes"):
         post(peer, what, limit=100_000)
     assert time.monotonic() - began < 5
-    peer.cut()
+    peer.abort()
 
 
 @pytest.mark.parametrize("what", ["short", "garbage"])
@@ -173,20 +173,20 @@ def test_an_answer_that_is_not_whole_is_the_peers_fault(dial: Dial, url: str, wh
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is not None
     assert post(peer, "echo")
-    peer.cut()
+    peer.abort()
 
 
 def test_a_refusal_says_why(dial: Dial, url: str) -> None:
     """An error status carries the peer's sentence and its stable reason."""
     peer = dial(url, 1)
-    with pytest.raises(Refused, match="answers 409: queue q belongs to cluster south") as caught:
+    with pytest.raises(HttpRefused, match="answers 409: queue q belongs to cluster south") as caught:
         post(peer, "owned")
     assert (caught.value.status, caught.value.reason) == (409, "owned-by-other")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(HttpRefused) as caught:
         post(peer, "admin")
     said = "an admin listener, it seems: of a peer the address for clients is asked, listen.http"
     assert str(caught.value) == f"{url} answers 404: {said}"
-    peer.cut()
+    peer.abort()
 
 
 @pytest.mark.parametrize(
@@ -231,15 +231,15 @@ def test_an_answer_that_trickles_before_its_body_or_says_no_is_left(dial: Dial, 
         finally:
             over.set()
             thread.join()
-            peer.cut()
+            peer.abort()
 
 
 def test_redirections_are_not_followed(dial: Dial, url: str) -> None:
     """A peer cannot send us elsewhere."""
     peer = dial(url, 1)
-    with pytest.raises(Refused, match="302"):
+    with pytest.raises(HttpRefused, match="302"):
         post(peer, "moved")
-    peer.cut()
+    peer.abort()
 
 
 def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
@@ -251,7 +251,7 @@ def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
         assert url in str(caught.value)
         assert "0x" not in str(caught.value)
         assert what
-        peer.cut()
+        peer.abort()
 
 
 def test_a_time_out_of_connecting_is_told_without_objects() -> None:
@@ -268,7 +268,7 @@ def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
     with pytest.raises(PeerFault, match=r"(?i)timed out"):
         post(peer, "slow", timeout_ms=200)
     assert time.monotonic() - began < 5
-    peer.cut()
+    peer.abort()
 
 
 def test_each_request_on_a_kept_connection_has_its_own_patience(dial: Dial, url: str) -> None:
@@ -284,7 +284,7 @@ def test_each_request_on_a_kept_connection_has_its_own_patience(dial: Dial, url:
     with pytest.raises(PeerFault, match=r"(?i)timed out"):
         post(peer, "slow", timeout_ms=200)
     assert time.monotonic() - began < 5
-    peer.cut()
+    peer.abort()
 
 
 def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
@@ -302,7 +302,7 @@ def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
     thread.start()
     assert Answers.waiting.wait(10)
     began = time.monotonic()
-    peer.cut()
+    peer.abort()
     thread.join(10)
     assert ended
     assert time.monotonic() - began < 5
@@ -316,7 +316,7 @@ def test_proxies_of_the_environment_are_ignored(dial: Dial, url: str, monkeypatc
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     peer = dial(url, 1)
     assert post(peer, "echo")
-    peer.cut()
+    peer.abort()
 
 
 def test_a_url_that_cannot_be_used_is_told(dial: Dial, url: str) -> None:
@@ -324,7 +324,7 @@ def test_a_url_that_cannot_be_used_is_told(dial: Dial, url: str) -> None:
     peer = dial("nonsense", 1)
     with pytest.raises(PeerFault, match="nonsense"):
         post(peer, "echo")
-    peer.cut()
+    peer.abort()
 
 
 def test_a_client_that_is_cut_while_it_connects_tells_one_fault() -> None:
@@ -334,12 +334,12 @@ def test_a_client_that_is_cut_while_it_connects_tells_one_fault() -> None:
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        peer = LoopPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        peer = AsyncHttpPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         asked = asyncio.ensure_future(
             peer.post("/x", b"", media_type="application/msgpack", timeout_ms=5_000, limit_bytes=1_000)
         )
         await asyncio.sleep(0)
-        peer.cut()
+        peer.abort()
         with pytest.raises(PeerFault, match="the client was closed"):
             await asked
         await asyncio.sleep(0.05)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from isthmus.repl.transport.codec import decode_item
-from isthmus.repl.transport.frames import Frame, FrameKind, Lane, unpacked
+from isthmus.repl.transport.frames import FrameKind, Lane, WireFrame, unpacked
 from isthmus.repl.transport.lanes import BATCH_BYTES
 from tests.transport.wire_world import LOOPS, MB, Stranger, World, ack, entries_of, forward, framed, run, until, world
 
@@ -33,9 +33,9 @@ async def stuck(here: World, lane_live: bool) -> tuple[object, Stranger, float]:
     return a, follower, waiting
 
 
-async def frames_until(follower: Stranger, count: int) -> list[Frame]:
+async def frames_until(follower: Stranger, count: int) -> list[WireFrame]:
     """Frames as they come, until `count` messages have."""
-    frames: list[Frame] = []
+    frames: list[WireFrame] = []
     while sum(len(unpacked(frame.body)) for frame in frames if frame.kind is FrameKind.MESSAGES) < count:
         frames.append(await follower.frame())
     return frames
@@ -66,7 +66,7 @@ def test_a_ping_is_answered_while_large_live_messages_wait(loop: str) -> None:
             _, follower, waiting = await stuck(here, lane_live=True)
             await follower.send(framed(FrameKind.PING, b"12345678"))
             await asyncio.sleep(0.2)
-            frames: list[Frame] = []
+            frames: list[WireFrame] = []
             while not frames or frames[-1].kind is not FrameKind.PONG:
                 frames.append(await follower.frame())
             assert frames[-1].body == b"12345678"
@@ -76,7 +76,7 @@ def test_a_ping_is_answered_while_large_live_messages_wait(loop: str) -> None:
 
 
 def test_acknowledgements_pass_a_large_request(loop: str) -> None:
-    """An Ack sent after a 20 MB request to the same node arrives before the request is whole."""
+    """An AppendAck sent after a 20 MB request to the same node arrives before the request is whole."""
 
     async def story() -> None:
         async with world() as here:

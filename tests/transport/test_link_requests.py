@@ -24,7 +24,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.transport import links
 from isthmus.repl.transport.frames import Parts, unpacked
-from isthmus.repl.transport.rpc import UNDER_WAY_MAX, Serving
+from isthmus.repl.transport.rpc import UNDER_WAY_MAX, RpcServer
 from tests.transport.wire_world import LOOPS, MB, Node, run, until, world
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -238,7 +238,7 @@ def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
             b.answer = answer
             asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i * 10_000, 10_000)) for i in range(30)]
             await until(lambda: begun == 30)
-            leaving = asyncio.create_task(b.links.take_leave())
+            leaving = asyncio.create_task(b.links.drain())
 
             async def refused() -> bool:
                 try:
@@ -283,7 +283,7 @@ def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest
             gone = asyncio.create_task(c.links.request("b", "m", b"", 10_000))
             await until(lambda: begun == 2)
             began = asyncio.get_running_loop().time()
-            leaving = asyncio.create_task(b.links.take_leave())
+            leaving = asyncio.create_task(b.links.drain())
             await c.links.stop()
             await leaving
             assert asyncio.get_running_loop().time() - began < 5
@@ -337,7 +337,7 @@ def test_answers_that_wait_for_room_are_bounded_and_end_with_their_requests(loop
             return True
 
         tasks: set[asyncio.Task[None]] = set()
-        serving = Serving(
+        serving = RpcServer(
             "a", handler, body_limit=MB, bytes_max=10, put=queued, waiting=lambda: 11 if full else 10, tasks=tasks
         )
         for asked in (1, 2):

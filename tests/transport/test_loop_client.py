@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from isthmus.repl.http.async_client import HEAD_BYTES_MAX, LoopPeer
+from isthmus.repl.http.async_client import HEAD_BYTES_MAX, AsyncHttpPeer
 from isthmus.repl.model.errors import PeerFault
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -50,21 +50,21 @@ class Source:
 
 
 @contextlib.asynccontextmanager
-async def source(says: Says) -> AsyncIterator[tuple[Source, LoopPeer]]:
+async def source(says: Says) -> AsyncIterator[tuple[Source, AsyncHttpPeer]]:
     """A server, and a client of it."""
     made = Source(says)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    peer = LoopPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    peer = AsyncHttpPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
         yield made, peer
     finally:
-        peer.cut()
+        peer.abort()
         server.close()
         made.end()
         await asyncio.sleep(0.01)
 
 
-async def ask(peer: LoopPeer, timeout_ms: int = 5_000, limit_bytes: int = 1_000) -> bytes:
+async def ask(peer: AsyncHttpPeer, timeout_ms: int = 5_000, limit_bytes: int = 1_000) -> bytes:
     asked = peer.post("/x", b"body", media_type="application/x", timeout_ms=timeout_ms, limit_bytes=limit_bytes)
     return await asyncio.wait_for(asked, 5)
 
@@ -197,7 +197,7 @@ def test_a_client_that_is_cut_sends_nothing_once_more() -> None:
             assert await ask(peer) == b"ok"
             asked = asyncio.ensure_future(ask(peer))
             await waits.wait()
-            peer.cut()
+            peer.abort()
             with pytest.raises(PeerFault, match="the client was closed"):
                 await asked
             assert (server.connections, server.requests) == (1, 2)

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.repl.isr.messages import (
-    Ack,
-    FarAsk,
-    FarRows,
-    FarState,
-    Fenced,
-    Forward,
-    Hello,
-    HelloOk,
-    HelloRefused,
+    AppendAck,
+    AppendEntries,
+    AppendRejected,
+    FollowAccepted,
+    FollowRejected,
+    FollowRejection,
+    FollowRequest,
+    LeadershipCheck,
+    LeadershipCheckOk,
     Message,
-    Nack,
-    Probe,
-    ProbeOk,
-    Refusal,
+    StaleEpoch,
+    TransferMetadata,
+    TransferRequest,
+    TransferRows,
 )
 from isthmus.repl.model.entry import make_entry
 from isthmus.repl.model.errors import CodecError
@@ -48,7 +48,7 @@ def tables(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
 
 
 @st.composite
-def forwards(draw: st.DrawFn) -> Forward:
+def forwards(draw: st.DrawFn) -> AppendEntries:
     """Forwards with entries that follow each other."""
     start = draw(st.integers(0, MAX_OFFSET - 10))
     risings = sorted(draw(st.lists(st.integers(1, MAX_EPOCH), max_size=8)))
@@ -65,7 +65,7 @@ def forwards(draw: st.DrawFn) -> Forward:
         )
         for i, epoch in enumerate(risings)
     )
-    return Forward(
+    return AppendEntries(
         draw(st.integers(risings[-1] if risings else 0, MAX_EPOCH)),
         draw(numbers), start, before, draw(offsets), draw(offsets), draw(numbers),
         tuple(draw(st.lists(names, max_size=4))), entries,
@@ -73,22 +73,24 @@ def forwards(draw: st.DrawFn) -> Forward:
 
 
 messages = st.one_of(
-    st.builds(Hello, epochs, numbers, numbers, offsets, offsets, tables(), numbers),
-    st.builds(FarAsk, epochs, numbers, numbers, offsets, epochs, st.integers(0, 1), offsets, st.binary(max_size=9)),
-    st.builds(FarRows, epochs, numbers, offsets, offsets, epochs, offsets, st.binary(max_size=300)),
+    st.builds(FollowRequest, epochs, numbers, numbers, offsets, offsets, tables(), numbers),
     st.builds(
-        FarState,
+        TransferRequest, epochs, numbers, numbers, offsets, epochs, st.integers(0, 1), offsets, st.binary(max_size=9)
+    ),
+    st.builds(TransferRows, epochs, numbers, offsets, offsets, epochs, offsets, st.binary(max_size=300)),
+    st.builds(
+        TransferMetadata,
         *(epochs, numbers, offsets, st.binary(max_size=9), st.binary(max_size=9), st.integers(0, 1)),
         *(tables(), st.binary(max_size=300)),
     ),
-    st.builds(HelloOk, epochs, numbers, offsets, offsets, offsets),
-    st.builds(HelloRefused, epochs, numbers, st.sampled_from(list(Refusal)), offsets),
+    st.builds(FollowAccepted, epochs, numbers, offsets, offsets, offsets),
+    st.builds(FollowRejected, epochs, numbers, st.sampled_from(list(FollowRejection)), offsets),
     forwards(),
-    st.builds(Ack, epochs, numbers, numbers, offsets, offsets, offsets),
-    st.builds(Nack, epochs, numbers, numbers, offsets),
-    st.builds(Probe, epochs, numbers),
-    st.builds(ProbeOk, epochs, numbers, numbers, offsets),
-    st.builds(Fenced, epochs),
+    st.builds(AppendAck, epochs, numbers, numbers, offsets, offsets, offsets),
+    st.builds(AppendRejected, epochs, numbers, numbers, offsets),
+    st.builds(LeadershipCheck, epochs, numbers),
+    st.builds(LeadershipCheckOk, epochs, numbers, numbers, offsets),
+    st.builds(StaleEpoch, epochs),
 )
 
 
@@ -158,9 +160,9 @@ def test_items_of_other_shapes_are_refused(shape: Any) -> None:
             continue
 
 
-def hostile_forwards() -> list[tuple[str, Forward | list[Any]]]:
+def hostile_forwards() -> list[tuple[str, AppendEntries | list[Any]]]:
     entries = entries_of(3, 10, start=5, epoch=2)
-    good = Forward(2, 1, 5, 1, 0, 0, 1, ("a",), entries)
+    good = AppendEntries(2, 1, 5, 1, 0, 0, 1, ("a",), entries)
     fields = unpacked(list_head(1) + bytes_of(1, good))[0]
     return [
         ("offset 5 where 6 stands", good._replace(start=6)),
@@ -180,18 +182,18 @@ def hostile_forwards() -> list[tuple[str, Forward | list[Any]]]:
 
 
 @pytest.mark.parametrize(("why", "hostile"), hostile_forwards())
-def test_a_forward_whose_entries_do_not_fit_is_refused(why: str, hostile: Forward | list[Any]) -> None:
+def test_a_forward_whose_entries_do_not_fit_is_refused(why: str, hostile: AppendEntries | list[Any]) -> None:
     """Gaps, falling epochs, entries from later epochs, loose bytes and wrong types each have their sentence."""
-    item = bytes_of(1, hostile) if isinstance(hostile, Forward) else msgpack.packb(hostile)
+    item = bytes_of(1, hostile) if isinstance(hostile, AppendEntries) else msgpack.packb(hostile)
     with pytest.raises(CodecError, match=why):
         decoded(item)
 
 
 @pytest.mark.parametrize("table", [[(2, 5), (2, 6)], [(2, 5), (3, 5)], [(3, 5), (2, 6)], [(0, 1)], [(1, 1 << 44)]])
 def test_an_epoch_table_that_does_not_rise_is_refused(table: list[tuple[int, int]]) -> None:
-    """Both columns of an epoch table rise within their ranges, or the Hello is refused."""
+    """Both columns of an epoch table rise within their ranges, or the FollowRequest is refused."""
     with pytest.raises(CodecError, match="does not rise"):
-        decoded(bytes_of(1, Hello(1, 1, 1, 1, 1, tuple(table))))
+        decoded(bytes_of(1, FollowRequest(1, 1, 1, 1, 1, tuple(table))))
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 1 << 32])

@@ -8,8 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.repl.transport.frames import LIST_ITEMS_MAX, PIECE_BYTES_MAX, Frame, FrameKind, FrameReader, Lane, unpacked
-from isthmus.repl.transport.lanes import BATCH_BYTES, CATCH_UP_PIECE_BYTES, LIVE_PIECE_BYTES, Outbox, RateCap, Traffic
+from isthmus.repl.transport.frames import (
+    LIST_ITEMS_MAX,
+    PIECE_BYTES_MAX,
+    FrameKind,
+    FrameReader,
+    Lane,
+    WireFrame,
+    unpacked,
+)
+from isthmus.repl.transport.lanes import (
+    BATCH_BYTES,
+    CATCH_UP_PIECE_BYTES,
+    LIVE_PIECE_BYTES,
+    PriorityLanes,
+    RateCap,
+    Traffic,
+)
 
 KB = 1024
 
@@ -20,7 +35,7 @@ class Wire:
     def __init__(self, share: int = 20, rate: int = 0) -> None:
         self.sent = Traffic()
         self.cap = RateCap(rate)
-        self.box = Outbox(calls=FrameKind.REQUESTS, catch_up_share_percent=share, cap=self.cap, sent=self.sent)
+        self.box = PriorityLanes(calls=FrameKind.REQUESTS, catch_up_share_percent=share, cap=self.cap, sent=self.sent)
         self.reader = FrameReader(PIECE_BYTES_MAX, 1 << 30)
 
     def put(self, lane: Lane, number: int, size: int = 0) -> None:
@@ -28,21 +43,21 @@ class Wire:
         item = (b"\x92\xce" + number.to_bytes(4, "big"), b"\xc6" + size.to_bytes(4, "big"), bytes(size))
         self.box.put(lane, item, sum(map(len, item)))
 
-    def batch(self, now_s: float = 0.0) -> tuple[int, list[Frame]]:
+    def batch(self, now_s: float = 0.0) -> tuple[int, list[WireFrame]]:
         parts: list[bytes | memoryview] = []
         length = self.box.batch(now_s, parts)
         data = b"".join(parts)
         assert length == len(data)
         return length, [frame._replace(body=bytes(frame.body)) for frame in self.reader.frames(data)]
 
-    def all(self) -> list[Frame]:
+    def all(self) -> list[WireFrame]:
         frames = []
         while not self.box.empty:
             frames += self.batch()[1]
         return frames
 
 
-def numbers(frames: list[Frame], lane: Lane) -> list[int]:
+def numbers(frames: list[WireFrame], lane: Lane) -> list[int]:
     return [item[0] for frame in frames if frame.lane is lane for item in unpacked(frame.body)]
 
 
@@ -138,7 +153,7 @@ def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
 def test_the_rate_holds_over_all_connections_that_share_it() -> None:
     """Two lanes under one cap of 1 MB a second send 1 MB a second together, and the cap says when to come again."""
     one, other = Wire(rate=1_000_000), Wire()
-    other.box = Outbox(calls=FrameKind.ANSWERS, catch_up_share_percent=20, cap=one.cap, sent=one.sent)
+    other.box = PriorityLanes(calls=FrameKind.ANSWERS, catch_up_share_percent=20, cap=one.cap, sent=one.sent)
     one.put(Lane.CATCH_UP, 0, 10_000_000)
     other.put(Lane.CATCH_UP, 0, 10_000_000)
     now_s = 0.0

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import uvloop
 
-from isthmus.repl.isr.messages import Ack, Forward
+from isthmus.repl.isr.messages import AppendAck, AppendEntries
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
-from isthmus.repl.transport.frames import Frame, FrameKind, FrameReader, Lane, frame_head
-from isthmus.repl.transport.handshake import Introduction, decode_introduction, encode_introduction
+from isthmus.repl.transport.frames import FrameKind, FrameReader, Lane, WireFrame, frame_head
+from isthmus.repl.transport.handshake import Handshake, decode_introduction, encode_introduction
 from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.port import Delivery
 
@@ -60,14 +60,14 @@ def entries_of(count: int, size: int, start: int = 0, epoch: int = 1) -> tuple[E
     )
 
 
-def forward(seq: int, entries: tuple[Entry, ...] = ()) -> Forward:
-    """A Forward in epoch 1, told apart by its `seq`."""
-    return Forward(1, seq, entries[0].offset if entries else 0, 0, 0, 0, 1, ("a", "b"), entries)
+def forward(seq: int, entries: tuple[Entry, ...] = ()) -> AppendEntries:
+    """An AppendEntries in epoch 1, told apart by its `seq`."""
+    return AppendEntries(1, seq, entries[0].offset if entries else 0, 0, 0, 0, 1, ("a", "b"), entries)
 
 
-def ack(seq: int) -> Ack:
-    """An Ack in epoch 1, told apart by its `seq`."""
-    return Ack(1, 7, seq, 0, 0, 0)
+def ack(seq: int) -> AppendAck:
+    """An AppendAck in epoch 1, told apart by its `seq`."""
+    return AppendAck(1, 7, seq, 0, 0, 0)
 
 
 class Node:
@@ -176,7 +176,7 @@ class World:
     async def follower(self, to: Node, name: str = "f", receive_buffer_bytes: int = 0) -> Stranger:
         """A stranger that has shaken hands as node `name`."""
         stranger = await self.stranger(to, receive_buffer_bytes)
-        await stranger.greet(Introduction(UUID, "c", name, to.name, 64 * MB))
+        await stranger.greet(Handshake(UUID, "c", name, to.name, 64 * MB))
         welcome = await stranger.frame()
         assert welcome.kind is FrameKind.WELCOME
         assert decode_introduction(welcome.body).node == to.name
@@ -204,15 +204,15 @@ class Stranger:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.reader = FrameReader(1 << 20, 64 * MB)
-        self.read: list[Frame] = []
+        self.read: list[WireFrame] = []
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
-    async def greet(self, introduction: Introduction) -> None:
+    async def greet(self, introduction: Handshake) -> None:
         await self.send(framed(FrameKind.GREETING, encode_introduction(introduction)))
 
-    async def frame(self) -> Frame:
+    async def frame(self) -> WireFrame:
         """The next frame that comes, empty PONGs of a busy connection left out."""
         while True:
             while self.read:
