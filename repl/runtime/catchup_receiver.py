@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from isthmus.config.text import quantity
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.model.errors import DamagedChunk, DamagedRow, IsthmusError
@@ -191,7 +192,7 @@ class TransferReceiver:
             left_s = elapsed_ms * (end - upto) // (upto - tally.began_at) // 1000
             left = f", about {left_s} s left"
         again = self._reasons.get(partition.id, "")
-        partition.far = f"{tally.bytes} bytes in {tally.rows} chunks{left}{again}"
+        partition.far = f"{quantity(tally.bytes, 'byte')} in {quantity(tally.rows, 'chunk')}{left}{again}"
         if now_ms - tally.told_ms >= TOLD_EVERY_MS:
             tally.told_ms = now_ms
             log.info("far.takes", partition=partition.id, progress=partition.reason)
