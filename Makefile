@@ -6,11 +6,20 @@ ARGS ?=
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 
-.PHONY: help venv demo test test-all lint docs bench sim mesh faults endurance wheel clean
+# Over how many processes `make test` spreads the modules of tests; 0: all in this one, as a debugger needs it. Tests
+# wait more than they compute, so that 4 to 6 fill two cores. A process that ends amid a test ends the run.
+WORKERS ?= 0
+SPREAD := --dist loadfile --max-worker-restart=0
+
+# What `make test-fast` runs: pure functions and state machines, beside doubles of stores, metastores and peers.
+FAST_TESTS := $(addprefix tests/,model config isr controller coordinator queues sink)
+
+.PHONY: help venv demo test test-fast test-all lint docs bench sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
-	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more"
+	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=4 runs them in four processes"
+	@echo "make test-fast the tests of pure parts and state machines alone"
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
@@ -36,7 +45,10 @@ lint: venv
 	@$(BIN)/lint-imports --no-logo
 
 test: lint
-	@$(BIN)/pytest -q -m "$(ISTHMUS_TEST_MARKS)" $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) $(SPREAD) -m "$(ISTHMUS_TEST_MARKS)" $(ARGS)
+
+test-fast: venv
+	@$(BIN)/pytest -q -n 4 $(SPREAD) -m "not slow" $(FAST_TESTS) $(ARGS)
 
 test-all: lint
 	@$(BIN)/pytest -q $(ARGS)
