@@ -2,7 +2,7 @@
 
 Used by all of `config`; imports nothing of it.
 
-What to say of a name that is not known: the one that was probably meant, or those that there are.
+For an unknown name: suggests the one that was probably meant, or lists those that there are.
 """
 
 from __future__ import annotations

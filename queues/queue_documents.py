@@ -1,12 +1,11 @@
 """What operators want of source queues, written to the metastore, and what stands there, read.
 
 Every act is one conditional write; all nodes learn of it by a watch and act on what they lead (`queues.service`), so
-an act holds on all nodes, over restarts, and says who, when and why. Values' rules: `queues.queue_documents`,
-`.ownership`.
+an act holds on all nodes, over restarts, and says who, when and why.
 
 What operators decide of a queue as a whole, as values: definitions, decrees, suspensions (pure).
 
-All are small JSON values in the metastore, changed by conditional writes only (`queues.queue_documents.change_value`):
+All are small JSON values in the metastore, changed by conditional writes only (`change_value`):
 
     /queue-definitions          {name: {"filter", "cascade", ..., "by", "at_ms", "reason"} or {"delisted": true, ...}}
     /queues/NAME/decree         the newest act that moves cursors, or changes what is offered: registered, placed,
@@ -15,23 +14,22 @@ All are small JSON values in the metastore, changed by conditional writes only (
     /queues/NAME/suspension     {"suspensions": [{"what", "node", "by", "at_ms", "reason"}]}
     /queues/NAME/rates          {"bytes_per_second", "objects_per_second", "by", "at_ms", "reason"}
     /queues/NAME/lost           {"lost": [gaps of the lower priorities]}
-    /queues/NAME/held           {"held": [what each node holds of the lower priorities]}: `queues.queue_documents`
+    /queues/NAME/held           {"held": [what each node holds of the lower priorities]}
 
 A decree has a rising version. Each partition's leader obeys it by a CURSOR entry that carries that version, whenever it
-comes to it, so that an act reaches every partition however nodes fail meanwhile (docs/protocol.md R-DECREE). The story
-goes on in `queues.queue_documents`.
+comes to it, so that an act reaches every partition however nodes fail meanwhile (docs/protocol.md R-DECREE).
 
 Who owns a queue, as the metastore keeps it, and how its small values are read and changed.
 
-JSON values under `/queues/NAME/`, each moved by conditional writes only; nothing here decides when. What else
-stands there is `queues.queue_documents`'; `change_value` is also how the sink keeps its settings. The story goes on in
+JSON values under `/queues/NAME/`, each moved by conditional writes only; nothing here decides when. `change_value` is
+also how the sink keeps its settings. The story goes on in
 `queues.service`.
 
 What a node holds at a queue's lower priorities, as it stands in the metastore (pure; docs/protocol.md R-HELD).
 
 References of full-sync, folds and operators are in the memory of one node (`queues.bulk_queue`) and go with it. So
 before a node takes any in, a mark says so: at most so many, queued since when. A mark whose node has died becomes a
-record of what may be lost (`queues.queue_documents.LostReferences`), which a full-sync closes. Marks are raised in few
+record of what may be lost (`LostReferences`), which a full-sync closes. Marks are raised in few
 large steps, so they cost few writes, and what they say is a bound. The story goes on in `queues.bulk_marks`.
 """
 

@@ -17,8 +17,6 @@ Who may fetch is decided by CURSOR entries once they are applied (`decided`): a 
 current owner version, and acknowledgements of an older one count nothing (docs/protocol.md R-OWNER).
 
 What a source queue's machine tells of itself: what waits, what is under lease, its ledger, how old it is (pure).
-
-Nothing is decided or changed here; the story is told in `queues.source_queue`.
 """
 
 from __future__ import annotations

@@ -13,15 +13,13 @@ and does no I/O.
     any of them                                                          -> forget (not tracking, at the cursor); rows
                                                                             under way count nothing, and end first
 
-A queue that discards does not stop when the budget is spent: what comes then is given up (`queues.window`).
+A queue that discards does not stop when the budget is spent: what comes then is given up.
 
 A place is the offset under which a reference waits; its row is the offset of the change that it stands for now.
 They differ once a key changed again while it waited: the reference keeps its old place and gets the current object,
 and the newer row is passed over, so that a hot key is neither starved nor sent twice (docs/protocol.md R-PLACE). A
 change of a key of which something is under lease has a place of its own, and is held back there
 (`queues.in_flight_keys`).
-
-What goes out of it stands in `queues.window`.
 
 What goes out of a queue's window over the changes of one partition: served, settled, given back (pure).
 

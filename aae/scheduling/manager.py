@@ -5,9 +5,7 @@ moment, runs the check (`aae.scheduling.check`), and remembers (`aae.scheduling.
 peers and set ranges through it. Nodes and clusters are not coordinated: moments within a slot are apart, and on one
 node a check that is still running makes the next one late, so that it is left out.
 
-One other cluster as the manager of full-sync keeps it, and the check that runs now.
-
-Changed by `aae.scheduling.manager` alone; others read.
+The state of each peer and of the check that runs is plain values here: only the manager changes them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""What key rows contribute to the leaves of a tree: page by page, for builds, which read every key that there is.
+"""Build a tree from the key rows of a snapshot, beside the changes that go on meanwhile.
 
 A row of the usual shape (`repl.model.entry.encode_key_row`: a short clock, a large hash) is not decoded: what is hashed
 stands in it as it is. A page is looked at as columns of bytes, so that a row costs 0.3 us where decoding and hashing
 it alone costs 2. Every byte that says what follows, and the row's length, is checked; a row in which one of them is
 another goes the long way, where it is decoded, or is an error: a damaged row never becomes a leaf.
 
-Building a tree from the key store, beside the changes that go on meanwhile.
-
 A build reads one snapshot, in a thread, and rests after every slice, the longer the more the node has to do. What is
 applied since it began is gathered on the event loop: one by one until the snapshot's offset is known, as a tree
-afterwards. Both merged are the tree of now, since XOR asks for no order. What a row contributes
-`aae.trees.tree_builder` tells; when a tree is built, and what it replaces, `aae.trees.tree_cache` decides.
+afterwards. Both merged are the tree of now, since XOR asks for no order. When a tree is built, and what it replaces,
+`aae.trees.tree_cache` decides.
 """
 
 from __future__ import annotations

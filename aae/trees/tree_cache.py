@@ -7,9 +7,7 @@ gathered; a ready tree is still served, and kept, while its successor is built, 
 made of stands in `aae.trees.tree`, how one is built in `aae.trees.tree_builder`, its file in `aae.trees.tree_files`;
 who asks is `aae.exchange.local`. Rules: docs/protocol.md I-TREE, R-TREE.
 
-What is kept of each copy's tree, as plain values: the copy, its tree and state, who waits for an offset, alarms.
-
-Changed by `aae.trees.tree_cache` alone; others read.
+Each copy's tree, its state and those who wait for an offset are plain values, which only the cache changes.
 """
 
 from __future__ import annotations

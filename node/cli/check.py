@@ -1,13 +1,13 @@
 """What the probes of `isthmus check` make of a node's listings: each fact with the state that a monitor gives it. Pure.
 
 Reads the answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and adds nothing to them.
-What such an answer does not tell is unknown and is never taken for right. `node.cli.check` asks, and says it in a line.
+What such an answer does not tell is unknown and is never taken for right.
 
 `isthmus check lag|isr|sync|gaps|sink`: probes for monitoring systems, which want one line and an exit code.
 
 The codes are those of monitoring plugins (Nagios and all that call its plugins): 0 OK, 1 WARNING, 2 CRITICAL,
 3 UNKNOWN; so a slip in the command line, a node that does not answer and a refusal are UNKNOWN here, never CRITICAL or
-OK. What is judged how is `node.cli.check`'s; the words are told in docs/commands.md.
+OK. docs/commands.md lists the words.
 """
 
 from __future__ import annotations

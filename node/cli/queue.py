@@ -1,7 +1,6 @@
 """`isthmus queue`: the source queues of a cluster, and what operators may do with them.
 
-Shows and asks what a node's admin listener offers; what it all means is told in docs/queues.md. What was given up is
-shown by `node.cli.queue`.
+Shows and asks what a node's admin listener offers; docs/queues.md says what it means.
 
 `isthmus queue show|peek|ledger|gaps|test-filter` and `isthmus gaps`: what there is to know of source queues.
 

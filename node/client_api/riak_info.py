@@ -1,7 +1,6 @@
 """This node and its cluster in the words of Riak's /stats and preflist. From records, registrations and counts.
 
-Every number is what it says, of the metastore as this node last read it; what cannot be said truly is left out. The
-face that shows it is `node.client_api.riak_info`.
+Every number is what it says, of the metastore as this node last read it; what cannot be said truly is left out.
 
 What Riak's clients look at before they work: the resource list, statistics, and who holds a key.
 

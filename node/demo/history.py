@@ -5,7 +5,7 @@ commit against its first parent (the root against the empty tree), no rename det
 path's bytes, a value its blob, a symbolic link is its blob, submodules (mode 160000) are left out.
 Nothing here knows of clusters; it must not hold more of the repository in memory than path names
 and one blob. The story goes on in `node.demo.replay` (writes the operations), `node.demo.verify`
-(compares the end) and `node.demo.history` (the same shape without a repository).
+(compares the end).
 
 A history made from a seed, for machines without a repository that is long enough to watch.
 

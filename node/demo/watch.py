@@ -1,14 +1,12 @@
 """One look at everything that a demo shows: processes, leaders and replicas in sync, queues, sinks. Values only.
 
 What is not known is None. Several nodes make a cluster, so what they say of one queue or of what they fetch is summed
-here; whether all of it was seen is told by the partitions that the answers cover. Who looks is `node.demo.watch`, who
-shows it `node.demo.live_view`.
+here; whether all of it was seen is told by the partitions that the answers cover. `node.demo.live_view` shows it.
 
 What the demo sees of its clusters once a second: processes, leaders, queues, sinks, and what they cost.
 
 Asks the supervisor and every node's admin listener as an operator would, in a thread of its own, so that a node
 that is dead or paused delays nobody. Changes of processes, of leaders and of replicas in sync become notes in words.
-What a look holds is `node.demo.watch`; the story goes on in `node.demo.live_view`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The replica map that an operator writes: JSON, read with suspicion, every fault with its place.
+"""Placement: which nodes hold which partition of a new bucket type, computed or from an operator's replica map.
 
 The form is Fluvio's replica assignment file: {"partitions": [{"id": 0, "replicas": [0, 1, 2]}, ...]}. Its criteria
 are checked one by one, and all faults are told together. Fluvio's page asks for positive integers but names node 0:
 here an id is a whole number from 0. Pure; files are opened by `node.cli.partition`, records made by
 `repl.controller.bucket_types`.
 
-Placement: which nodes hold which partition of a new bucket type.
-
 Three ways, all Fluvio's (its pages on replica assignment): computed, a round robin with gaps; rack-aware, in three
-stages; and a replica map that an operator wrote (`placement.py` reads it). The first node of each set is the one to
+stages; and a replica map that an operator wrote. The first node of each set is the one to
 lead it at first. A run continues at the index at which the last one ended, so that bucket types made one after the
 other stay balanced together. Pure; who asks and who writes the records is `repl.controller.bucket_types`.
 """

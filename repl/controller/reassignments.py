@@ -2,13 +2,12 @@
 
 A wish is planned anew each time it is asked for; whoever orders it may name the plan that was shown (its digest), and
 is refused when it would be another one by now. Any node may do it. Planning is `repl.controller.reassignment_plan`'s,
-what is kept `repl.controller.reassignment_orders`', who carries it out `repl.controller.reassigner`;
-`repl.controller.reassignments` forgets nodes that hold nothing any more.
+what is kept `repl.controller.reassignment_orders`', who carries it out `repl.controller.reassigner`.
 
 Removing: a node that holds nothing and does not live is forgotten, and a new one may take its name.
 
 Nothing may be ordered for it, or it would be forgotten while it gets replicas; one that comes back that very moment is
-left as it was. What moves its replicas off is `repl.controller.reassignments`'s drain.
+left as it was. A drain moves its replicas off.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ Candidates come from apply; beyond CANDIDATES_MAX, and after a change of leader 
 partition's keys, a page at a time. What a proposal does is `repl.coordinator.write_batch`'s; which queues wait
 `queues.tombstone_barrier` says.
 
-A proposal about tombstones that may go: they are removed, or written once more. Who decides is
-`repl.coordinator.tombstone_reaper`.
+A proposal about tombstones that may go: they are removed, or written once more.
 
-Tombstones that may go, and when: what `repl.coordinator.tombstone_reaper` remembers of them (pure).
+Tombstones that may go, and when: what the reaper remembers of them (pure).
 """
 
 from __future__ import annotations

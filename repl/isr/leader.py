@@ -7,7 +7,7 @@ are cited by name stand in docs/protocol.md.
 
 The leader that is to go: at a stop, when asked to hand over, or when its own disk is too slow.
 
-It is a leader (`leader.py`) in all but this: it appends nothing new, and once all is applied, and so answered, has
+It is a leader in all but this: it appends nothing new, and once all is applied, and so answered, has
 itself taken out of the record. While that write is undecided it commits and repeats.
 """
 

@@ -1,9 +1,9 @@
-"""One replica of one partition: the value machine, and the only door of this room.
+"""One replica of one partition: the state machine, and the only entry point of this package.
 
 `step(event, now_ms)` takes one fact and returns what is to be done about it, in order; `deadline_ms()` says when
 a Tick is due. Same events, same times: same effects. It decides; it does nothing itself.
 
-The transitions, all of them (what a role does between them stands in its own room):
+The transitions, all of them (what a role does between them stands in the role's own module):
 
     Idle      -> Follower    the record names another node's process as leader, in an epoch that is durable here
     Idle      -> Candidate   the record nominates this process (node, inc) in an epoch that is durable here and
@@ -29,10 +29,9 @@ than the known one, refused when its epoch is below the durable one (H32). A mes
 
 Changing roles: what a replica becomes, what it gives up with the role before, and why it may refuse to.
 
-The middle of `Replica`: `replica.py` is what may be read, `replica.py` says which event leads here, and lists all
-transitions. What a role does while it lasts stands in `follower.py`, `candidate.py` and `leader.py`.
+What a role does while it lasts stands in `follower.py`, `candidate.py` and `leader.py`.
 
-What a shell may read of a replica, at any time; nothing here changes anything. `replica.py` is the rest of it.
+`View` is what the runtime may read at any time; it changes nothing.
 """
 
 from __future__ import annotations

@@ -11,13 +11,12 @@ here. Names of metrics are `repl.telemetry`'s; what a cluster makes of these num
 A node's log, store and replicas in numbers: the samples of `repl.telemetry.HELP` that `repl.runtime.runtime` knows.
 
 A replica's part in its partition is one of three: `leader`, `isr` (a follower that the record has in sync, under its
-gen) or `osr` (any other). How long replication takes is `repl.runtime.metrics`'.
+gen) or `osr` (any other).
 
 How long many things took, at a cost that a write does not feel: counts in fixed buckets, and the recent past.
 
 Pure: `now_ms` comes in. Adding is a few additions for a whole batch. Buckets and sum only rise, as Prometheus wants
-them; rate, average and maximum of the recent past, as people want them, come from two windows that take turns. What is
-timed is said in `repl.runtime.metrics`.
+them; rate, average and maximum of the recent past, as people want them, come from two windows that take turns.
 """
 
 from __future__ import annotations

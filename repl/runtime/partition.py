@@ -1,7 +1,6 @@
 """One partition on this node: its core, and what lies between append and answer.
 
-Plain state, owned by the event loop: `repl.runtime.runtime` moves it, `repl.coordinator.coordinator` adds to it. What
-of it is in memory for the store is `repl.runtime.partition`'s.
+Plain state, owned by the event loop: `repl.runtime.runtime` moves it, `repl.coordinator.coordinator` adds to it.
 
 What one partition has appended and not yet applied, as far as it is in memory.
 

@@ -16,9 +16,8 @@ Clearing: copies that no record names any more are deleted, a while after this n
 Rows go in steps in a thread of their own, with rests, and one copy at a time: there is no hurry, and the disk is shared
 with partitions that serve. That a copy is to go is the record's word, never that of a message.
 
-The copies of one node: which there are to be is the records' word; `repl.runtime.replica_lifecycle` makes them,
-`repl.runtime.replica_lifecycle` deletes those that no record names any more. Both go on beside the write path, and
-`repl.runtime.runtime` feeds what is here.
+Open the copies that the partition records assign to this node, and delete those that no record names any more. Both
+go on beside the write path.
 """
 
 from __future__ import annotations

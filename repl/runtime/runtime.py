@@ -5,7 +5,7 @@ about the protocol; the order "durable, then applied, then answered" is the core
 on the event loop; the threads of log and store report back through `call_soon_threadsafe`. Group commit and
 apply steps span partitions: one loop turn makes one batch.
 
-This room is the loop between events and effects; what log and store report comes by way of `runtime`. What takes a
+This module is the loop between events and effects. What takes a
 round trip is in `metastore_effects`, what goes to other nodes in `replication_sender`, log and store in `storage`, how
 a replica comes to be in `replica_lifecycle`, what callers wait for in `waiters`. What it may not do: resolve clocks or
 answer clients; that is `repl.coordinator.coordinator`.
@@ -13,8 +13,7 @@ answer clients; that is `repl.coordinator.coordinator`.
 What log and store report, told to the cores: how far logs are durable, and what is applied.
 
 Both threads report for many partitions at once, one report for each group commit and each apply step, so this is gone
-through with every write: the time is read once a report, and nothing is done for a partition that need not be. What a
-core makes of it is carried out by `repl.runtime.runtime`, whose other half this is.
+through with every write: the time is read once a report, and nothing is done for a partition that need not be.
 
 One timer for the deadlines of all replicas of a node.
 
@@ -27,7 +26,7 @@ What other nodes tell this node's replicas: messages, a frame at a time, and con
 It sorts by partition and sees to what the core presumes of its shell (`repl.isr.events`); the core decides what a
 message means. What this node says is `repl.runtime.replication_sender`'s.
 
-A node's two halves of far-horizon catch-up, behind one door for `repl.runtime.runtime`: `catchup_sender` gives rows,
+Far-horizon catch-up of a node: `catchup_sender` gives rows,
 `catchup_receiver` takes them.
 """
 
