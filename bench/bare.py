@@ -61,7 +61,7 @@ async def write(node: Node, work: Work) -> dict[str, Any]:
                 for number in range(start, min(start + work.batch, work.first + work.count))
             ]
             sent_s = time.perf_counter()
-            results = await node.coordinator.write_batch(requests)
+            results = await node.services.coordinator.write_batch(requests)
             latencies_ms.append((time.perf_counter() - sent_s) * 1000)
             failed.update(type(result).__name__ for result in results if not isinstance(result, WriteResult))
 

@@ -56,11 +56,12 @@ from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services.container import Parts
+from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
 from isthmus.repl import telemetry
+from isthmus.repl.clock import SystemTime
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.runtime import registration
@@ -155,13 +156,20 @@ class StoppedEarly(Exception):
     """A stop was asked for while the node waited for its metastore, before anything was opened."""
 
 
-class Node(Parts):
-    """One node and its life: `start`, then `serve` until stopped."""
+class Node:
+    """One node's life cycle: `start`, then `serve` until stopped. Implements `node.http.health.NodeStatus`."""
+
+    metrics: Metrics
+    client_api: ClientApi
+    admin_api: AdminApi
 
     def __init__(self, settings: Settings, file: Path) -> None:
-        super().__init__(settings)
+        self.settings = settings
         self._file = file
         self._level = settings.log.level
+        self._time = SystemTime()
+        self._started_ms = self._time.wall_ms()
+        self._session = MetastoreSession()
         self._reload_task: asyncio.Task[None] | None = None
         self._ready_task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -172,7 +180,14 @@ class Node(Parts):
         """Whether the node is kept registered: from the first registration until the stop."""
         self._identity: NodeIdentity | None = None
         self._metastore: Metastore | None = None
+        self._services: NodeServices | None = None
         self._embedded = False
+
+    @property
+    def services(self) -> NodeServices:
+        """The node's components; they exist once `start` has opened the metastore, the store and the log."""
+        assert self._services is not None
+        return self._services
 
     # -- coming up --------------------------------------------------------------------------------------
 
@@ -180,69 +195,84 @@ class Node(Parts):
         """Bring everything up in order. Raises IsthmusError in one line, and StoppedEarly."""
         settings = self.settings
         loop = asyncio.get_running_loop()
-        self.locks = NodeCredentials(settings)
+        self._credentials = NodeCredentials(settings)
         identity = NodeIdentity.open(settings.node.data_dir)
         self._identity = identity
         identity.check_node(settings.node.name)
-        self.listeners = Listeners(settings.listen, self.locks.listeners)
-        self.http_url, self.admin_url = self.listeners.bind()
-        self.cluster_socket = bind("listen.cluster", settings.listen.cluster)
+        self._listeners = Listeners(settings.listen, self._credentials.listeners)
+        http_url, admin_url = self._listeners.bind()
+        self._cluster_socket = bind("listen.cluster", settings.listen.cluster)
         metastore = await self._connect_metastore()
         if not identity.is_new:  # before a uuid is proposed, which would make the metastore another cluster's
             identity.check_metastore(settings.node.cluster, empty=await metastore.get(UUID_PATH) is None)
-        self.cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
-        identity.check_cluster(self.cluster_uuid, settings.node.cluster)
+        cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
+        identity.check_cluster(cluster_uuid, settings.node.cluster)
         boot = boot_id()
         data_dir = settings.node.data_dir
         if identity.is_new:
             # Before log and store are made: data without an identity would be refused at the next start.
-            identity.adopt(self.cluster_uuid, settings.node.name, boot, {})
+            identity.adopt(cluster_uuid, settings.node.name, boot, {})
         emptied = identity.emptied(data_dir / "log", data_dir / "store")
         if emptied:
             identity.note_doubt(emptied)  # opening makes them anew, and then nobody could tell
-        self.store = await loop.run_in_executor(None, open_store, settings, self.cluster_uuid, boot)
-        known_durable = {**dict.fromkeys(identity.partitions(), 0), **self.store.applied_offsets()}
-        self.replog = await loop.run_in_executor(None, open_log, settings, self.cluster_uuid, known_durable)
+        store = await loop.run_in_executor(None, open_store, settings, cluster_uuid, boot)
+        known_durable = {**dict.fromkeys(identity.partitions(), 0), **store.applied_offsets()}
+        replog = await loop.run_in_executor(None, open_log, settings, cluster_uuid, known_durable)
         records = await verify_local_replicas(
             metastore,
             identity,
-            self.replog.recovered(),
-            self.store,
+            replog.recovered(),
+            store,
             node=settings.node.name,
-            cluster_uuid=self.cluster_uuid,
+            cluster_uuid=cluster_uuid,
             boot_id=boot,
             durability=settings.replication.durability,
         )
-        self.build(metastore, identity, self._on_fatal)
-        self._make_faces()
+        resources = NodeResources(
+            credentials=self._credentials,
+            listeners=self._listeners,
+            http_url=http_url,
+            admin_url=admin_url,
+            cluster_socket=self._cluster_socket,
+            identity=identity,
+            metastore=metastore,
+            session=self._session,
+            cluster_uuid=cluster_uuid,
+            store=store,
+            replog=replog,
+            started_ms=self._started_ms,
+        )
+        services = NodeServices(settings, resources, self._time, self._on_fatal)
+        self._services = services
+        self._build_apis()
         for record in sorted(records.values(), key=lambda r: r.partition):
-            if identity.partition(record.partition) is not None:  # those that are to go, too: they may be named again
-                self.runtime.attach(record)
-        self.fullsync.start()
-        self.runtime.report_damage(self.fullsync.damaged)
-        self.queues.on_damaged = self.fullsync.damaged
-        self.runtime.start()
-        await self.links.start(self.cluster_socket)
-        self.locks.start(self.links.certificates_expire_s)
+            if identity.partition(record.partition) is not None:  # those to be removed, too: they may be assigned again
+                services.runtime.attach(record)
+        services.fullsync.start()
+        services.runtime.report_damage(services.fullsync.damaged)
+        services.queues.on_damaged = services.fullsync.damaged
+        services.runtime.start()
+        await services.links.start(self._cluster_socket)
+        self._credentials.start(services.links.certificates_expire_s)
         self._registers = True
-        await self.registrar.register()
-        self.registrar.start()
-        self.controller.start()
-        await self.property_book.start()
-        self.metastore_copy.start()
-        self.reaper.start()
-        await self.queues.start()
-        await self.sink.start()
-        self.fullsync.begin()
-        await self.listeners.start(self.face, self.admin)
+        await services.registrar.register()
+        services.registrar.start()
+        services.controller.start()
+        await services.property_cache.start()
+        services.metastore_copy.start()
+        services.reaper.start()
+        await services.queues.start()
+        await services.sink.start()
+        services.fullsync.begin()
+        await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
-        log.info("node.up", http=self.http_url, admin=self.admin_url, cluster_uuid=self.cluster_uuid.hex())
-        self._ready_task = loop.create_task(self._say_when_ready(loop.time()))
+        log.info("node.up", http=http_url, admin=admin_url, cluster_uuid=cluster_uuid.hex())
+        self._ready_task = loop.create_task(self._log_when_ready(loop.time()))
 
     async def _connect_metastore(self) -> Metastore:
         settings = self.settings.metastore
         hosts = settings.hosts or await self._embedded_metastore()
-        metastore = metastore_of(self.settings, hosts, self.locks.metastore)
+        metastore = metastore_of(self.settings, hosts, self._credentials.metastore)
         self._metastore = metastore
         await self._unless_stopped(metastore.start(self._on_session))
         return metastore
@@ -279,69 +309,61 @@ class Node(Parts):
 
     async def _stop_early(self) -> NoReturn:
         log.info("node.stopped_early", reason=self._stop_reason)
-        self.cluster_socket.close()
-        await self.listeners.stop(0)
+        self._cluster_socket.close()
+        await self._listeners.stop(0)
         raise StoppedEarly
 
-    def _make_faces(self) -> None:
+    def _build_apis(self) -> None:
+        services, settings = self.services, self.settings
+        self.client_api = ClientApi(
+            services.coordinator,
+            services.queues,
+            services.queue_acts,
+            limits=settings.limits,
+            time=self._time,
+            riak_info=RiakView(services),
+            status=self,
+            certified_sinks=self._credentials.certified_sinks,
+        )
+        add_members(self.client_api, services.members)
+        PropertyRoutes(services.properties, self.client_api)
+        cluster, cluster_name = services.cluster_uuid, settings.node.cluster
+        TreeRoutes(
+            services.fullsync.whole, services.repairs, self.client_api, cluster=cluster, cluster_name=cluster_name
+        )
+        RowRoutes(
+            services.row_streams,
+            services.row_plan,
+            services.coordinator,
+            settings.limits,
+            self.client_api,
+            cluster=cluster,
+            cluster_name=cluster_name,
+        )
+        self.admin_api = AdminApi(services, services.gathering, self)
+        guards = self._credentials.guards
+        self.client_api.guard, self.admin_api.guard = guards["http"], guards["admin"]
         self.metrics = Metrics(
             [
-                self.runtime.metrics,
-                self.leaderships.samples,
-                self.controller.moving.samples,
-                self.controller.unread.samples,
-                self.registrar.samples,
-                self.coordinator.metrics,
-                self.links.metrics,
-                self.queues.metrics,
-                self.reaper.metrics,
-                self.sink.metrics,
-                self.fullsync.metrics,
-                self.row_streams.metrics,
-                self.listeners.samples,
-                lambda: self.face.samples(),
-                self.locks.samples,
+                services.runtime.metrics,
+                services.leader_balance.samples,
+                services.controller.moving.samples,
+                services.controller.unread.samples,
+                services.registrar.samples,
+                services.coordinator.metrics,
+                services.links.metrics,
+                services.queues.metrics,
+                services.reaper.metrics,
+                services.sink.metrics,
+                services.fullsync.metrics,
+                services.row_streams.metrics,
+                self._listeners.samples,
+                self.client_api.samples,
+                self._credentials.samples,
                 logs.lines.samples,
             ],
             METRICS,
         )
-        self.face = ClientApi(
-            self.coordinator,
-            self.queues,
-            self.queue_acts,
-            limits=self.settings.limits,
-            time=self.time,
-            sights=RiakView(self),
-            ready=self.ready,
-            metrics=self.metrics.render,
-            certified_sinks=self.locks.certified_sinks,
-        )
-        add_members(self.face, self.members)
-        PropertyRoutes(self.properties, self.face)
-        TreeRoutes(
-            self.fullsync.whole,
-            self.repairs,
-            self.face,
-            cluster=self.cluster_uuid,
-            cluster_name=self.settings.node.cluster,
-        )
-        RowRoutes(
-            self.row_streams,
-            self.row_plan,
-            self.coordinator,
-            self.settings.limits,
-            self.face,
-            cluster=self.cluster_uuid,
-            cluster_name=self.settings.node.cluster,
-        )
-        self.admin = AdminApi(
-            self,
-            self.gathering,
-            ready=self.ready,
-            metrics=self.metrics.render,
-            stopping=lambda: self.stopping,
-        )
-        self.face.guard, self.admin.guard = self.locks.guards["http"], self.locks.guards["admin"]
 
     # -- living ---------------------------------------------------------------------------------------
 
@@ -353,26 +375,31 @@ class Node(Parts):
             return False, "starting"
         # A suspended session is no reason: leaders serve and followers follow without the metastore, and probes that
         # took every node out for its sake would stop the cluster.
-        if not self.registrar.inc:
-            return False, f"not registered in the metastore, this node takes no part: {self.registrar.why}"
-        controller = self.controller
+        services = self.services
+        if not services.registrar.inc:
+            return False, f"not registered in the metastore, this node takes no part: {services.registrar.why}"
+        controller = services.controller
         name = self.settings.node.name
-        why_not = replicas_not_ready(name, controller.records, self.runtime.partitions, controller.waiting)
+        why_not = replicas_not_ready(name, controller.records, services.runtime.partitions, controller.waiting)
         return not why_not, why_not
+
+    def exposition(self) -> bytes:
+        """See NodeStatus."""
+        return self.metrics.render()
 
     @property
     def stopping(self) -> bool:
-        """It was asked to stop: a thread that waits for others ends with what it has."""
+        """See NodeStatus."""
         return self._stop.is_set()
 
-    async def _say_when_ready(self, began_s: float) -> None:
+    async def _log_when_ready(self, began_s: float) -> None:
         """One line once all replicas of this node lead and serve, or follow."""
         while not self.ready()[0]:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READY_LOOK_S):
                     await self._stop.wait()
                     return
-        served = [partition for partition in self.runtime.partitions.values() if not partition.removed]
+        served = [partition for partition in self.services.runtime.partitions.values() if not partition.removed]
         led = sum(partition.replica.ready for partition in served)
         seconds = round(asyncio.get_running_loop().time() - began_s, 1)
         log.info("node.ready", sentence=f"{quantity(len(served), 'partition')} served", leads=led, seconds=seconds)
@@ -385,7 +412,7 @@ class Node(Parts):
 
     async def _reload(self) -> None:
         loop = asyncio.get_running_loop()
-        troubles = await loop.run_in_executor(None, self.locks.reload)
+        troubles = await loop.run_in_executor(None, self._credentials.reload)
         restart = False
         try:
             found = await loop.run_in_executor(None, load_file, self._file)
@@ -409,17 +436,18 @@ class Node(Parts):
         self._stop.set()
 
     def _on_session(self, state: SessionState) -> None:
-        self.session = state
+        self._session.state = state
         log.info("metastore.session", state=state.value)
         if state is SessionState.EXPIRED and self._registers:
-            self.registrar.expired()
-            self.runtime.session_expired()
+            self.services.registrar.expired()
+            self.services.runtime.session_expired()
 
     async def serve(self) -> int:
         """Run until asked to stop or until storage fails; returns the exit code."""
         await self._stop.wait()
         self._serving = self._registers = False
-        await self.registrar.stop()
+        services = self.services
+        await services.registrar.stop()
         if self._fatal is not None:
             # Nothing of this process may be believed any more: no hand-over, no last writes.
             logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
@@ -429,25 +457,25 @@ class Node(Parts):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self.face.stop()
-        self.row_streams.stop()
-        await self.listeners.drain()
-        await self.fullsync.rest()
-        await self.sink.stop()
-        await self.queues.stop()
-        await self.reaper.stop()
-        await self.property_book.stop()
-        await self.metastore_copy.stop()
-        await self.controller.resign()
-        await self.runtime.resign(STOP_TIMEOUT_S)
-        await self.links.drain()
-        await self.controller.stop()
-        await self.links.stop()
-        await self.row_streams.close()
-        clean = await self.runtime.stop(STOP_TIMEOUT_S)
-        await self.fullsync.stop(save=clean)
-        await self.listeners.stop()
-        await self.locks.stop()
+        self.client_api.stop()
+        services.row_streams.stop()
+        await self._listeners.drain()
+        await services.fullsync.rest()
+        await services.sink.stop()
+        await services.queues.stop()
+        await services.reaper.stop()
+        await services.property_cache.stop()
+        await services.metastore_copy.stop()
+        await services.controller.resign()
+        await services.runtime.resign(STOP_TIMEOUT_S)
+        await services.links.drain()
+        await services.controller.stop()
+        await services.links.stop()
+        await services.row_streams.close()
+        clean = await services.runtime.stop(STOP_TIMEOUT_S)
+        await services.fullsync.stop(save=clean)
+        await self._listeners.stop()
+        await self._credentials.stop()
         await self._release(clean)
         log.info("node.stopped", clean=clean)
         return EXIT_OK
@@ -468,4 +496,5 @@ class Node(Parts):
             # A ZooKeeper that does not end is told of; what this node holds was closed in order all the same.
             if self._identity is not None:
                 self._identity.close(clean)
-            self.read_pool.shutdown(wait=False, cancel_futures=True)
+            if self._services is not None:
+                self._services.read_pool.shutdown(wait=False, cancel_futures=True)

@@ -7,8 +7,7 @@ decides: it shows what the parts say and passes on what an operator wants. docs/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.body import flag, read_body, text
@@ -26,59 +25,54 @@ from isthmus.node.admin_api.telemetry import TelemetryAdmin
 from isthmus.node.admin_api.tombstones import ReapsAdmin
 from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
 from isthmus.node.http.application import HttpApplication, Request, json_reply
-from isthmus.node.http.health import add_health
+from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.node.services.container import NodeServices
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import IsthmusError
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 ASSIGN_KEYS: Final = frozenset({"bucket_type", "partitions", "validate_only"})
 """What the body of an assignment may have: a replica map, and what to do with it."""
 
 
 class AdminApi(HttpApplication):
-    """Routes over the parts of a running node."""
+    """The application behind the `admin` listener."""
 
     def __init__(
         self,
-        node: Parts,
+        services: NodeServices,
         gathering: Gathering,
-        *,
-        ready: Callable[[], tuple[bool, str]],
-        metrics: Callable[[], bytes],
-        stopping: Callable[[], bool],
+        status: NodeStatus,
     ) -> None:
         super().__init__()
-        self._node = node
-        self._ready = ready
+        self._services = services
+        self._status = status
         self._gathering = gathering
-        add_health(self.router, ready=ready, metrics=metrics)
+        add_health(self.router, status)
         add_openapi(self, "Isthmus: operators", program_version())
         router = self.router
         router.add("GET", "/admin/cluster", self.cluster)
         router.add("GET", "/admin/partitions", self.partitions)
         router.add("POST", "/admin/partitions/assign", self.partitions_assign)
-        BucketTypesAdmin(node, router)
-        OptionsAdmin(node, router)
-        PropertiesAdmin(node, router)
-        ReapsAdmin(node, router)
-        UnsafeRecoveryAdmin(node, gathering, router)
-        LeadershipsAdmin(node, router)
-        ReassignmentsAdmin(node, gathering, router)
-        QueueAdmin(node, router)
-        ReplicationAdmin(node, router, stopping)
-        SinkAdmin(node, router)
-        TelemetryAdmin(node, router)
-        FullSyncAdmin(node, self)
-        add_folds(self, node)
+        BucketTypesAdmin(services, router)
+        OptionsAdmin(services, router)
+        PropertiesAdmin(services, router)
+        ReapsAdmin(services, router)
+        UnsafeRecoveryAdmin(services, gathering, router)
+        LeadershipsAdmin(services, router)
+        ReassignmentsAdmin(services, gathering, router)
+        QueueAdmin(services, router)
+        ReplicationAdmin(services, router, status)
+        SinkAdmin(services, router)
+        TelemetryAdmin(services, router)
+        FullSyncAdmin(services, self)
+        add_folds(self, services)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -91,43 +85,43 @@ class AdminApi(HttpApplication):
     async def cluster(self, _request: Request) -> Reply:
         """Who is there, who leads, what is not as it should be. Of the metastore; but it waits a moment for the node
         that controls, which alone knows what it moves, and for what the live ones say of their replicas."""
-        node, controller = self._node, self._node.controller
+        services, controller = self._services, self._services.controller
         records, registrations = controller.records, controller.registrations
-        serves, why_not = self._ready()
+        serves, why_not = self._status.ready()
         doubts = []
         if controller.read_at_ms is None:
             doubts.append("this node has not read the metastore yet")
-        elif node.session is not SessionState.CONNECTED:
+        elif services.session is not SessionState.CONNECTED:
             why = controller.metastore.trouble
             doubts.append(
-                f"this node's session with the metastore is {node.session.value}: "
+                f"this node's session with the metastore is {services.session.value}: "
                 + (f"{why}; what is shown is of before (docs/runbooks.md)" if why else "what is shown may be old")
             )
-        if controller.read_at_ms is not None and not node.registrar.inc:
-            doubts.append(f"this node, {node.settings.node.name}, is not registered: {node.registrar.why}")
+        if controller.read_at_ms is not None and not services.registrar.inc:
+            doubts.append(f"this node, {services.settings.node.name}, is not registered: {services.registrar.why}")
         live = [name for name, found in registrations.items() if found.active]
-        balancing, facts = await asyncio.gather(balance_summary(node), self._gathering.gather(live, GLANCE_MS))
+        balancing, facts = await asyncio.gather(balance_summary(services), self._gathering.gather(live, GLANCE_MS))
         drained, seen = controller.placement.drained, (records, registrations)
         problems = [*doubts, *cluster_status.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
         moving = reassignment_status.glance_of(controller.placement, records, registrations)
         state, state_reason = cluster_status.state_of(balancing, problems, moving["reason"])
-        troubles = (node.sink.failing(), node.sink.passed_over())
-        links = [f"to other clusters, at node {node.settings.node.name}: {why}" for why in troubles if why]
+        troubles = (services.sink.failing(), services.sink.passed_over())
+        links = [f"to other clusters, at node {services.settings.node.name}: {why}" for why in troubles if why]
         return json_reply(
             {
-                "cluster": node.settings.node.cluster,
+                "cluster": services.settings.node.cluster,
                 "state": state,
                 "state_reason": state_reason,
-                "cluster_uuid": node.cluster_uuid.hex(),
-                "node": node.settings.node.name,
+                "cluster_uuid": services.cluster_uuid.hex(),
+                "node": services.settings.node.name,
                 "ready": serves,
                 "reason": why_not,
                 "version": program_version(),
                 "controller": controller.controller,
-                "metastore": node.session.value,
-                "registered": node.registrar.inc != 0,
+                "metastore": services.session.value,
+                "registered": services.registrar.inc != 0,
                 "read_at_ms": controller.read_at_ms,
-                "started_ms": node.started_ms,
+                "started_ms": services.started_ms,
                 "partitions": cluster_status.partition_counts(records),
                 "replicas": cluster_status.replica_counts(records),
                 "under_replicated": cluster_status.under_replicated(records),
@@ -137,16 +131,16 @@ class AdminApi(HttpApplication):
                 "balancing": balancing,
                 "moving": moving,
                 "problems": problems,
-                "warnings": [*node.locks.problems(), *cluster_status.silent(facts), *links],
+                "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
                 "silent": sorted(name for name, said in facts.items() if said is None),
                 "nodes": cluster_status.node_rows(records, registrations, drained),
-                "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
+                "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
             }
         )
 
     async def partitions(self, request: Request) -> Reply:
         """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""
-        controller = self._node.controller
+        controller = self._services.controller
         wanted = request.query.get("bucket_type")
         records = {p: r for p, r in controller.records.items() if wanted is None or r.bucket_type == wanted}
         if wanted is not None and not records:
@@ -170,7 +164,7 @@ class AdminApi(HttpApplication):
             raise RequestRefused(400, "bad-json", f"bucket_type: {error}") from None
         try:
             replica_map = checked_replica_map({"partitions": wish.get("partitions")})
-            outcome = await self._node.controller.assign(bucket_type, replica_map, validate_only=validate_only)
+            outcome = await self._services.controller.assign(bucket_type, replica_map, validate_only=validate_only)
         except BadReplicaMap as error:
             raise RequestRefused(400, "bad-replica-map", str(error)) from error
         except PlacementDiffers as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
 from isthmus.config.text import no_such
@@ -17,6 +17,7 @@ from isthmus.node.admin_api.body import acting_user, count, flag, read_body, tex
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows
 from isthmus.repl.controller.bucket_properties import PropertyScope
 from isthmus.repl.controller.bucket_types import PLACEMENTS, BucketTypeExists, BucketTypeSpec, create_bucket_type
@@ -29,9 +30,6 @@ from isthmus.repl.controller.placement import (
     replica_map_document,
 )
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 ONLINE_S: Final = 10.0
 """How long an answer waits until all partitions of a new bucket type are online: elections take well below a second."""
@@ -47,15 +45,15 @@ CREATE_KEYS: Final = frozenset(
 class BucketTypesAdmin:
     """Routes over the bucket types of a running node's cluster."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         router.add("GET", "/admin/bucket-types", self.listed)
         router.add("GET", "/admin/bucket-types/{name}", self.shown)
         router.add("POST", "/admin/bucket-types/{name}", self.create)
 
     async def listed(self, _request: Request) -> Reply:
         """Every bucket type."""
-        kinds = sorted({record.bucket_type for record in self._node.controller.records.values()})
+        kinds = sorted({record.bucket_type for record in self._services.controller.records.values()})
         return json_reply({"bucket_types": [self._row(kind) for kind in kinds]})
 
     async def shown(self, request: Request) -> Reply:
@@ -64,9 +62,9 @@ class BucketTypesAdmin:
         name = request.text("name")
         records = self._records(name)
         if not records:
-            known = sorted({record.bucket_type for record in self._node.controller.records.values()})
+            known = sorted({record.bucket_type for record in self._services.controller.records.values()})
             raise RequestRefused(404, "unknown-bucket-type", no_such("bucket type", name, known))
-        ids = {found.node: found.id for found in self._node.controller.registrations.values()}
+        ids = {found.node: found.id for found in self._services.controller.registrations.values()}
         partitions = [
             {
                 "id": record.index,
@@ -80,7 +78,7 @@ class BucketTypesAdmin:
             }
             for record in records
         ]
-        properties = self._node.properties.rows(PropertyScope(name))
+        properties = self._services.properties.rows(PropertyScope(name))
         return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
 
     async def create(self, request: Request) -> Reply:
@@ -94,7 +92,9 @@ class BucketTypesAdmin:
             wanted = self._wanted(name, wish)
             props = self._props(wish, wanted.replication_factor)
             dry_run = flag(wish, "dry_run")
-            outcome, replica_map = await create_bucket_type(self._node.controller.metastore, wanted, dry_run=dry_run)
+            outcome, replica_map = await create_bucket_type(
+                self._services.controller.metastore, wanted, dry_run=dry_run
+            )
         except BadReplicaMap as error:
             raise RequestRefused(400, "bad-replica-map", str(error)) from error
         except BucketTypeExists as error:
@@ -102,7 +102,7 @@ class BucketTypesAdmin:
         if props and not dry_run:
             # After the bucket type is there, so that properties are never those of a type that never came to be; done
             # again, the command finds the bucket type and sets them.
-            await self._node.properties.set(PropertyScope(name), props, acting_user(wish))
+            await self._services.properties.set(PropertyScope(name), props, acting_user(wish))
         if outcome == "created":
             await self._online(name, len(replica_map))
         online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))
@@ -132,7 +132,7 @@ class BucketTypesAdmin:
                 value = OPTIONS[MIN_ISR].parse(wish["min_isr"])
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
-            min_isr = Setting(value, acting_user(wish)[:WHO_MAX], self._node.time.wall_ms())
+            min_isr = Setting(value, acting_user(wish)[:WHO_MAX], self._services.time.wall_ms())
         return BucketTypeSpec(name, partition_count, factor, placement, replica_map, min_isr)
 
     def _props(self, wish: dict[str, Any], factor: int) -> dict[str, Any]:
@@ -140,12 +140,12 @@ class BucketTypesAdmin:
         props = wish.get("props") or {}
         if not isinstance(props, dict):
             raise RequestRefused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
-        self._node.properties.judged(props, factor)
+        self._services.properties.judged(props, factor)
         return props
 
     async def _online(self, name: str, partition_count: int) -> None:
         """Return once the bucket type is online, as this node reads it; or after ONLINE_S."""
-        self._node.controller.wake()
+        self._services.controller.wake()
         for _ in range(round(ONLINE_S / POLL_S)):
             records = self._records(name)
             if len(records) == partition_count and all(r.status is PartitionStatus.ONLINE for r in records):
@@ -153,13 +153,13 @@ class BucketTypesAdmin:
             await asyncio.sleep(POLL_S)
 
     def _records(self, name: str) -> list[PartitionRecord]:
-        found = [record for record in self._node.controller.records.values() if record.bucket_type == name]
+        found = [record for record in self._services.controller.records.values() if record.bucket_type == name]
         return sorted(found, key=lambda record: record.index)
 
     def _row(self, name: str) -> dict[str, Any]:
-        controller, records = self._node.controller, self._records(name)
+        controller, records = self._services.controller, self._records(name)
         (min_isr,) = option_rows(
-            controller.options, controller.records, self._node.options, names=[MIN_ISR], bucket_type=name
+            controller.options, controller.records, self._services.options, names=[MIN_ISR], bucket_type=name
         )
         factors = sorted({record.factor for record in records})
         pending = controller.placement.pending()
@@ -180,5 +180,5 @@ class BucketTypesAdmin:
 
     def _orders(self, records: list[PartitionRecord]) -> list[int]:
         """The orders not over that change partitions of a bucket type."""
-        pending = self._node.controller.placement.pending()
+        pending = self._services.controller.placement.pending()
         return sorted({pending[record.partition][0].number for record in records if record.partition in pending})

@@ -6,15 +6,13 @@ The command line asks page after page (`isthmus fold`), so that stopping it stop
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from isthmus.aae.folds.fold_rpc import asked_of, shown
 from isthmus.node.admin_api.body import read_body
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
+from isthmus.node.services.container import NodeServices
 
 KEYS: Final = frozenset(
     {
@@ -24,7 +22,7 @@ KEYS: Final = frozenset(
 )  # fmt: skip
 
 
-def add_folds(face: HttpApplication, parts: Parts) -> None:
+def add_folds(face: HttpApplication, services: NodeServices) -> None:
     """Let `face` answer for folds."""
 
     async def page(request: Request) -> Reply:
@@ -32,11 +30,11 @@ def add_folds(face: HttpApplication, parts: Parts) -> None:
         partition = wish.get("partition")
         if type(partition) is not int or partition < 0:
             raise RequestRefused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
-        records = parts.controller.records
+        records = services.controller.records
         if records and partition not in records:
             raise RequestRefused(
                 404, "unknown-partition", f"there is no partition {partition}: {len(records)} are there"
             )
-        return json_reply(shown(await parts.folding.page(partition, asked_of(wish))))
+        return json_reply(shown(await services.folding.page(partition, asked_of(wish))))
 
     face.router.add("POST", "/admin/folds", page)

@@ -7,7 +7,7 @@ lists the paths, docs/fullsync.md what the words mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import structlog
 
@@ -25,10 +25,8 @@ from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.services.cluster_rpc import sharing, warning
 from isthmus.node.services.cluster_status import with_gone
+from isthmus.node.services.container import NodeServices
 from isthmus.repl.model.errors import BadInput
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 log = structlog.get_logger(__name__)
 
@@ -54,8 +52,8 @@ RESULTS_SHOWN: Final = 50
 class FullSyncAdmin:
     """Routes below /admin/fullsync and /admin/trees."""
 
-    def __init__(self, parts: Parts, face: HttpApplication) -> None:
-        self._parts = parts
+    def __init__(self, services: NodeServices, face: HttpApplication) -> None:
+        self._services = services
         router = face.router
         router.add("GET", "/admin/fullsync", self._status)
         router.add("GET", "/admin/fullsync/nodes", self._checks_of_nodes)
@@ -75,7 +73,7 @@ class FullSyncAdmin:
 
     @property
     def _manager(self) -> Manager:
-        return self._parts.fullsync.manager
+        return self._services.fullsync.manager
 
     async def _status(self, request: Request) -> Reply:
         wanted = request.query.get("results", str(RESULTS_SHOWN))
@@ -84,7 +82,7 @@ class FullSyncAdmin:
         return json_reply(await self._shown(int(wanted)))
 
     async def _shown(self, results: int) -> dict[str, Any]:
-        own = self._parts.fullsync_of("checks", results)
+        own = self._services.fullsync_of("checks", results)
         nodes = await self._gathered("checks") if own["peers"] else {}
         for peer in own["peers"]:
             peer["shared_by"], peer["unknown"] = sharing(peer, nodes)
@@ -92,12 +90,12 @@ class FullSyncAdmin:
         return own
 
     async def _schedule(self, _request: Request) -> Reply:
-        return json_reply({"node": self._parts.settings.node.name, "peers": status.scheduled(self._manager)})
+        return json_reply({"node": self._services.settings.node.name, "peers": status.scheduled(self._manager)})
 
     async def _run(self, request: Request) -> Reply:
         wish = await read_body(request, RUN_KEYS)
         name, kind, by = _peer_of(wish), _kind(_needed(wish, "kind")), acting_user(wish)
-        at_ms = self._parts.time.wall_ms()
+        at_ms = self._services.time.wall_ms()
         names = self._manager.begin(name, kind, by)
         return json_reply({"peer": name, "peers": names, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
 
@@ -111,16 +109,16 @@ class FullSyncAdmin:
         """Written to the metastore, for the node that is named, or for all; what each live node made of it stands
         beside this node's status."""
         wish = await read_body(request, ACT_KEYS)
-        peer, node, parts = _peer_of(wish), self._node_of(wish), self._parts
+        peer, node, services = _peer_of(wish), self._node_of(wish), self._services
         by, reason = acting_user(wish), text(wish, "reason") or ""
-        standing = parts.fullsync.documents.suspensions or ()
+        standing = services.fullsync.documents.suspensions or ()
         if peer is not None and peer not in {one.peer for one in standing}:
             await self._known(peer)
         if suspended:
-            new = FullSyncSuspension(peer, node, by, parts.time.wall_ms(), reason)
-            await operator_documents.suspend(parts.controller.metastore, new)
+            new = FullSyncSuspension(peer, node, by, services.time.wall_ms(), reason)
+            await operator_documents.suspend(services.controller.metastore, new)
         else:
-            await operator_documents.resume(parts.controller.metastore, peer, node)
+            await operator_documents.resume(services.controller.metastore, peer, node)
         event = "fullsync.suspended" if suspended else "fullsync.resumed"
         log.info(event, peer=peer, only_node=node, by=by, reason=reason)
         return await self._followed(peer, node, resumed=not suspended)
@@ -137,12 +135,12 @@ class FullSyncAdmin:
             raise BadInput(str(error)) from error
         if not (settings.urls and settings.queue):
             raise BadInput("urls and queue are needed: where the other cluster is, and the queue that repairs go into")
-        own = self._parts.settings.listen.http
+        own = self._services.settings.listen.http
         for url in settings.urls.split(","):
             if is_own(url, own):
                 raise BadInput(f"{url} is this node itself; what it is compared with is another cluster")
         self._known_queue(values)
-        await operator_documents.add_peer(self._parts.controller.metastore, name, node, values, act)
+        await operator_documents.add_peer(self._services.controller.metastore, name, node, values, act)
         log.info("fullsync.peer_added", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
         return await self._followed(name, node, resumed=False)
 
@@ -152,12 +150,12 @@ class FullSyncAdmin:
         if flag(wish, "default") == bool(values):
             raise RequestRefused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
         if flag(wish, "default"):
-            await self._parts.fullsync.documents.refresh()
-            entries = self._parts.fullsync.documents.entries.get(name, {})
+            await self._services.fullsync.documents.refresh()
+            entries = self._services.fullsync.documents.entries.get(name, {})
             if not entries or (node is not None and node not in entries):
                 where = "" if node is None else f" on node {node} alone"
                 raise UnknownPeer(f"nothing is set of a full-sync {name!r}{where}: what files say counts already")
-            await operator_documents.forget_peer(self._parts.controller.metastore, name, node)
+            await operator_documents.forget_peer(self._services.controller.metastore, name, node)
         else:
             await self._known(name)
             here = self._manager.peers.get(name)
@@ -173,7 +171,7 @@ class FullSyncAdmin:
             except ValueError as error:
                 raise BadInput(str(error)) from error
             self._known_queue(values)
-            await operator_documents.set_peer(self._parts.controller.metastore, name, node, values, act)
+            await operator_documents.set_peer(self._services.controller.metastore, name, node, values, act)
         log.info("fullsync.peer_set", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
         return await self._followed(name, node, resumed=False)
 
@@ -181,20 +179,20 @@ class FullSyncAdmin:
         wish = await read_body(request, ACT_KEYS)
         name, node, act = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish)
         await self._known(name)
-        await operator_documents.remove_peer(self._parts.controller.metastore, name, node, act)
+        await operator_documents.remove_peer(self._services.controller.metastore, name, node, act)
         log.info("fullsync.peer_removed_by", peer=name, only_node=node, by=act.by, reason=act.reason)
         return await self._followed(name, node, resumed=False)
 
     async def _followed(self, peer: str | None, node: str | None, *, resumed: bool) -> Reply:
         """What was written is in force on the nodes that live; which are down, and follow later."""
-        live = {self._parts.settings.node.name, *self._parts.nodes()}
-        meant = set(self._parts.known_nodes()) if node is None else {node}
-        acted = await self._parts.fullsync_gathering.refresh(meant & live, peer, resumed=resumed)
+        live = {self._services.settings.node.name, *self._services.nodes()}
+        meant = set(self._services.known_nodes()) if node is None else {node}
+        acted = await self._services.fullsync_gathering.refresh(meant & live, peer, resumed=resumed)
         return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted, "later": sorted(meant - live)})
 
     def _node_of(self, wish: dict[str, Any]) -> str | None:
         """The node that is named, which may be down; None for all."""
-        node, known = text(wish, "node"), self._parts.known_nodes()
+        node, known = text(wish, "node"), self._services.known_nodes()
         if node is not None and node not in known:
             raise RequestRefused(
                 404, "unknown-node", f"there is no node {node!r}; there are {', '.join(sorted(known))}"
@@ -202,20 +200,20 @@ class FullSyncAdmin:
         return node
 
     def _act_of(self, wish: dict[str, Any]) -> FullSyncAuditInfo:
-        return FullSyncAuditInfo(acting_user(wish), self._parts.time.wall_ms(), text(wish, "reason") or "")
+        return FullSyncAuditInfo(acting_user(wish), self._services.time.wall_ms(), text(wish, "reason") or "")
 
     async def _known(self, peer: str) -> None:
         """Some node that lives has the peer, or its file has it, or operators have set it."""
         nodes = await self._gathered("checks")
         said = [rows for answer in nodes.values() if answer is not None for rows in
                 (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip
-        known = {one["name"] for rows in said for one in rows} | set(self._parts.fullsync.documents.entries)
+        known = {one["name"] for rows in said for one in rows} | set(self._services.fullsync.documents.entries)
         if peer not in known:
             there = ", ".join(sorted(known)) or "none"
             raise UnknownPeer(f"there is no full-sync {peer!r} on any node that answers; there are: {there}")
 
     def _known_queue(self, values: Mapping[str, Any]) -> None:
-        queue, known = values.get("queue"), self._parts.queues.machines()
+        queue, known = values.get("queue"), self._services.queues.machines()
         if queue is not None and queue not in known:
             raise RequestRefused(404, "unknown-queue", no_such("queue", str(queue), sorted(known)))
 
@@ -248,26 +246,26 @@ class FullSyncAdmin:
         return await self._status(request)
 
     async def _trees(self, _request: Request) -> Reply:
-        return json_reply({"node": self._parts.settings.node.name, **self._parts.fullsync_of("trees")})
+        return json_reply({"node": self._services.settings.node.name, **self._services.fullsync_of("trees")})
 
     async def _trees_of_nodes(self, _request: Request) -> Reply:
-        return json_reply({"nodes": with_gone(self._parts.controller.records, await self._gathered("trees"))})
+        return json_reply({"nodes": with_gone(self._services.controller.records, await self._gathered("trees"))})
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
-        nodes = with_gone(self._parts.controller.records, await self._gathered("checks"))
-        gone = {node: self._parts.downtimes.since_ms(node) for node, said in nodes.items() if said is None}
+        nodes = with_gone(self._services.controller.records, await self._gathered("checks"))
+        gone = {node: self._services.downtimes.since_ms(node) for node, said in nodes.items() if said is None}
         down = {node: at_ms for node, at_ms in gone.items() if at_ms is not None}
-        return json_reply({"nodes": nodes, "gone": down, "at_ms": self._parts.time.wall_ms()})
+        return json_reply({"nodes": nodes, "gone": down, "at_ms": self._services.time.wall_ms()})
 
     async def _gathered(self, what: str) -> dict[str, Any]:
-        return await self._parts.fullsync_gathering.gather(self._parts.nodes(), what)
+        return await self._services.fullsync_gathering.gather(self._services.nodes(), what)
 
     async def _rebuild(self, request: Request) -> Reply:
         wish = await read_body(request, REBUILD_KEYS)
         partition = wish.get("partition")
         if partition is not None and type(partition) is not int:
             raise RequestRefused(400, "bad-json", "partition is a number, or left out for all")
-        meant = self._parts.fullsync.trees.rebuild(partition)
+        meant = self._services.fullsync.trees.rebuild(partition)
         if partition is not None and not meant:
             raise RequestRefused(404, "unknown-partition", f"this node has no copy of partition {partition}")
         return json_reply({"rebuilding": meant}, 202)

@@ -7,16 +7,14 @@ and when, is `repl.controller.leader_balancer`'s.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from isthmus.node.admin_api.body import acting_user, flag, read_body
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router
+from isthmus.node.services.container import NodeServices
 from isthmus.repl.model.errors import IsthmusError
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 BALANCE_KEYS: Final = frozenset({"by", "dry_run"})
 
@@ -27,27 +25,27 @@ GLANCE_MS: Final = 500
 class LeadershipsAdmin:
     """Routes over the leaderships of a running node's cluster."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         router.add("GET", "/admin/leaders", self.leaders)
         router.add("POST", "/admin/leaders/balance", self.balance)
 
     async def leaders(self, _request: Request) -> Reply:
         """What there is to know, and the plan."""
-        return json_reply(await self._node.leaderships.status())
+        return json_reply(await self._services.leader_balance.status())
 
     async def balance(self, request: Request) -> Reply:
         """Begin to move what the plan says, or only show it; the answer does not wait for the moves."""
         wish = await read_body(request, BALANCE_KEYS)
         if flag(wish, "dry_run"):
             return await self.leaders(request)
-        return json_reply(await self._node.leaderships.balance(acting_user(wish)))
+        return json_reply(await self._services.leader_balance.balance(acting_user(wish)))
 
 
-async def balance_summary(node: Parts) -> dict[str, Any] | None:
+async def balance_summary(services: NodeServices) -> dict[str, Any] | None:
     """State, reason and imbalance for who looks at the cluster as a whole; None when the controller does not say."""
     try:
-        status = await node.leaderships.status(GLANCE_MS)
+        status = await services.leader_balance.status(GLANCE_MS)
     except IsthmusError:
         return None
     return {key: status.get(key) for key in ("state", "reason", "automatic", "imbalance")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from isthmus.config.dynamic_options import OPTIONS, Option
 from isthmus.config.text import no_such
@@ -17,11 +17,9 @@ from isthmus.node.admin_api.body import acting_user, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows, waiting, warnings
 from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 IN_FORCE_S: Final = 3.0
 """How long an answer waits for a change to be in force here. A watch takes milliseconds; what takes longer is said."""
@@ -35,8 +33,8 @@ CHANGE_KEYS: Final = frozenset({"value", "bucket_type", "by", "dry_run"})
 class OptionsAdmin:
     """Routes over the options of a running node's cluster."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         router.add("GET", "/admin/options", self.listed)
         router.add("GET", "/admin/options/{option}", self.shown)
         router.add("POST", "/admin/options/{option}/set", self.set)
@@ -70,10 +68,10 @@ class OptionsAdmin:
         wanted: Setting | None = None
         if setting:
             try:
-                wanted = Setting(option.parse(wish.get("value")), by[:WHO_MAX], self._node.time.wall_ms())
+                wanted = Setting(option.parse(wish.get("value")), by[:WHO_MAX], self._services.time.wall_ms())
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
-        controller = self._node.controller
+        controller = self._services.controller
         before = controller.options.of(kind).get(option.name)
         if flag(wish, "dry_run"):
             after = controller.options.with_setting(option.name, kind, wanted)
@@ -85,7 +83,7 @@ class OptionsAdmin:
 
     async def _in_force(self, after: OptionSettings) -> None:
         """Return once this node goes by `after`, and every record has its min-ISR; or after IN_FORCE_S."""
-        controller = self._node.controller
+        controller = self._services.controller
 
         def pending() -> bool:
             version = controller.options.version
@@ -103,19 +101,21 @@ class OptionsAdmin:
     def _answer(
         self, option: Option, kind: str | None, after: OptionSettings, before: Setting | None, outcome: str
     ) -> Reply:
-        records = self._node.controller.records
+        records = self._services.controller.records
         return json_reply(
             {
                 "outcome": outcome,
                 "before": None if before is None else before.value,
-                "options": option_rows(after, records, self._node.options, names=[option.name], bucket_type=kind),
+                "options": option_rows(after, records, self._services.options, names=[option.name], bucket_type=kind),
                 "warnings": warnings(after, records, option.name, kind),
             }
         )
 
     def _rows(self, names: list[str] | None, kind: str | None) -> list[dict[str, Any]]:
-        controller = self._node.controller
-        return option_rows(controller.options, controller.records, self._node.options, names=names, bucket_type=kind)
+        controller = self._services.controller
+        return option_rows(
+            controller.options, controller.records, self._services.options, names=names, bucket_type=kind
+        )
 
     @staticmethod
     def _option(request: Request) -> Option:
@@ -127,7 +127,7 @@ class OptionsAdmin:
 
     def _kind(self, name: str | None) -> str | None:
         """A bucket type that there is, or that has settings."""
-        controller = self._node.controller
+        controller = self._services.controller
         known = {record.bucket_type for record in controller.records.values()} | controller.options.types.keys()
         if name is not None and name not in known:
             raise RequestRefused(404, "unknown-bucket-type", no_such("bucket type", name, sorted(known)))

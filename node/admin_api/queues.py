@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from isthmus.config.text import no_such
@@ -20,6 +20,7 @@ from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
+from isthmus.node.services.container import NodeServices
 from isthmus.node.services.replication_lag import lag_rows
 from isthmus.queues.filters import TYPE, parse_filter
 from isthmus.queues.queue_documents import SERVING, AppliedOffsets, AuditInfo, Positions, checked_settings
@@ -28,9 +29,6 @@ from isthmus.queues.window_rules import FOLD, FULL_SYNC
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.vclock import MAX_OFFSET
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 ACT_KEYS: Final = frozenset({"by", "reason"})
 PLANNED_KEYS: Final = ACT_KEYS | {"dry_run"}
@@ -83,8 +81,8 @@ _NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
 class QueueAdmin:
     """Routes over the source queues of a running node."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         router.add("GET", "/admin/queues", self.queues)
         router.add("GET", "/admin/queues/nodes", self.nodes)
         router.add("GET", "/admin/gaps", self.gaps)
@@ -100,21 +98,21 @@ class QueueAdmin:
 
     async def queues(self, _request: Request) -> Reply:
         """Every queue, as far as this node has a share of it."""
-        return json_reply({"queues": await self._node.queues.listing()})
+        return json_reply({"queues": await self._services.queues.listing()})
 
     async def nodes(self, _request: Request) -> Reply:
         """The same of every node; null for one that does not answer, or is gone."""
         asked = self._nodes()
-        found = await self._node.queue_gathering.gather(asked, "listing")
-        told = with_gone(self._node.controller.records, found).items()
+        found = await self._services.queue_gathering.gather(asked, "listing")
+        told = with_gone(self._services.controller.records, found).items()
         return json_reply({"nodes": [{"node": node, "queues": one, "gone": node not in asked} for node, one in told]})
 
     async def gaps(self, request: Request) -> Reply:
         """What was given up and no full-sync has closed, of all nodes."""
         name = request.query.get("queue")
         if name is not None:
-            self._node.queues.named(name)
-        gathering, nodes = self._node.queue_gathering, self._nodes()
+            self._services.queues.named(name)
+        gathering, nodes = self._services.queue_gathering, self._nodes()
         # Lag is told of the same windows: where that is not known, nobody has told of gaps, and there may be some.
         lags, found = await asyncio.gather(gathering.gather(nodes, "lags"), gathering.gather(nodes, "gaps", name=name))
         rows = [row for one in found.values() for row in one or ()]
@@ -122,21 +120,21 @@ class QueueAdmin:
         kept = {(row["queue"], row["id"]): row for row in rows}
         silent = sorted(node for node, one in found.items() if one is None)
         untold: dict[str, list[int]] = {}
-        for row in lag_rows(lags, self._node.controller.records):
+        for row in lag_rows(lags, self._services.controller.records):
             if name in (None, row["queue"]) and row["unknown_partitions"]:
                 untold.setdefault(row["queue"], []).extend(row["unknown_partitions"])
         answer = {
             "gaps": sorted(kept.values(), key=lambda r: (r["queue"], r["from_ms"])),
             "unknown": silent,
             "unknown_partitions": untold,
-            "at_ms": self._node.time.wall_ms(),
+            "at_ms": self._services.time.wall_ms(),
         }
         return json_reply(answer)
 
     async def ledger(self, request: Request) -> Reply:
         """A queue's ledger, of every node."""
         name = request.text("queue")
-        self._node.queues.named(name)
+        self._services.queues.named(name)
         return await self._gathered("ledger", "ledger", name=name)
 
     async def peek(self, request: Request) -> Reply:
@@ -144,7 +142,7 @@ class QueueAdmin:
         asked = request.query.get("count", str(PEEK))
         if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= PEEK_MAX):
             raise RequestRefused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {PEEK_MAX} is right")
-        items = await self._node.queue_acts.peek(request.text("queue"), int(asked))
+        items = await self._services.queue_acts.peek(request.text("queue"), int(asked))
         return json_reply({"references": [reference_shown(item) for item in items]})
 
     async def filter(self, request: Request) -> Reply:
@@ -152,16 +150,16 @@ class QueueAdmin:
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
             raise RequestRefused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
-        decision = self._node.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
-        known = sorted({record.bucket_type for record in self._node.controller.records.values()})
+        decision = self._services.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
+        known = sorted({record.bucket_type for record in self._services.controller.records.values()})
         note = "" if bucket_type in known else no_such("bucket type", bucket_type, known)
         return json_reply({**decision, "note": note})
 
     def _nodes(self) -> set[str]:
-        return {*self._node.controller.registrations, self._node.settings.node.name}
+        return {*self._services.controller.registrations, self._services.settings.node.name}
 
     async def _gathered(self, what: str, word: str, **wish: Any) -> Reply:
-        found = await self._node.queue_gathering.gather(self._nodes(), what, **wish)
+        found = await self._services.queue_gathering.gather(self._nodes(), what, **wish)
         return json_reply({"nodes": [{"node": node, word: one} for node, one in found.items()]})
 
     # ---------------------------------------------------------------- acts
@@ -179,7 +177,7 @@ class QueueAdmin:
             raise RequestRefused(400, "bad-json", "a queue begins at from, or at positions: not both")
         start_ms = _start(wish, act, "now")
         now = await self._applied() if start_ms is None and not positions else None
-        await self._node.queue_acts.register(name, known, start_ms or 0, act, positions, now=now)
+        await self._services.queue_acts.register(name, known, start_ms or 0, act, positions, now=now)
         return await self._listed_with_notes(known.get("filter"))
 
     async def set(self, request: Request) -> Reply:
@@ -193,11 +191,11 @@ class QueueAdmin:
             raise RequestRefused(
                 400, "bad-json", f"say what: of {', '.join(sorted(SET_KEYS - PLANNED_KEYS))}; or default alone"
             )
-        queue = self._node.queues.named(name)
+        queue = self._services.queues.named(name)
         if flag(wish, "dry_run"):
             wanted = queue.defined if default else replace(queue.settings, **_checked(name, values))
             return await self._planned("set", name, settings=queue.settings, wanted=wanted, again=again)
-        await self._node.queue_acts.change_settings(name, values, self._act(wish), default=default, again=again)
+        await self._services.queue_acts.change_settings(name, values, self._act(wish), default=default, again=again)
         return await self._listed_with_notes(values.get("filter"))
 
     async def place(self, request: Request) -> Reply:
@@ -206,7 +204,7 @@ class QueueAdmin:
         positions = self._positions(wish)
         if not positions:
             raise RequestRefused(400, "bad-json", _POSITIONS_RIGHT)
-        await self._node.queue_acts.place(request.text("queue"), positions, self._act(wish))
+        await self._services.queue_acts.place(request.text("queue"), positions, self._act(wish))
         return await self.queues(request)
 
     async def delist(self, request: Request) -> Reply:
@@ -214,7 +212,7 @@ class QueueAdmin:
         wish = await read_body(request, PLANNED_KEYS)
         if flag(wish, "dry_run"):
             return await self._planned("delist", request.text("queue"))
-        await self._node.queue_acts.delist(request.text("queue"), self._act(wish))
+        await self._services.queue_acts.delist(request.text("queue"), self._act(wish))
         return await self.queues(request)
 
     async def suspend(self, request: Request) -> Reply:
@@ -224,14 +222,14 @@ class QueueAdmin:
         node = self._wanted_node(name, wish)
         if flag(wish, "dry_run"):
             return await self._planned("suspend", name, what=what, node=node)
-        await self._node.queue_acts.suspend(name, what, node, self._act(wish))
+        await self._services.queue_acts.suspend(name, what, node, self._act(wish))
         return await self.queues(request)
 
     async def resume(self, request: Request) -> Reply:
         """End that."""
         wish = await read_body(request, RESUME_KEYS)
         what, name = _what(wish), request.text("queue")
-        await self._node.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
+        await self._services.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
     async def clear(self, request: Request) -> Reply:
@@ -239,8 +237,8 @@ class QueueAdmin:
         wish, name = await read_body(request, PLANNED_KEYS), request.text("queue")
         if flag(wish, "dry_run"):
             return await self._planned("clear", name)
-        self._node.queues.named(name)
-        await self._node.queue_acts.clear(name, self._act(wish), await self._applied())
+        self._services.queues.named(name)
+        await self._services.queue_acts.clear(name, self._act(wish), await self._applied())
         return await self.queues(request)
 
     async def release(self, request: Request) -> Reply:
@@ -250,9 +248,9 @@ class QueueAdmin:
         start_ms = _start(wish, act, "0")
         if flag(wish, "dry_run"):
             return await self._planned("release", name, start=start_ms)
-        self._node.queues.named(name)
+        self._services.queues.named(name)
         now = await self._applied() if start_ms is None else None
-        await self._node.queue_acts.release(name, start_ms or 0, act, now)
+        await self._services.queue_acts.release(name, start_ms or 0, act, now)
         return await self.queues(request)
 
     async def throttle(self, request: Request) -> Reply:
@@ -263,9 +261,9 @@ class QueueAdmin:
         if default != (size is None and objects is None):
             right = "bytes_per_second, objects_per_second, or both (0: no limit)"
             raise RequestRefused(400, "bad-json", f"say how much: {right}; or default alone, true")
-        now = self._node.queue_acts.rates(name)  # what is not said stays as it is
+        now = self._services.queue_acts.rates(name)  # what is not said stays as it is
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
-        await self._node.queue_acts.throttle(name, None if default else wanted, self._act(wish))
+        await self._services.queue_acts.throttle(name, None if default else wanted, self._act(wish))
         return await self.queues(request)
 
     async def push(self, request: Request) -> Reply:
@@ -285,13 +283,13 @@ class QueueAdmin:
                 400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null'
             )
         read = str.encode if wish.get("encoding") is None else _percent_decoded
-        self._node.coordinator.routes.check(bucket_type.encode())  # a bucket type that there is not is a slip
+        self._services.coordinator.routes.check(bucket_type.encode())  # a bucket type that there is not is a slip
         keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
-        limit = self._node.settings.limits.key_bytes
+        limit = self._services.settings.limits.key_bytes
         if any(max(len(key.bucket), len(key.key)) > limit for key in keys):
             raise RequestRefused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
         priority = FOLD if flag(wish, "fold") else FULL_SYNC
-        taken = await self._node.queue_acts.push(
+        taken = await self._services.queue_acts.push(
             request.text("queue"), keys, priority, PUSH_WAIT_MS if wait_ms is None else wait_ms
         )
         reason = "" if taken == len(keys) else "the priority is full: offer the others again"
@@ -307,37 +305,37 @@ class QueueAdmin:
         if ids is None and None in times.values():
             raise RequestRefused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
         name = request.text("queue")
-        self._node.queues.named(name)
+        self._services.queues.named(name)
         act = self._act(wish)
-        found = await self._node.queue_gathering.gather(
+        found = await self._services.queue_gathering.gather(
             self._nodes(), "close", name=name, ids=ids, bucket_type=text(wish, "bucket_type"), **times, **act._asdict()
         )
         silent = sorted(node for node, one in found.items() if one is None)
         return json_reply({"closed": sum(one or 0 for one in found.values()), "unknown": silent})
 
     async def _applied(self) -> AppliedOffsets:
-        return await self._node.queue_gathering.applied(self._nodes())
+        return await self._services.queue_gathering.applied(self._nodes())
 
     async def _planned(self, act: str, name: str, **wish: Any) -> Reply:
-        self._node.queues.named(name)
-        listings = await self._node.queue_gathering.gather(self._nodes(), "listing")
-        types = {record.bucket_type for record in self._node.controller.records.values()}
+        self._services.queues.named(name)
+        listings = await self._services.queue_gathering.gather(self._nodes(), "listing")
+        types = {record.bucket_type for record in self._services.controller.records.values()}
         return json_reply(plan_of(act, name, listings, bucket_types=types, **wish))
 
     async def _listed_with_notes(self, filter_: str | None) -> Reply:
         """The listing, with `notes` of bucket types that the filter names and that are not there."""
-        known = sorted({record.bucket_type for record in self._node.controller.records.values()})
+        known = sorted({record.bucket_type for record in self._services.controller.records.values()})
         named = [] if filter_ is None else [rule.value for rule in parse_filter(filter_).rules if rule.kind == TYPE]
         types = [bucket_type.decode(errors="backslashreplace") for bucket_type in named]
         notes = [no_such("bucket type", one, known) for one in types if known and one not in known]
-        return json_reply({"queues": await self._node.queues.listing(), "notes": notes})
+        return json_reply({"queues": await self._services.queues.listing(), "notes": notes})
 
     def _act(self, wish: dict[str, Any]) -> AuditInfo:
-        return AuditInfo(acting_user(wish), self._node.time.wall_ms(), text(wish, "reason") or "")
+        return AuditInfo(acting_user(wish), self._services.time.wall_ms(), text(wish, "reason") or "")
 
     def _positions(self, wish: dict[str, Any]) -> Positions:
         """What "positions" names, each partition one that there is."""
-        positions, records = _positions(wish), self._node.controller.records
+        positions, records = _positions(wish), self._services.controller.records
         strange = [partition for partition, _ in positions if partition not in records]
         if strange and records:
             raise RequestRefused(
@@ -351,8 +349,8 @@ class QueueAdmin:
         """One that is down may be meant, too, so that it comes back suspended; or one that is no more, and is named by
         a suspension."""
         node = text(wish, "node")
-        known = self._node.known_nodes()
-        named = {one.node for one in self._node.queues.named(queue).word.suspensions}
+        known = self._services.known_nodes()
+        named = {one.node for one in self._services.queues.named(queue).word.suspensions}
         if node is not None and node not in known | named:
             listed = ", ".join(sorted(known))
             raise RequestRefused(400, "bad-input", f"there is no node {node!r} in this cluster; there are: {listed}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.config.validation import check_name
@@ -19,6 +19,7 @@ from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.node.services.container import NodeServices
 from isthmus.repl.controller.placement import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind
 from isthmus.repl.controller.reassignments import (
@@ -34,9 +35,6 @@ from isthmus.repl.controller.reassignments import (
 )
 from isthmus.repl.metastore.port import Ambiguous, Unavailable, VersionConflict
 from isthmus.repl.model.errors import NotReady
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 SEEN_S: Final = 3.0
 """How long an answer waits until this node has read what was ordered. A watch takes milliseconds."""
@@ -58,8 +56,8 @@ NODES_MAX: Final = 1_000
 class ReassignmentsAdmin:
     """Routes over the placement of a running node's cluster."""
 
-    def __init__(self, node: Parts, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         self._gathering = gathering
         router.add("GET", "/admin/moves", self.moves)
         router.add("POST", "/admin/moves", self.order)
@@ -71,7 +69,7 @@ class ReassignmentsAdmin:
 
     async def moves(self, _request: Request) -> Reply:
         """Every order, how far it is, and why."""
-        controller = self._node.controller
+        controller = self._services.controller
         placement, records = controller.placement, controller.records
         concerned = [records[m.partition] for o in placement.orders for m in o.moves if m.partition in records]
         changing = {node for record in concerned if record.adding or record.removing for node in record.replicas}
@@ -82,7 +80,7 @@ class ReassignmentsAdmin:
                 records,
                 controller.registrations,
                 gathered,
-                wall_ms=self._node.time.wall_ms(),
+                wall_ms=self._services.time.wall_ms(),
                 at_once=controller.options.number(MOVES_AT_ONCE),
                 overdue=controller.moving.overdue,
             )
@@ -138,22 +136,22 @@ class ReassignmentsAdmin:
                 wish, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks"))
             )
         if flag(wish, "dry_run"):
-            drained = self._node.controller.placement.drained
+            drained = self._services.controller.placement.drained
             for name in names:
                 if name not in drained:
                     raise NoSuch(f"{name} is not drained: {', '.join(sorted(drained)) or 'no node'} is")
             return json_reply({"outcome": "would be undone", "nodes": list(names)})
-        cancelled = await undrain(self._node.controller.metastore, names, acting_user(wish))
-        await self._seen(lambda: not set(names) & self._node.controller.placement.drained.keys())
+        cancelled = await undrain(self._services.controller.metastore, names, acting_user(wish))
+        await self._seen(lambda: not set(names) & self._services.controller.placement.drained.keys())
         return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
 
     async def _act(self, wish: dict[str, Any], wanted: ReassignmentRequest) -> Reply:
         """Show or order what a wish comes to."""
-        controller = self._node.controller
+        controller = self._services.controller
         if flag(wish, "dry_run"):
             plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
         else:
-            by, at_ms = acting_user(wish), self._node.time.wall_ms()
+            by, at_ms = acting_user(wish), self._services.time.wall_ms()
             plan, number = await submit(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
             outcome = "nothing to move" if number is None else "ordered"
         if number is not None:
@@ -164,7 +162,7 @@ class ReassignmentsAdmin:
         """Let an order go no further: what is under way goes back, what is done stays."""
         wish = await read_body(request, CANCEL_KEYS)
         number = count(wish, "order", 0, NODE_ID_MAX)
-        controller = self._node.controller
+        controller = self._services.controller
         order = await cancel(controller.metastore, number, acting_user(wish))
 
         def seen() -> bool:
@@ -176,7 +174,7 @@ class ReassignmentsAdmin:
 
     async def nodes(self, _request: Request) -> Reply:
         """Every node that lives, holds a replica, or ever registered and was not removed."""
-        controller = self._node.controller
+        controller = self._services.controller
         try:
             known = await controller.metastore.children(STANDING_PATH)
             ids = {node: number for node, (number, _) in (await ids_of_nodes(controller.metastore)).items()}
@@ -194,7 +192,7 @@ class ReassignmentsAdmin:
             check_name(name)  # it becomes a piece of a path of the metastore
         except ValueError as error:
             raise RequestRefused(400, "bad-input", f"node: {error}") from None
-        controller = self._node.controller
+        controller = self._services.controller
         await remove_node(controller.metastore, name, acting_user(wish), dry_run=dry_run)
         if not dry_run:
             await self._seen(lambda: name not in controller.registrations and name not in controller.placement.drained)
@@ -202,7 +200,7 @@ class ReassignmentsAdmin:
 
     async def _seen(self, holds: Callable[[], bool]) -> None:
         """Return once this node has read what was changed; or after SEEN_S."""
-        self._node.controller.wake()
+        self._services.controller.wake()
         for _ in range(round(SEEN_S / POLL_S)):
             if holds():
                 return
@@ -210,7 +208,7 @@ class ReassignmentsAdmin:
 
     def _places(self, partitions: object) -> tuple[tuple[str, ...], ...]:
         """The replicas of a file by name; it may have names or node ids."""
-        controller = self._node.controller
+        controller = self._services.controller
         held = {node for record in controller.records.values() for node in record.replicas}
         numbers = {node: found.id for node, found in controller.registrations.items()}
         numbers |= {node: NODE_ID_MAX - i for i, node in enumerate(sorted(held - numbers.keys()))}

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from isthmus.config.settings import FullSyncSettings, PeerSettings
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.health import NodeStatus
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router, decode_segment
+from isthmus.node.services.container import NodeServices
 from isthmus.node.services.explain_key import joined
 from isthmus.node.services.remote_lookup import TRIES_MAX, first_to_tell, other_side, with_other_sides
 from isthmus.node.services.replication_lag import lag_rows, ledger_rows, received_rows
@@ -21,31 +23,28 @@ from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.vclock import decode_clock
 
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
-
 
 class ReplicationAdmin:
     """Routes over all nodes of the cluster."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]], stopping: Callable[[], bool]) -> None:
-        self._node = node
-        self._stopping = stopping
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]], status: NodeStatus) -> None:
+        self._services = services
+        self._status = status
         router.add("GET", "/admin/lag", self.lag)
         router.add("GET", "/admin/ledger", self.ledger)
         router.add("GET", "/admin/explain", self.explain)
 
     async def lag(self, _request: Request) -> Reply:
         """How far each other cluster is behind, by queue and bucket type; null where a node does not answer."""
-        return json_reply({"lag": await self._lag(), "at_ms": self._node.time.wall_ms()})
+        return json_reply({"lag": await self._lag(), "at_ms": self._services.time.wall_ms()})
 
     async def _lag(self) -> list[dict[str, Any]]:
-        said = await self._node.queue_gathering.gather(self._nodes(), "lags")
-        return lag_rows(said, self._node.controller.records)
+        said = await self._services.queue_gathering.gather(self._nodes(), "lags")
+        return lag_rows(said, self._services.controller.records)
 
     async def ledger(self, _request: Request) -> Reply:
         """What was sent to, and received from, each other cluster since the nodes began, and whether it adds up."""
-        gathering, sinks = self._node.queue_gathering, self._node.sink_gathering
+        gathering, sinks = self._services.queue_gathering, self._services.sink_gathering
         ledgers, received, lags = await asyncio.gather(
             gathering.gather(self._nodes(), "ledgers"),
             sinks.gather(self._nodes()),
@@ -57,7 +56,7 @@ class ReplicationAdmin:
             for queue in (() if answer is None else answer["queues"])
             if queue["uuid"]
         }
-        rows = [*ledger_rows(ledgers, owners, self._node.controller.records), *received_rows(received)]
+        rows = [*ledger_rows(ledgers, owners, self._services.controller.records), *received_rows(received)]
         return json_reply({"ledger": rows, "unknown": sorted(node for node, one in ledgers.items() if one is None)})
 
     async def explain(self, request: Request) -> Reply:
@@ -67,38 +66,40 @@ class ReplicationAdmin:
             raise RequestRefused(400, "bad-query", "say of which key: ?type=T&bucket=B&key=K")
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
-        self._node.coordinator.routes.check(key.bucket_type)
+        self._services.coordinator.routes.check(key.bucket_type)
         words = dict(zip(("bucket_type", "bucket", "key"), (part.hex() for part in key), strict=True))
-        said = await self._node.queue_gathering.gather(self._nodes(), "explain", **words)
+        said = await self._services.queue_gathering.gather(self._nodes(), "explain", **words)
         if not any(said.values()):
             raise NotReady("no node answers")
         answer = joined(said, self._names())
         found = answer["object"]
         clock = None if found is None else decode_clock(bytes.fromhex(found["clock"]))
-        peers = [peer.settings for peer in self._node.fullsync.manager.peers.values()]
+        peers = [peer.settings for peer in self._services.fullsync.manager.peers.values()]
 
         def looks(one: FullSyncSettings) -> list[Callable[[], dict[str, Any]]]:
             ways = [PeerSettings(url, one.queue, one.cluster, one.token_file) for url in one.urls.split(",")]
             return [
-                partial(other_side, way.url, key, clock, self._node.locks.access_to(way), known=answer["known"])
+                partial(
+                    other_side, way.url, key, clock, self._services.credentials.access_to(way), known=answer["known"]
+                )
                 for way in ways[:TRIES_MAX]
             ]
 
         sides = await asyncio.gather(
-            *(asyncio.to_thread(first_to_tell, looks(one), lambda: not self._stopping()) for one in peers)
+            *(asyncio.to_thread(first_to_tell, looks(one), lambda: not self._status.stopping) for one in peers)
         )
         others = [{"fullsync": one.name, **side} for one, side in zip(peers, sides, strict=True)]
-        return json_reply({**with_other_sides(answer, others), "at_ms": self._node.time.wall_ms()})
+        return json_reply({**with_other_sides(answer, others), "at_ms": self._services.time.wall_ms()})
 
     def _names(self) -> dict[str, str]:
         """Names of clusters by uuid, as far as this node knows."""
-        names = {self._node.cluster_uuid.hex(): self._node.settings.node.cluster}
-        for source in self._node.sink.overview()["sources"]:
+        names = {self._services.cluster_uuid.hex(): self._services.settings.node.cluster}
+        for source in self._services.sink.overview()["sources"]:
             names[source["source_uuid"]] = source["source_cluster"]
-        return names | self._node.queue_acts.owners()
+        return names | self._services.queue_acts.owners()
 
     def _nodes(self) -> set[str]:
-        return {*self._node.controller.registrations, self._node.settings.node.name}
+        return {*self._services.controller.registrations, self._services.settings.node.name}
 
 
 def _bytes(segment: str) -> bytes:

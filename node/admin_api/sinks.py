@@ -10,7 +10,7 @@ import asyncio
 import base64
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url, is_own
@@ -19,6 +19,7 @@ from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
+from isthmus.node.services.container import NodeServices
 from isthmus.node.services.explain_key import dot_shown
 from isthmus.node.services.link_check import Here, judged, look
 from isthmus.repl.model.vclock import decode_clock
@@ -26,9 +27,6 @@ from isthmus.sink.conflicts import shown
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.service import WORKERS_MAX
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 SUSPEND_KEYS: Final = frozenset({"queue", "peer", "node", "by", "reason"})
 LIMIT_KEYS: Final = frozenset(
@@ -53,8 +51,8 @@ IDS_MAX: Final = 10_000
 class SinkAdmin:
     """Routes over the sink of a running node."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         router.add("GET", "/admin/sink", self.sink)
         router.add("GET", "/admin/sink/nodes", self.nodes)
         router.add("POST", "/admin/sink/suspend", self.suspend)
@@ -70,19 +68,19 @@ class SinkAdmin:
 
     async def sink(self, _request: Request) -> Reply:
         """Every (queue, peer) that this node fetches from, and its sink as a whole."""
-        sink = self._node.sink
+        sink = self._services.sink
         return json_reply({**sink.overview(), "sinks": sink.listing()})
 
     async def nodes(self, _request: Request) -> Reply:
         """The same of every node of the cluster; null for one that does not answer, or is gone."""
-        names = {*self._node.controller.registrations, self._node.settings.node.name}
-        found = with_gone(self._node.controller.records, await self._node.sink_gathering.gather(names))
+        names = {*self._services.controller.registrations, self._services.settings.node.name}
+        found = with_gone(self._services.controller.records, await self._services.sink_gathering.gather(names))
         return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()]})
 
     async def suspend(self, request: Request) -> Reply:
         """Start no new fetch of a queue, a peer, or all, on one node or on all."""
         wish = await read_body(request, SUSPEND_KEYS)
-        await self._node.sink.suspend(
+        await self._services.sink.suspend(
             text(wish, "queue"), text(wish, "peer"), acting_user(wish), text(wish, "reason") or "", text(wish, "node")
         )
         return await self.sink(request)
@@ -90,7 +88,7 @@ class SinkAdmin:
     async def resume(self, request: Request) -> Reply:
         """Fetch again."""
         wish = await read_body(request, SUSPEND_KEYS)
-        await self._node.sink.resume(text(wish, "queue"), text(wish, "peer"), text(wish, "node"))
+        await self._services.sink.resume(text(wish, "queue"), text(wish, "peer"), text(wish, "node"))
         return await self.sink(request)
 
     async def limits(self, request: Request) -> Reply:
@@ -108,7 +106,7 @@ class SinkAdmin:
                     400, "bad-json", f"say how many: workers, from 1 to {WORKERS_MAX}, or forget, true"
                 )
             by, reason, node = acting_user(wish), text(wish, "reason") or "", text(wish, "node")
-            await self._node.sink.set_queue_workers(queue, node, None if forget else workers, by, reason)
+            await self._services.sink.set_queue_workers(queue, node, None if forget else workers, by, reason)
             return await self.sink(request)
         limits = SinkLimits(
             workers=count(wish, "workers", 1, WORKERS_MAX),
@@ -116,37 +114,37 @@ class SinkAdmin:
             bytes_per_second=count(wish, "bytes_per_second", 0, RATE_MAX),
             objects_per_second=count(wish, "objects_per_second", 0, RATE_MAX),
             by=acting_user(wish),
-            at_ms=self._node.time.wall_ms(),
+            at_ms=self._services.time.wall_ms(),
             reason=text(wish, "reason") or "",
         )
         if not flag(wish, "forget") and (limits.peer_limit or 0) > (limits.workers or WORKERS_MAX):
             raise RequestRefused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
-        await self._node.sink.set_limits(limits, text(wish, "node"), flag(wish, "forget"))
+        await self._services.sink.set_limits(limits, text(wish, "node"), flag(wish, "forget"))
         return await self.sink(request)
 
     async def add_peer(self, request: Request) -> Reply:
         """Fetch from a queue of another cluster that no file need list."""
         wish = await read_body(request, PEER_KEYS)
         name, peer = _peer_of(wish)
-        if is_own(name.peer, self._node.settings.listen.http):
+        if is_own(name.peer, self._services.settings.listen.http):
             raise RequestRefused(
                 400, "bad-input", f"{name.peer} is this node itself; a peer is a node of another cluster"
             )
-        await self._node.sink.add_peer(peer, acting_user(wish), text(wish, "reason") or "")
+        await self._services.sink.add_peer(peer, acting_user(wish), text(wish, "reason") or "")
         return await self.sink(request)
 
     async def check(self, request: Request) -> Reply:
         """Whether a link would work, as this node sees it; nothing is fetched or changed."""
         name, peer = _peer_of(await read_body(request, PEER_KEYS))
-        node = self._node
-        access = node.locks.access_to(peer)
+        node = self._services
+        access = node.credentials.access_to(peer)
         found = await asyncio.to_thread(look, name.peer, name.queue, access, node.time.wall_ms)
         here = Here(
             node.cluster_uuid.hex(),
             node.settings.node.cluster,
             {record.bucket_type for record in node.controller.records.values()},
-            {kind.decode(errors="backslashreplace"): one.hex() for kind, one in node.property_book.digests().items()},
-            node.property_book.places(),
+            {kind.decode(errors="backslashreplace"): one.hex() for kind, one in node.property_cache.digests().items()},
+            node.property_cache.places(),
             any((row["queue"], row["peer"]) == name for row in node.sink.listing()),
         )
         rows = judged(name.peer, name.queue, peer.cluster, found, here)
@@ -155,7 +153,7 @@ class SinkAdmin:
     async def remove_peer(self, request: Request) -> Reply:
         """Fetch from it no more, though a file may list it."""
         wish = await read_body(request, PEER_KEYS - {"cluster", "token_file"})
-        await self._node.sink.remove_peer(_link_of(wish), acting_user(wish), text(wish, "reason") or "")
+        await self._services.sink.remove_peer(_link_of(wish), acting_user(wish), text(wish, "reason") or "")
         return await self.sink(request)
 
     async def conflicts(self, request: Request) -> Reply:
@@ -165,23 +163,23 @@ class SinkAdmin:
             raise RequestRefused(
                 400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {CONFLICTS_MAX} is right"
             )
-        found = await self._node.sink.conflicts(int(asked))
+        found = await self._services.sink.conflicts(int(asked))
         rows = [{**shown(one), "ours": _clock(one.ours), "theirs": _clock(one.theirs)} for one in found["conflicts"]]
-        return json_reply({"node": self._node.settings.node.name, **found, "conflicts": rows})
+        return json_reply({"node": self._services.settings.node.name, **found, "conflicts": rows})
 
     async def letters(self, _request: Request) -> Reply:
         """The changes that this node's sink refused for good, the oldest first, and why."""
-        return json_reply({"dead_letters": await self._node.sink.dead_letters()})
+        return json_reply({"dead_letters": await self._services.sink.dead_letters()})
 
     async def retry(self, request: Request) -> Reply:
         """Push dead letters again: those named, or all."""
         wish = await read_body(request, LETTER_KEYS)
-        return json_reply({"retried": await self._node.sink.retry_dead_letters(_numbers(wish))})
+        return json_reply({"retried": await self._services.sink.retry_dead_letters(_numbers(wish))})
 
     async def drop(self, request: Request) -> Reply:
         """Forget dead letters: those named, or all."""
         wish = await read_body(request, LETTER_KEYS)
-        return json_reply({"dropped": await self._node.sink.drop_dead_letters(_numbers(wish))})
+        return json_reply({"dropped": await self._services.sink.drop_dead_letters(_numbers(wish))})
 
 
 def _link_of(wish: dict[str, Any]) -> LinkName:

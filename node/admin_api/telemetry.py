@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router
+from isthmus.node.services.container import NodeServices
 from isthmus.node.services.telemetry import telemetry_document
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 
 class TelemetryAdmin:
     """The route over what all nodes measured."""
 
-    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         router.add("GET", "/admin/telemetry", self.telemetry)
 
     async def telemetry(self, _request: Request) -> Reply:
         """Of the cluster, each bucket type, each node."""
-        controller = self._node.controller
+        controller = self._services.controller
         records, registrations = controller.records, controller.registrations
         holding = {node for record in records.values() for node in record.replicas} | {*registrations}
-        said = await self._node.telemetry.gather(holding & registrations.keys())
+        said = await self._services.telemetry.gather(holding & registrations.keys())
         return json_reply(telemetry_document(list(records.values()), {**dict.fromkeys(holding), **said}))

@@ -7,13 +7,14 @@ The rules are `repl.controller.unclean_election`'s; docs/runbooks.md says when t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_rpc import Facts, Gathering
+from isthmus.node.services.container import NodeServices
 from isthmus.repl.controller import unclean_election
 from isthmus.repl.controller.unclean_election import ReplicaReport
 from isthmus.repl.isr.effects import ReplicaRole
@@ -21,9 +22,6 @@ from isthmus.repl.metastore.port import Ambiguous, Unavailable
 from isthmus.repl.model.errors import Fenced, IsthmusError
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 FORCE_KEYS: Final = frozenset({"node", "by", "dry_run", "version"})
 RESEED_KEYS: Final = frozenset({"by", "dry_run", "incomplete"})
@@ -37,8 +35,8 @@ NUMBER_MAX: Final = (1 << 63) - 1
 class UnsafeRecoveryAdmin:
     """Routes of operators' acts on a running cluster."""
 
-    def __init__(self, node: Parts, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
-        self._node = node
+    def __init__(self, services: NodeServices, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
         self._gathering = gathering
         router.add("POST", "/admin/partitions/{partition}/force-leader", self.force_leader)
         router.add("POST", "/admin/cluster/reseed", self.reseed)
@@ -69,7 +67,7 @@ class UnsafeRecoveryAdmin:
                 409, "not-eligible", f"{name} does not answer for its copy: what it holds is not known"
             )
         obstacle = unclean_election.disqualification(
-            self._node.controller.registrations.get(name), record.partition, chosen
+            self._services.controller.registrations.get(name), record.partition, chosen
         )
         if obstacle:
             raise RequestRefused(409, "not-eligible", obstacle)
@@ -83,7 +81,7 @@ class UnsafeRecoveryAdmin:
     async def reseed(self, request: Request) -> Reply:
         """Put every record above what the replicas have seen, where the metastore went back behind them."""
         wish = await read_body(request, RESEED_KEYS)
-        controller = self._node.controller
+        controller = self._services.controller
         records = controller.records
         facts = await self._facts(list(records.values()))
         dry_run, incomplete, by = flag(wish, "dry_run"), flag(wish, "incomplete"), acting_user(wish)
@@ -116,7 +114,7 @@ class UnsafeRecoveryAdmin:
     ) -> dict[str, Any]:
         chosen = unclean_election.most_complete(copies)
         plan = self._plan(record, chosen, copies, silent)
-        found = self._node.controller.registrations.get(chosen.node)
+        found = self._services.controller.registrations.get(chosen.node)
         obstacle = unclean_election.disqualification(found, record.partition, chosen)
         if not obstacle and silent and not incomplete:
             obstacle = f"{', '.join(silent)} did not answer and may hold more: start them, or go on without them"
@@ -127,7 +125,7 @@ class UnsafeRecoveryAdmin:
         reason = ""
         for _ in range(RESEED_ATTEMPTS):  # whoever controls goes on nominating by the old record meanwhile
             try:
-                newest = await self._node.controller.metastore.synced_record(record.partition)
+                newest = await self._services.controller.metastore.synced_record(record.partition)
                 written = await self._order(newest, chosen, copies, by, "re-seeded")
             except Fenced as error:
                 reason = str(error)
@@ -140,7 +138,7 @@ class UnsafeRecoveryAdmin:
     async def _order(
         self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], by: str, act: str
     ) -> PartitionRecord:
-        controller = self._node.controller
+        controller = self._services.controller
         who = Incarnation(chosen.node, controller.registrations[chosen.node].inc)
         reason = f"{act} by {by}: waits for {chosen.node} to promote itself"
         made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), reason)
@@ -149,7 +147,7 @@ class UnsafeRecoveryAdmin:
         return written
 
     def _record(self, name: str) -> PartitionRecord:
-        records = self._node.controller.records
+        records = self._services.controller.records
         number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
         if number not in records:
             raise RequestRefused(
@@ -159,7 +157,7 @@ class UnsafeRecoveryAdmin:
 
     async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, Facts | None]:
         held = {node for record in records for node in record.replicas}
-        return await self._gathering.gather(held & self._node.controller.registrations.keys())
+        return await self._gathering.gather(held & self._services.controller.registrations.keys())
 
     @staticmethod
     def _copies(record: PartitionRecord, facts: Mapping[str, Facts | None]) -> tuple[list[ReplicaReport], list[str]]:

@@ -6,7 +6,7 @@ is asked, since nearly all requests are theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import structlog
@@ -30,7 +30,7 @@ from isthmus.node.http.application import (
     shown_path,
 )
 from isthmus.node.http.fast_connection import RawRequest
-from isthmus.node.http.health import add_health
+from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import unknown_path
@@ -63,8 +63,8 @@ class Acts(Pushing, ByReference, Protocol):
 
 
 class ClientApi(HttpApplication):
-    """The application behind the `http` listener. `ready` and `metrics` as in `health.add_health`,
-    `certified_sinks` as in `queues.QueueRoutes`."""
+    """The application behind the `http` listener. `certified_sinks` as in
+    `queue_fetch.QueueRoutes`."""
 
     def __init__(
         self,
@@ -74,20 +74,19 @@ class ClientApi(HttpApplication):
         *,
         limits: LimitSettings,
         time: TimeSource,
-        sights: RiakInfo,
-        ready: Callable[[], tuple[bool, str]],
-        metrics: Callable[[], bytes],
+        riak_info: RiakInfo,
+        status: NodeStatus,
         certified_sinks: bool = False,
     ) -> None:
         super().__init__()
         self._objects = ObjectRoutes(kv, limits, time, self)
         self._listings = ListingRoutes(kv, limits.listings, self)
         LegacyPaths(self._listings, self)
-        RiakViews(sights, self, key_limit_bytes=limits.key_bytes)
+        RiakViews(riak_info, self, key_limit_bytes=limits.key_bytes)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
-        QueuePushes(acts, sights, self, key_limit_bytes=limits.key_bytes)
-        add_health(self.router, ready=ready, metrics=metrics)
+        QueuePushes(acts, riak_info, self, key_limit_bytes=limits.key_bytes)
+        add_health(self.router, status)
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

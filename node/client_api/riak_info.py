@@ -13,21 +13,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from isthmus.node.client_api.object_headers import prefers
 from isthmus.node.http.application import JSON, HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.observability.version import program_version
+from isthmus.node.services.container import NodeServices
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key, key_hash, partition_index
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.telemetry import Sample
-
-if TYPE_CHECKING:
-    from isthmus.node.services.container import Parts
 
 RIAK_KV_VERSION: Final = "3.0.13"
 """The release that brought X-Riak-If-Not-Modified; later ones added nothing to the key-value requests."""
@@ -119,22 +117,22 @@ Records = Mapping[int, PartitionRecord]
 class RiakView:
     """See `node.client_api.riak_info.RiakInfo`."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, services: NodeServices) -> None:
+        self._services = services
 
     def stats(self) -> Mapping[str, object]:
         """See Sights.stats."""
-        controller = self._parts.controller
-        name = self._parts.settings.node.name
-        return stats_of(name, controller.records, controller.registrations, self._parts.coordinator.metrics())
+        controller = self._services.controller
+        name = self._services.settings.node.name
+        return stats_of(name, controller.records, controller.registrations, self._services.coordinator.metrics())
 
     def preflist(self, key: Key) -> Sequence[Mapping[str, object]]:
         """See Sights.preflist."""
-        return preflist_of(key, self._parts.controller.records)
+        return preflist_of(key, self._services.controller.records)
 
     def check_type(self, bucket_type: bytes) -> None:
         """See Sights.check_type."""
-        self._parts.coordinator.routes.check(bucket_type)
+        self._services.coordinator.routes.check(bucket_type)
 
 
 def stats_of(

@@ -1,9 +1,8 @@
-"""What probes and Prometheus ask: /ping, /livez, /readyz, /metrics. Each face adds them to its router."""
+"""Probes and metrics on both listeners: /ping, /livez, /readyz, /metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -15,30 +14,41 @@ from isthmus.repl.model.errors import NotReady
 _EXPOSITION: Final = CONTENT_TYPE_LATEST.encode("ascii")
 
 
-def add_health(
-    router: Router[RoutedHandler], *, ready: Callable[[], tuple[bool, str]], metrics: Callable[[], bytes]
-) -> None:
-    """Add the four routes. `ready` gives (True, "") or (False, why); `metrics` the exposition text. Both are called on
-    the event loop, since what they read belongs to it."""
+class NodeStatus(Protocol):
+    """The state of the whole node, which both HTTP APIs answer by (`node.daemon.Node`). Called on the event loop."""
+
+    def ready(self) -> tuple[bool, str]:
+        """(True, "") when the node serves all its replicas, else (False, the reason)."""
+
+    def exposition(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the node was asked to stop; threads then end with the results they have."""
+
+
+def add_health(router: Router[RoutedHandler], status: NodeStatus) -> None:
+    """Add the four routes."""
 
     async def ping(_: Request) -> Reply:
-        """Riak's: the HTTP server answers."""
+        """Riak's probe: the HTTP server answers."""
         return text_reply("OK")
 
     async def livez(_: Request) -> Reply:
-        """The loop turns. Whoever gets no answer may restart the process."""
+        """The event loop runs. A supervisor may restart a process that gives no answer."""
         return text_reply("ok\n")
 
     async def readyz(_: Request) -> Reply:
-        """Every partition that is to be served here is served."""
-        serves, why_not = ready()
+        """Every partition assigned to this node is served."""
+        serves, why_not = status.ready()
         if not serves:
             raise NotReady(why_not)
         return text_reply("ready\n")
 
     async def exposition(_: Request) -> Reply:
-        """Prometheus text."""
-        return Reply(200, [(b"content-type", _EXPOSITION)], metrics())
+        """The metrics in Prometheus' text format."""
+        return Reply(200, [(b"content-type", _EXPOSITION)], status.exposition())
 
     router.add("GET", "/ping", ping)
     router.add("GET", "/livez", livez)

@@ -1,6 +1,7 @@
-"""All parts of a node, made and wired to each other: which room talks to which, in one place.
+"""The components of one node, built and wired to each other in one place.
 
-Nothing here runs or decides. `node.daemon` gives these parts their life: what is started when, and what a stop does.
+Nothing here runs or decides: `node.daemon` opens the resources, builds `NodeServices` from them, starts and stops the
+components. The HTTP APIs take `NodeServices`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,45 +77,70 @@ READ_THREADS: Final = 2
 """Threads for listings, backlog reads and counts. They share the machine with the loop."""
 
 
-class Parts:
-    """The parts of one node. `locks`, `store`, `replog` and the sockets are made before `build`."""
+class MetastoreSession:
+    """The state of this node's metastore session, as the last session event reported it."""
 
-    locks: NodeCredentials
-    store: LevelStore
-    replog: FileLog
+    def __init__(self) -> None:
+        self.state = SessionState.SUSPENDED
+
+
+@dataclass(frozen=True)
+class NodeResources:
+    """Everything that a node has opened, bound or locked before its services can be built."""
+
+    credentials: NodeCredentials
     listeners: Listeners
-    cluster_socket: socket.socket
     http_url: str
     admin_url: str
+    cluster_socket: socket.socket
+    identity: NodeIdentity
+    metastore: Metastore
+    session: MetastoreSession
+    cluster_uuid: bytes
+    store: LevelStore
+    replog: FileLog
+    started_ms: int
 
-    def __init__(self, settings: Settings) -> None:
+
+class NodeServices:
+    """The components of one node. Building them starts nothing; `on_fatal` ends the process."""
+
+    def __init__(
+        self, settings: Settings, resources: NodeResources, time: SystemTime, on_fatal: Callable[[Exception], None]
+    ) -> None:
         self.settings = settings
-        self.time = SystemTime()
+        self.time = time
         self.downtimes = Downtimes()
-        self.started_ms = self.time.wall_ms()
-        self.cluster_uuid = b""
+        self.started_ms = resources.started_ms
+        self.cluster_uuid = resources.cluster_uuid
+        self.http_url, self.admin_url = resources.http_url, resources.admin_url
+        self.credentials = resources.credentials
+        self.store = resources.store
+        self.replog = resources.replog
         self.options = EffectiveOptions(settings)
-        self.session = SessionState.SUSPENDED
         self.read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
-
-    def build(self, metastore: Metastore, identity: NodeIdentity, on_fatal: Callable[[Exception], None]) -> None:
-        """Make every part and wire it to the others; none is started."""
-        settings = self.settings
+        self._session = resources.session
+        metastore, identity = resources.metastore, resources.identity
         name = settings.node.name
-        address = published(self.cluster_socket, settings.listen.cluster, settings.listen.advertise)
+        address = published(resources.cluster_socket, settings.listen.cluster, settings.listen.advertise)
         self.registrar = Registrar(
             metastore,
             identity,
-            portrait_of(settings, http_url=self.http_url, admin_url=self.admin_url, cluster_address=str(address)),
+            portrait_of(
+                settings,
+                http_url=resources.http_url,
+                admin_url=resources.admin_url,
+                cluster_address=str(address),
+            ),
         )
-        switchboard = RpcRegistry()
+        rpc = RpcRegistry()
         self.links = links_of(
             settings,
             cluster_uuid=self.cluster_uuid,
             on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
             on_link=lambda node, up: self.runtime.link_changed(node, up),
-            on_request=switchboard.answer,
-            tls=self.locks.links,
+            on_request=rpc.answer,
+            tls=self.credentials.links,
         )
         self.runtime = Runtime(
             node=name,
@@ -132,7 +159,7 @@ class Parts:
             removed_grace_ms=settings.replication.removed_copy_grace_ms,
             on_fatal=on_fatal,
         )
-        self.property_book = PropertyCache(metastore)
+        self.property_cache = PropertyCache(metastore)
         self.metastore_copy = CopyKeeper(metastore, settings.node.data_dir, self.cluster_uuid, self.time)
         self.coordinator = Coordinator(
             self.runtime,
@@ -142,7 +169,7 @@ class Parts:
             key_limit_bytes=settings.limits.key_bytes,
             request_timeout_ms=settings.listen.request_timeout_ms,
             read_isolation=settings.replication.read_isolation,
-            properties_of=self.property_book.of_type,
+            properties_of=self.property_cache.of_type,
         )
         self.controller = Controller(
             metastore,
@@ -155,7 +182,7 @@ class Parts:
             on_registrations=self._registrations,
         )
         self.properties = PropertyService(
-            self.property_book,
+            self.property_cache,
             metastore,
             self.time,
             records=lambda: self.controller.records,
@@ -167,7 +194,7 @@ class Parts:
         self.controller.registered = lambda: self.registrar.inc != 0
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
-        self.leaderships = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
+        self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
         self.gathering = Gathering(
             node=name,
             request=self.links.request,
@@ -180,7 +207,7 @@ class Parts:
             node=name,
             request=self.links.request,
             acts=lambda: self.queue_acts,
-            looks=lambda: self.key_looks,
+            looks=lambda: self.key_explainer,
             proven=self.proven,
         )
         self.fullsync_gathering = FullSyncGathering(
@@ -197,8 +224,8 @@ class Parts:
             self.queue_gathering,
             self.fullsync_gathering,
         )
-        for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
-            switchboard.add(part.request_handlers())
+        for part in (self.coordinator, self.controller, self.leader_balance, *gatherings):
+            rpc.add(part.request_handlers())
         self.queues = QueueService(
             settings.queues,
             node=name,
@@ -213,8 +240,8 @@ class Parts:
             time=self.time,
             read_pool=self.read_pool,
         )
-        self.queues.digests = self.property_book.digests
-        self.queues.places = self.property_book.places
+        self.queues.digests = self.property_cache.digests
+        self.queues.places = self.property_cache.places
         self.queues.bucket_types = lambda: {r.bucket_type.encode() for r in self.controller.records.values()}
         self.queues.holding.live = lambda: self.controller.registrations
         self.runtime.hooks.append(self.queues)
@@ -225,7 +252,7 @@ class Parts:
             routes=self.coordinator.routes,
             read_pool=self.read_pool,
             limits=write_limits_of(settings),
-            properties_of=self.property_book.of_type,
+            properties_of=self.property_cache.of_type,
             settled=TombstoneBarrier(
                 self.queues.machines,
                 self.store,
@@ -234,9 +261,9 @@ class Parts:
             ),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
-        self.property_book.on_change.append(self.reaper.properties_changed)
-        switchboard.add(self.reaper.request_handlers())
-        self.key_looks = KeyExplainer(
+        self.property_cache.on_change.append(self.reaper.properties_changed)
+        rpc.add(self.reaper.request_handlers())
+        self.key_explainer = KeyExplainer(
             runtime=self.runtime,
             store=self.store,
             routes=self.coordinator.routes,
@@ -264,7 +291,7 @@ class Parts:
             request=self.links.request,
         )
         for answers in (self.fullsync, self.folding, self.row_plan):
-            switchboard.add(answers.request_handlers())
+            rpc.add(answers.request_handlers())
         self.sink = Sink(
             settings.sink,
             kv=self.coordinator,
@@ -277,12 +304,17 @@ class Parts:
                 settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
             ),
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
-            access_to=self.locks.access_to,
+            access_to=self.credentials.access_to,
             nodes=self.known_nodes,
-            properties=self.property_book.digests,
-            places=self.property_book.places,
+            properties=self.property_cache.digests,
+            places=self.property_cache.places,
             types=self.coordinator.routes.known_types,
         )
+
+    @property
+    def session(self) -> SessionState:
+        """The state of this node's metastore session."""
+        return self._session.state
 
     def _token_for(self, urls: str) -> Path | None:
         """The token that an added peer of full-sync is shown: that of this node's file, if it names one for each of the
@@ -324,7 +356,7 @@ class Parts:
             token_for=self._token_for,
             node=name,
             cluster_uuid=self.cluster_uuid,
-            access_to=lambda one: self.locks.access_to(
+            access_to=lambda one: self.credentials.access_to(
                 PeerSettings(one.urls.split(",")[0], one.queue, one.cluster, one.token_file)
             ),
             repairs=self.repairs,

@@ -24,6 +24,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, decode_object, encode_object, merge, write
 from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
+from tests.support.node_status import FakeNodeStatus
 
 ACTOR = actor_of(b"\x01" * 16, 0)
 NOW_MS = 1_700_000_000_000
@@ -298,7 +299,7 @@ class Room:
     kv: MemoryCluster
     queue: MemoryQueue
     face: ClientApi
-    ready: list[tuple[bool, str]]
+    status: FakeNodeStatus
 
     def call(self, method: str, target: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
         answer = asyncio.run(ask(self.face, method, target, body, headers))
@@ -313,18 +314,17 @@ class Room:
 
 
 def make_room(limits: LimitSettings | None = None) -> Room:
-    kv, queue, ready = MemoryCluster(), MemoryQueue(), [(True, "")]
+    kv, queue, status = MemoryCluster(), MemoryQueue(), FakeNodeStatus()
     face = ClientApi(
         kv,
         queue,
         queue,
         limits=limits or LimitSettings(),
         time=Standstill(),
-        sights=OneNode(),
-        ready=lambda: ready[0],
-        metrics=lambda: b"# no metrics\n",
+        riak_info=OneNode(),
+        status=status,
     )
-    return Room(kv, queue, face, ready)
+    return Room(kv, queue, face, status)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ class Living:
         # Its reading threads begin with the first listings; tests must find the same threads before and after.
         begun = threading.Barrier(READ_THREADS)
         await asyncio.gather(
-            *(self._loop.run_in_executor(self.node.read_pool, begun.wait, 10) for _ in range(READ_THREADS))
+            *(self._loop.run_in_executor(self.node.services.read_pool, begun.wait, 10) for _ in range(READ_THREADS))
         )
         self._up.set()
         await served

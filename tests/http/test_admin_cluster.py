@@ -19,6 +19,7 @@ from isthmus.repl.controller.watched_document import UnreadableDocuments
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.support.node_status import FakeNodeStatus
 
 
 class ToldController:
@@ -77,7 +78,7 @@ class ToldLeaderships:
 def an_admin(
     controller: ToldController,
     session: SessionState = SessionState.CONNECTED,
-    leaderships: ToldLeaderships | None = None,
+    leader_balance: ToldLeaderships | None = None,
 ) -> AdminApi:
     """The admin face of node n1."""
     actor = SimpleNamespace(
@@ -87,9 +88,7 @@ def an_admin(
     )
     node = SimpleNamespace(
         controller=controller,
-        leaderships=leaderships or ToldLeaderships(None),
-        ready=lambda: (True, ""),
-        metrics=SimpleNamespace(render=lambda: b""),
+        leader_balance=leader_balance or ToldLeaderships(None),
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
         session=session,
@@ -98,7 +97,7 @@ def an_admin(
         queues=actor,
         sink=actor,
         fullsync=actor,
-        locks=SimpleNamespace(problems=list),
+        credentials=SimpleNamespace(problems=list),
     )
 
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
@@ -107,9 +106,7 @@ def an_admin(
     return AdminApi(
         node,  # type: ignore[arg-type]
         Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
-        ready=node.ready,
-        metrics=node.metrics.render,
-        stopping=lambda: False,
+        FakeNodeStatus(),
     )
 
 
@@ -161,7 +158,7 @@ def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
     answer = call(an_admin(controller), "GET", "/admin/cluster")[1]
     assert (answer["state"], answer["balancing"]) == ("degraded", None)
     assert answer["state_reason"] == answer["problems"][0]
-    answer = call(an_admin(controller, leaderships=ToldLeaderships(MOVING)), "GET", "/admin/cluster")[1]
+    answer = call(an_admin(controller, leader_balance=ToldLeaderships(MOVING)), "GET", "/admin/cluster")[1]
     assert (answer["state"], answer["state_reason"]) == ("leadership-balancing", "1 done, 2 under way, 3 to go")
     assert answer["balancing"]["imbalance"] == 3
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
@@ -173,7 +170,7 @@ def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
 def test_leaderships_are_shown_and_moved_when_asked() -> None:
     """A dry run asks for nothing; else who asks is passed on; what cannot be is 503, what is wrong 400."""
     told = ToldLeaderships(MOVING)
-    admin = an_admin(ToldController(), leaderships=told)
+    admin = an_admin(ToldController(), leader_balance=told)
     assert call(admin, "GET", "/admin/leaders") == (200, MOVING)
     assert call(admin, "POST", "/admin/leaders/balance", {"dry_run": True}) == (200, MOVING)
     assert told.asked == []

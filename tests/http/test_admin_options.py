@@ -21,6 +21,7 @@ from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.node_status import FakeNodeStatus
 
 MIN_ISR = "replication.min.isr"
 LAG = "replication.max.time.lag.millis"
@@ -74,8 +75,6 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
             controller=controller,
             options=EffectiveOptions(settings),
             time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
-            ready=lambda: (True, ""),
-            metrics=SimpleNamespace(render=lambda: b""),
         )
 
         async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
@@ -84,9 +83,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         admin = AdminApi(
             node,  # type: ignore[arg-type]
             Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
-            ready=node.ready,
-            metrics=node.metrics.render,
-            stopping=lambda: False,
+            FakeNodeStatus(),
         )
         found = [await answer(admin, *each) for each in requests]
         await asyncio.gather(*controller._tasks)

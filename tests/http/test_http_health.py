@@ -8,7 +8,7 @@ def test_probes_answer_for_the_process_and_for_its_partitions(room):
     assert room.call("GET", "/ping").body == b"OK"
     assert room.call("HEAD", "/livez").status == 200
     assert room.call("GET", "/readyz").status == 200
-    room.ready[0] = (False, "3 partitions are not served")
+    room.status.readiness = (False, "3 partitions are not served")
     answer = room.call("GET", "/readyz")
     assert (answer.status, answer.reason, answer.headers["retry-after"]) == (503, "not-ready", "1")
     assert answer.body == b"3 partitions are not served\n"

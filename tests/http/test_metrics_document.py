@@ -66,7 +66,7 @@ async def shown(directory: Path) -> str:
         async with asyncio.timeout(20):
             while not node.ready()[0]:
                 await asyncio.sleep(0.01)
-        await node.coordinator.write(WriteRequest(Key(b"default", b"b", b"k"), Content(b"v")))
+        await node.services.coordinator.write(WriteRequest(Key(b"default", b"b", b"k"), Content(b"v")))
         return node.metrics.render().decode()
     finally:
         node.request_stop("the test is over")

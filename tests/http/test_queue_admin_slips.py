@@ -62,7 +62,7 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
     """A node comes back as it was told meanwhile, and no suspension is left that nobody can end."""
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
-        assert node.node.known_nodes() == {"n1"}
+        assert node.node.services.known_nodes() == {"n1"}
 
         def post(verb: str) -> int:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
@@ -73,9 +73,9 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
             return answer.status
 
         assert post("suspend") == 400
-        node.node.known_nodes = lambda: {"n1", "n2"}  # type: ignore[method-assign]
+        node.node.services.known_nodes = lambda: {"n1", "n2"}  # type: ignore[method-assign]
         assert post("suspend") == 200
-        node.node.known_nodes = lambda: {"n1"}  # type: ignore[method-assign]
+        node.node.services.known_nodes = lambda: {"n1"}  # type: ignore[method-assign]
         assert post("resume") == 200
         assert post("resume") == 400
 
@@ -106,7 +106,7 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
-        machines = [node.node.queues.named(name).machine for name in ("to-west", "to-north")]
+        machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
         deadline_s = time.monotonic() + 20
         while not all(len(machine.windows) == 2 for machine in machines):  # the election of its start is just over
             assert time.monotonic() < deadline_s
@@ -114,7 +114,7 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
         assert main(["check", "gaps"]) == main(["check", "lag"]) == main(["check", "isr"]) == Exit.OK
         assert main(["check", "sync"]) == Exit.UNAVAILABLE
         assert "SYNC UNKNOWN: no node that answers has a [[fullsync]]" in capsys.readouterr().out
-        node.node.queues.named("to-west").machine.windows.pop(0)
+        node.node.services.queues.named("to-west").machine.windows.pop(0)
         assert main(["check", "gaps"]) == Exit.UNAVAILABLE
         assert "queue to-west: gaps of partition 0 are not known" in capsys.readouterr().out
         assert main(["gaps", "to-north"]) == Exit.OK
@@ -128,17 +128,17 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
     its partitions is told to wait. Another name, once some are known, is a slip."""
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
-        assert list(node.node.partitions(b"default")) == [0, 1]
+        assert list(node.node.services.partitions(b"default")) == [0, 1]
         with pytest.raises(UnknownBucketType):
-            node.node.partitions(b"notes")
-        records, node.node.controller.records = node.node.controller.records, {}
+            node.node.services.partitions(b"notes")
+        records, node.node.services.controller.records = node.node.services.controller.records, {}
         for name in (b"default", b"notes"):
             with pytest.raises(NotReady, match="not known here yet"):
-                node.node.partitions(name)
-        node.node.controller.records = {p: replace(r, bucket_type="notes") for p, r in records.items()}
+                node.node.services.partitions(name)
+        node.node.services.controller.records = {p: replace(r, bucket_type="notes") for p, r in records.items()}
         with pytest.raises(NotReady, match="not known here yet"):
-            node.node.partitions(b"default")
-        node.node.controller.records = records
+            node.node.services.partitions(b"default")
+        node.node.services.controller.records = records
 
 
 def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_path: Path) -> None:

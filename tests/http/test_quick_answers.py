@@ -304,8 +304,7 @@ def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmati
     async def story():
         async with cluster(("n1", "n2", None, "n1")) as c:
             face = ClientApi(
-                c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, sights=None,
-                ready=None, metrics=None,
+                c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, riak_info=None, status=None,
             )  # fmt: skip
             settings = ListenSettings(http=Address("127.0.0.1", 0))
             listener = Listener("http", settings.http, settings)

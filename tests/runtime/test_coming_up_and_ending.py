@@ -31,16 +31,16 @@ from tests.support.memory_metastore import MemoryMetastore
 class ComingUp(NodeInMemory):
     """A node whose session ends while its queues start, as those of a long start may."""
 
-    def _make_faces(self) -> None:
-        super()._make_faces()
-        begin = self.queues.start
+    def _build_apis(self) -> None:
+        super()._build_apis()
+        begin = self.services.queues.start
 
         async def begin_late() -> None:
             await begin()
             self._metastore.expire()
             await asyncio.sleep(0.1)
 
-        self.queues.start = begin_late
+        self.services.queues.start = begin_late
 
 
 def file_of(directory: Path) -> Path:
@@ -80,10 +80,10 @@ def test_a_registration_that_the_metastore_refuses_is_tried_again(
             return await register(registration, takes)
 
         async def serves_again() -> bool:
-            return node.registrar.inc != before and node.ready()[0]
+            return node.services.registrar.inc != before and node.ready()[0]
 
         metastore.register = refused  # type: ignore[method-assign]
-        before = node.registrar.inc
+        before = node.services.registrar.inc
         try:
             metastore.expire()
             await until(serves_again)
@@ -146,20 +146,20 @@ def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatc
 
     async def story() -> None:
         async with serving(tmp_path) as node:
-            metastore, before = node._metastore, node.registrar.inc
+            metastore, before = node._metastore, node.services.registrar.inc
             assert isinstance(metastore, MemoryMetastore)
             found = metastore._memory.ensemble.read("/nodes/n1")
             assert found is not None
             metastore._memory.ensemble.delete("/nodes/n1", found[1].version)
 
             async def serves_again() -> bool:
-                return node.registrar.inc not in (0, before) and node.ready()[0]
+                return node.services.registrar.inc not in (0, before) and node.ready()[0]
 
             await until(serves_again)
-            assert (await metastore.registrations())["n1"].inc == node.registrar.inc
-            status, _ = await answer(node.http_url, "/readyz")
+            assert (await metastore.registrations())["n1"].inc == node.services.registrar.inc
+            status, _ = await answer(node.services.http_url, "/readyz")
             assert status == 200
-            _, metrics = await answer(node.admin_url, "/metrics")
+            _, metrics = await answer(node.services.admin_url, "/metrics")
             assert b'isthmus_registrations_lost_total{cause="removed"} 1.0' in metrics
 
     asyncio.run(story())
@@ -185,18 +185,18 @@ def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one
             theirs = await second.register(Registration("n1", 0, True, admin_url="http://elsewhere:9", id=1))
 
             async def out() -> bool:
-                return node.registrar.inc == 0 and not node.controller.decides
+                return node.services.registrar.inc == 0 and not node.services.controller.decides
 
             await until(out)
-            status, body = await answer(node.http_url, "/readyz")
+            status, body = await answer(node.services.http_url, "/readyz")
             assert status == 503
             assert b"another process is registered as node n1" in body
             assert b"http://elsewhere:9" in body
-            _, told = await answer(node.admin_url, "/admin/cluster")
+            _, told = await answer(node.services.admin_url, "/admin/cluster")
             cluster = json.loads(told)
             assert cluster["registered"] is False
             assert "this node, n1, is not registered: another process" in cluster["problems"][0]
-            _, metrics = await answer(node.admin_url, "/metrics")
+            _, metrics = await answer(node.services.admin_url, "/metrics")
             assert b"isthmus_registered 0.0" in metrics
             metastore.expire()
             await asyncio.sleep(0.1)  # ten attempts: none takes the name back
@@ -205,11 +205,11 @@ def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one
             await second.stop()
 
             async def serves_again() -> bool:
-                return node.registrar.inc > theirs and node.ready()[0]
+                return node.services.registrar.inc > theirs and node.ready()[0]
 
             await until(serves_again)
-            assert node.registrar.why == ""
-            assert (await metastore.registrations())["n1"].admin_url == node.admin_url
+            assert node.services.registrar.why == ""
+            assert (await metastore.registrations())["n1"].admin_url == node.services.admin_url
 
     asyncio.run(story())
     assert lost == ["taken"]

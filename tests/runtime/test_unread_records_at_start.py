@@ -50,11 +50,11 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
             return node.ready()[0]
 
         async def led() -> bool:
-            place = node.runtime.partitions.get(0)
+            place = node.services.runtime.partitions.get(0)
             return place is not None and place.replica.ready
 
         async def knows() -> bool:
-            return not node.controller.unread.why and node.ready()[0]
+            return not node.services.controller.unread.why and node.ready()[0]
 
         await until(ready)
         node.request_stop("again")
@@ -62,7 +62,7 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
         was = overwrite(ensemble, "/p/1", b"{")
         node, served = await up()
         await until(led)
-        routes = node.coordinator.routes
+        routes = node.services.coordinator.routes
 
         def partition_of(index: int) -> int:
             return routes.partition_of(b"default", key_hash(b"b", key_of(index, 2).key))
@@ -70,10 +70,13 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
         assert partition_of(0) == 0
         with pytest.raises(NotReady, match="its record in the metastore cannot be read"):
             partition_of(1)
-        reads = await node.coordinator.get_batch([key_of(0, 2), key_of(1, 2)], None, 1000)
+        reads = await node.services.coordinator.get_batch([key_of(0, 2), key_of(1, 2)], None, 1000)
         assert [type(each) is NotReady for each in reads] == [False, True]
         (problem,) = cluster_status.problems(
-            node.controller.records, node.controller.registrations, "", unread=node.controller.unread.why
+            node.services.controller.records,
+            node.services.controller.registrations,
+            "",
+            unread=node.services.controller.unread.why,
         )
         assert "/p/1" in problem
         assert "this node has never read it and refuses requests for its keys" in problem
