@@ -8,7 +8,6 @@ While the metastore is away, what was read last counts. Which properties there a
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ import structlog
 from xxhash import xxh64_digest
 
 from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
-from isthmus.repl.log_limit import LogLimit
-from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
-from isthmus.repl.model.errors import BadInput, Corruption, LocalFault, NotReady, OutcomeUnknown
+from isthmus.repl.metastore.port import Metastore, Versioned
+from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
+from isthmus.repl.model.errors import BadInput, Corruption
 from isthmus.repl.model.properties import PLAIN, Properties, TypeProperties
 from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, PlaceDigests, place_digest, within_bounds
 
@@ -38,18 +37,8 @@ buckets alike are a bucket type."""
 DOCUMENT_BYTES_MAX: Final = 400_000
 """Largest document, below what the metastore takes (512 KB); a change that would exceed it is refused."""
 
-ATTEMPTS_MAX: Final = 8
-"""Rounds of one change: each lost one means that somebody else changed a property meanwhile, or that the metastore's
-answer was lost."""
-
 WHO_MAX: Final = 200
 """Characters of who set a property that are kept."""
-
-POLL_S: Final = 10.0
-"""Longest time between two looks: bounds the delay were every watch lost."""
-
-RETRY_S: Final = 0.2
-"""Pause after the metastore could not be reached."""
 
 
 class TooManyProperties(BadInput):
@@ -193,48 +182,36 @@ def _setting(name: str, raw: Any) -> PropertySetting:
 
 # -- the metastore --------------------------------------------------------------------------------
 
+PROPERTIES_DOCUMENT: Final = Document(PROPERTIES_PATH, decode_properties, encode_properties)
+
 
 async def read_properties(metastore: Metastore) -> PropertySettings:
-    """What is set now. Raises Corruption, and what the metastore raises."""
-    return decode_properties(await metastore.get(PROPERTIES_PATH))
+    """The settings now. Raises Corruption, and what the metastore raises."""
+    return await PROPERTIES_DOCUMENT.read(metastore)
 
 
 async def change_properties(
     metastore: Metastore, place: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
 ) -> PropertySettings:
-    """Set properties of a place, or with None as a setting take them back; with `alone` take back all others, too.
-    Returns all that is set then. Raises TooManyProperties, NotReady when nothing was changed, OutcomeUnknown,
+    """Set properties of a scope, or unset those whose setting is None; with `alone` unset all others, too. Returns all
+    settings after the change. Raises TooManyProperties, NotReady when nothing was changed, OutcomeUnknown,
     Corruption."""
-    sent = False
-    try:
-        for _ in range(ATTEMPTS_MAX):
-            before = await read_properties(metastore)
-            after = before.changed(place, changes, alone=alone)
-            value = encode_properties(after)
-            if value == encode_properties(before):
-                return before
-            if len(value) > DOCUMENT_BYTES_MAX:
-                raise TooManyProperties(
-                    f"all properties together would take {len(value)} bytes of the metastore, at most "
-                    f"{DOCUMENT_BYTES_MAX} are allowed: set them for bucket types rather than for buckets"
-                )
-            try:
-                await metastore.put(PROPERTIES_PATH, value, before.version)
-            except Ambiguous:
-                sent = True  # the next round reads what became of it, and changes nothing twice
-            except VersionConflict:
-                continue
-            else:
-                said = {name: None if each is None else each.value for name, each in changes.items()}
-                by = next((each.by for each in changes.values() if each is not None), None)
-                log.info("properties.changed", place=place.shown, changes=said, alone=alone, by=by)
-                return await read_properties(metastore)
-    except (Unavailable, Ambiguous) as error:
-        if not sent:
-            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
-    if sent:
-        raise OutcomeUnknown("properties may have been changed: the metastore did not answer; look, and do it again")
-    raise NotReady("properties were not changed: others changed some at the same time")
+
+    def changed(before: PropertySettings) -> PropertySettings:
+        after = before.changed(place, changes, alone=alone)
+        if after != before and (size_bytes := len(encode_properties(after))) > DOCUMENT_BYTES_MAX:
+            raise TooManyProperties(
+                f"all properties together would take {size_bytes} bytes of the metastore, at most "
+                f"{DOCUMENT_BYTES_MAX} are allowed: set them for bucket types rather than for buckets"
+            )
+        return after
+
+    after, written = await PROPERTIES_DOCUMENT.change(metastore, changed)
+    if written:
+        values = {name: None if each is None else each.value for name, each in changes.items()}
+        by = next((each.by for each in changes.values() if each is not None), None)
+        log.info("properties.changed", place=place.shown, changes=values, alone=alone, by=by)
+    return after
 
 
 def _digest(settings: PropertySettings, kind: str) -> bytes:
@@ -279,83 +256,54 @@ def place_digests(settings: PropertySettings) -> PlaceDigests | None:
 
 
 class PropertyCache:
-    """What one node knows of properties, always the newest that it could read. `on_change` are told on the loop."""
+    """The newest properties that this node could read, and their effect. `on_change` are called on the event loop."""
 
     def __init__(self, metastore: Metastore) -> None:
-        self._metastore = metastore
-        self._wake = asyncio.Event()
-        self._unavailable = LogLimit()
-        self._task: asyncio.Task[None] | None = None
+        self._document = WatchedDocument(
+            metastore,
+            PROPERTIES_DOCUMENT,
+            PropertySettings(),
+            DocumentEvents("properties.unreadable", "properties.metastore_unavailable"),
+            self.learn,
+        )
         self._types: Mapping[bytes, TypeProperties] = {}
         self.settings = PropertySettings()
-        """As read last."""
+        """The newest settings that were read or written here."""
         self._digests: dict[bytes, bytes] = {}
-        """Made when they change: every fetch tells them, and every answer to one."""
+        """Computed when the settings change, since every fetch and every answer to one carries them."""
         self._places: PlaceDigests | None = {}
-        """Made when they change, as well."""
+        """Computed when the settings change, too."""
         self.on_change: list[Callable[[], None]] = []
 
     def of_type(self, bucket_type: bytes) -> TypeProperties:
-        """What counts for a bucket type's buckets."""
+        """The properties of a bucket type's buckets."""
         return self._types.get(bucket_type, PLAIN)
 
     def digests(self) -> dict[bytes, bytes]:
-        """Bucket type -> 8 bytes that are equal where the properties that clusters which replicate to each other must
-        share (MUST_AGREE) are equal, its buckets' own included. Types of which none is set have those of PLAIN_DIGEST
-        and are not there; nor is what is beyond DIGESTS_MAX."""
+        """Bucket type -> 8 bytes, equal where the properties that replicating clusters must share (MUST_AGREE) are
+        equal, those of its buckets included. A type without settings has PLAIN_DIGEST and is left out, and so are
+        types beyond DIGESTS_MAX."""
         return dict(self._digests)
 
     def places(self) -> PlaceDigests | None:
-        """Digests by bucket and bucket type, which name what differs; None when they are more than may be sent."""
+        """Digests by bucket and bucket type, which name a difference; None when there are more than may be sent."""
         return self._places
 
     async def start(self) -> None:
-        """Read them, and follow every change. When the metastore is away, the defaults count until it is back."""
-        self._metastore.watch(self._hinted)
-        await self._look()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        """Read the properties and follow every change. The defaults count until the metastore can be read."""
+        await self._document.start()
 
     async def stop(self) -> None:
-        """Follow no more; idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        """Stop following; idempotent."""
+        await self._document.stop()
 
     def learn(self, settings: PropertySettings) -> None:
-        """Go by these from now on, unless newer ones are known."""
+        """Use these settings from now on, unless newer ones are known."""
         newest = self.settings.version
         if newest is not None and (settings.version is None or settings.version <= newest):
             return
         self.settings, self._types = settings, settings.effective()
         self._digests = _digests(settings)
         self._places = place_digests(settings)
-        for told in self.on_change:
-            told()
-
-    def _hinted(self, path: str) -> None:
-        if path == PROPERTIES_PATH:
-            self._wake.set()
-
-    async def _follow(self) -> None:
-        pause_s = POLL_S
-        while True:
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            pause_s = POLL_S if await self._look() else RETRY_S
-
-    async def _look(self) -> bool:
-        """Read once; False when the metastore could not be asked. A document that cannot be read changes nothing."""
-        try:
-            self.learn(await read_properties(self._metastore))
-        except (Unavailable, Ambiguous, VersionConflict) as error:
-            if (left_out := self._unavailable.due()) is not None:
-                log.warning("properties.metastore_unavailable", error=str(error), left_out=left_out)
-            return False
-        except LocalFault as error:  # damaged, or ZooKeeper refuses to read it out
-            log.error("properties.unreadable", error=str(error))
-        return True
+        for notify in self.on_change:
+            notify()

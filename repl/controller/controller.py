@@ -22,7 +22,7 @@ import structlog
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, Assigner, DefaultType, DefaultTypeCreation, assign
-from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, read_options
+from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings
 from isthmus.repl.controller.election import (
     Decision,
     ElectionTimer,
@@ -40,11 +40,12 @@ from isthmus.repl.controller.placement import ReplicaMap
 from isthmus.repl.controller.promotions import METHOD as PROMOTED
 from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.controller.reassigner import Reassigner
-from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, read_placement
-from isthmus.repl.controller.watched_document import UnreadableDocuments, WatchedDocument
+from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement
+from isthmus.repl.controller.unreadable_documents import UnreadableDocuments
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict
+from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -65,6 +66,8 @@ GATHER_MS: Final = 2
 
 WRITES_AT_ONCE: Final = 64
 """Record writes under way; the metastore orders them anyway, and a queue in its driver has no end of its own."""
+
+DOCUMENT_EVENTS: Final = DocumentEvents("controller.document_unreadable")
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> the answer's body; raises IsthmusError."""
@@ -105,9 +108,9 @@ class Controller:
         self._claiming = asyncio.Lock()
         self._claim_known = False
         self._options = WatchedDocument(
-            OPTIONS_PATH, read_options, OptionSettings(), lambda found: self.on_options(found)
+            metastore, OPTIONS_DOCUMENT, OptionSettings(), DOCUMENT_EVENTS, lambda found: self.on_options(found)
         )
-        self._placement = WatchedDocument(ORDERS_PATH, read_placement, Placement(), lambda _found: None)
+        self._placement = WatchedDocument(metastore, ORDERS_DOCUMENT, Placement(), DOCUMENT_EVENTS)
         self.unread = UnreadableDocuments()
         self.moving = Reassigner(metastore, self.unread)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
@@ -188,8 +191,8 @@ class Controller:
     def _hinted(self, path: str) -> None:
         if path == CLAIM_PATH:
             self._claim_known = False
-        self._options.hinted(path)
-        self._placement.hinted(path)
+        self._options.on_hint(path)
+        self._placement.on_hint(path)
         self.wake()
 
     # -- looking ------------------------------------------------------------------------------------------
@@ -216,8 +219,8 @@ class Controller:
             except TimeoutError:
                 if pause_ms >= POLL_MS:
                     self._claim_known = False
-                    self._options.forget()
-                    self._placement.forget()
+                    self._options.expire()
+                    self._placement.expire()
             else:
                 await asyncio.sleep(GATHER_MS / 1000)
 
@@ -263,8 +266,8 @@ class Controller:
         return writes, () if version is None else (Precondition(ORDERS_PATH, version),), until_ms
 
     async def _read(self) -> None:
-        await self._options.refresh(self.metastore)
-        await self._placement.refresh(self.metastore)
+        await self._options.refresh()
+        await self._placement.refresh()
         records = await self.metastore.records()
         registrations = await self.metastore.registrations()
         self.records, self.registrations = records, registrations
@@ -365,7 +368,7 @@ class Controller:
             async with self._writing:
                 written = await self.metastore.write_record(record, unmoved=rests_on)
         except VersionConflict:
-            self._placement.forget()  # the write may have rested on it
+            self._placement.expire()  # the write may have rested on it
             return True
         except (Ambiguous, Unavailable):
             return False

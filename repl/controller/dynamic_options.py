@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Value
 from isthmus.repl.controller.election import TIMERS, Timers
-from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
-from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown
+from isthmus.repl.metastore.port import Metastore, Versioned
+from isthmus.repl.metastore.watched_document import Document
+from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.record import PartitionRecord
 
 log = structlog.get_logger(__name__)
@@ -27,10 +28,6 @@ log = structlog.get_logger(__name__)
 OPTIONS_PATH: Final = "/options"
 
 FORM_VERSION: Final = 1
-
-ATTEMPTS_MAX: Final = 8
-"""Rounds of one change: each lost one means that somebody else changed an option meanwhile, or that the metastore's
-answer was lost."""
 
 WHO_MAX: Final = 200
 """Characters of who set an option that are kept."""
@@ -158,42 +155,28 @@ def _chosen(raw: Mapping[str, Any]) -> dict[str, Setting]:
 
 # -- the metastore --------------------------------------------------------------------------------
 
+OPTIONS_DOCUMENT: Final = Document(OPTIONS_PATH, decode_options, encode_options)
+
 
 async def read_options(metastore: Metastore) -> OptionSettings:
-    """What is set now. Raises Corruption, and what the metastore raises."""
-    return decode_options(await metastore.get(OPTIONS_PATH))
+    """The settings now. Raises Corruption, and what the metastore raises."""
+    return await OPTIONS_DOCUMENT.read(metastore)
 
 
 async def change_option(
     metastore: Metastore, name: str, bucket_type: str | None, setting: Setting | None
 ) -> OptionSettings:
-    """Set an option, or with None for `setting` unset it; returns all that is set then. Raises NotReady when nothing
-    was changed, OutcomeUnknown, Corruption, TooLarge."""
-    sent = False
-    try:
-        for _ in range(ATTEMPTS_MAX):
-            before = await read_options(metastore)
-            after = before.with_setting(name, bucket_type, setting)
-            if encode_options(after) == encode_options(before):
-                return before
-            try:
-                version = await metastore.put(OPTIONS_PATH, encode_options(after), before.version)
-            except Ambiguous:
-                sent = True  # the next round reads what became of it, and changes nothing twice
-            except VersionConflict:
-                continue
-            else:
-                log.info(
-                    "options.changed",
-                    option=name,
-                    bucket_type=bucket_type,
-                    value=None if setting is None else setting.value,
-                    by=None if setting is None else setting.by,
-                )
-                return replace(after, version=version)
-    except (Unavailable, Ambiguous) as error:
-        if not sent:
-            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
-    if sent:
-        raise OutcomeUnknown(f"{name} may have been changed: the metastore did not answer; look, and do it again")
-    raise NotReady(f"{name} was not changed: others changed options at the same time")
+    """Set an option, or unset it if `setting` is None; returns all settings after the change. Raises NotReady when
+    nothing was changed, OutcomeUnknown, Corruption, TooLarge."""
+    after, written = await OPTIONS_DOCUMENT.change(
+        metastore, lambda before: before.with_setting(name, bucket_type, setting)
+    )
+    if written:
+        log.info(
+            "options.changed",
+            option=name,
+            bucket_type=bucket_type,
+            value=None if setting is None else setting.value,
+            by=None if setting is None else setting.by,
+        )
+    return after

@@ -29,7 +29,7 @@ from isthmus.repl.controller.reassignment_progress import (
     replanned,
 )
 from isthmus.repl.controller.reassignments import sites_of
-from isthmus.repl.controller.watched_document import UnreadableDocuments
+from isthmus.repl.controller.unreadable_documents import UnreadableDocuments
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.record import PartitionRecord

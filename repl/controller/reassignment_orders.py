@@ -18,8 +18,9 @@ import structlog
 
 from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder
-from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict, Versioned
-from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown, TooLarge
+from isthmus.repl.metastore.port import Metastore, Precondition, Versioned
+from isthmus.repl.metastore.watched_document import Document
+from isthmus.repl.model.errors import Corruption, TooLarge
 
 log = structlog.get_logger(__name__)
 
@@ -38,10 +39,6 @@ WHO_MAX: Final = 200
 
 TITLE_MAX: Final = 200
 """Characters of an order's title that are kept."""
-
-ATTEMPTS_MAX: Final = 8
-"""Rounds of one change: each lost one means that somebody else changed the document meanwhile, or that the metastore's
-answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,43 +227,22 @@ def _text(value: Any) -> str:
 
 # -- the metastore --------------------------------------------------------------------------------
 
+ORDERS_DOCUMENT: Final = Document(ORDERS_PATH, decode_placement, encode_placement)
+
 
 async def read_placement(metastore: Metastore) -> Placement:
-    """What is ordered now. Raises Corruption, and what the metastore raises."""
-    return decode_placement(await metastore.get(ORDERS_PATH))
+    """The orders now. Raises Corruption, and what the metastore raises."""
+    return await ORDERS_DOCUMENT.read(metastore)
 
 
 async def change_placement(
     metastore: Metastore,
     change: Callable[[Placement], Placement],
     unmoved: Sequence[Precondition] = (),
-    refused: Callable[[], Awaitable[None]] | None = None,
+    on_conflict: Callable[[], Awaitable[None]] | None = None,
 ) -> Placement:
-    """Write what `change` makes of the newest state; it is called again where somebody else was faster, and must give
-    the same when its wish is there already. `refused` is called after a write that was refused, and raises when one of
-    those `unmoved` has moved. Returns what is ordered then. Raises NotReady when nothing was changed,
-    OutcomeUnknown, Corruption, TooLarge, and what `change` and `refused` raise."""
-    sent = False
-    try:
-        for _ in range(ATTEMPTS_MAX):
-            before = await read_placement(metastore)
-            after = change(before)
-            if encode_placement(after) == encode_placement(before):
-                return before
-            try:
-                version = await metastore.put(ORDERS_PATH, encode_placement(after), before.version, unmoved)
-            except Ambiguous:
-                sent = True  # the next round reads what became of it
-            except VersionConflict:
-                if refused is not None:
-                    await refused()
-            else:
-                return replace(after, version=version)
-    except (Unavailable, Ambiguous) as error:
-        if not sent:
-            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
-    if sent:
-        raise OutcomeUnknown(
-            "it may have been ordered: the metastore did not answer; look at `isthmus partition moves`"
-        )
-    raise NotReady("nothing was changed: others changed what is ordered at the same time")
+    """Write what `change` makes of the newest orders; returns the orders after that. `change` is called once per
+    attempt, and must return an equal value where its order is there already. `on_conflict` is called after a write that
+    was refused, and raises if one of `unmoved` has moved. Raises NotReady when nothing was changed, OutcomeUnknown,
+    Corruption, TooLarge, and what `change` and `on_conflict` raise."""
+    return (await ORDERS_DOCUMENT.change(metastore, change, unmoved, on_conflict)).value

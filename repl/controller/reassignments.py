@@ -339,14 +339,14 @@ async def _drained(metastore: Metastore, ground: PlanningInput, change: Callable
     """Write down who is drained, unless a bucket type was created since `ground` was read: it may be on that node, and
     nothing of the plan would move it off. (Who creates one makes sure of the reverse.)"""
 
-    async def refused() -> None:
+    async def on_conflict() -> None:
         if (await read_counter(metastore, PARTITIONS_PATH))[1] != counted:
             raise Changed(CREATED)
 
     counted = ground.counted
     if counted is None:
         counted = await _begin_to_count(metastore)
-    return await change_placement(metastore, change, [Precondition(PARTITIONS_PATH, counted)], refused)
+    return await change_placement(metastore, change, [Precondition(PARTITIONS_PATH, counted)], on_conflict)
 
 
 async def _begin_to_count(metastore: Metastore) -> int:

@@ -9,14 +9,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.repl.controller import controller
-from isthmus.repl.controller.bucket_properties import PropertyCache, PropertyScope, PropertySetting, change_properties
+from isthmus.repl.controller.bucket_properties import (
+    PROPERTIES_PATH,
+    PropertyCache,
+    PropertyScope,
+    PropertySetting,
+    change_properties,
+)
 from isthmus.repl.controller.bucket_types import DefaultType
-from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, read_options
+from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings
 from isthmus.repl.controller.reassigner import ELECTION_MS, Reassigner
 from isthmus.repl.controller.reassignments import PlanningInput
-from isthmus.repl.controller.watched_document import WatchedDocument
 from isthmus.repl.metastore.codecs import encode_record
 from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import LocalFault, Unreadable
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from tests.controller.fake_cluster import running, until
@@ -144,19 +150,19 @@ def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.Mo
 
         book = PropertyCache(metastore)
         await book.start()
-        document = WatchedDocument(OPTIONS_PATH, read_options, OptionSettings(), lambda _found: None)
+        document = WatchedDocument(metastore, OPTIONS_DOCUMENT, OptionSettings(), DocumentEvents("a"))
         setting = PropertySetting(True, "ann", 1)
         with monkeypatch.context() as patched:
             patched.setattr(metastore, "get", refused)
-            book._wake.set()
-            await document.refresh(metastore)
+            book._document.on_hint(PROPERTIES_PATH)
+            await document.refresh()
             await asyncio.sleep(0.1)
         assert metastore.get == get
         assert not document.readable
         await change_properties(metastore, PropertyScope("notes"), {"last_write_wins": setting})
-        book._wake.set()
-        document.forget()
-        await document.refresh(metastore)
+        book._document.on_hint(PROPERTIES_PATH)
+        document.expire()
+        await document.refresh()
         assert document.readable
         await until(lambda: book.of_type(b"notes").of(b"b").last_write_wins)
         await book.stop()

@@ -21,6 +21,7 @@ from isthmus.repl.controller.bucket_properties import (
     encode_properties,
     read_properties,
 )
+from isthmus.repl.metastore import watched_document
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption, NotReady
 from isthmus.repl.model.properties import DEFAULTS
@@ -34,7 +35,7 @@ ODD = PropertyScope("notes", b"a/b \xff")
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens, happens because of a watch."""
-    monkeypatch.setattr(bucket_properties, "POLL_S", 60)
+    monkeypatch.setattr(watched_document, "POLL_S", 60)
 
 
 def said(value: Value) -> PropertySetting:

@@ -15,7 +15,7 @@ from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.repl.controller.bucket_types import PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, replica_map_document
 from isthmus.repl.controller.reassignment_orders import Placement
-from isthmus.repl.controller.watched_document import UnreadableDocuments
+from isthmus.repl.controller.unreadable_documents import UnreadableDocuments
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration

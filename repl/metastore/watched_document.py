@@ -1,0 +1,255 @@
+"""A small document of the metastore: its codec, conditional changes, and a copy that a watch keeps current.
+
+`Document` names a path and a codec. `Document.change` reads the document, changes the value and writes it on the
+version that was read. `WatchedDocument` holds the value read last. Either its owner calls `refresh` in an order of its
+own (the controller reads its documents before the records), or `start` follows the document in a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import structlog
+
+from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.metastore.port import (
+    Ambiguous,
+    ConditionalWrite,
+    Metastore,
+    Precondition,
+    Unavailable,
+    VersionConflict,
+    Versioned,
+)
+from isthmus.repl.model.errors import CodecError, LocalFault, NotReady, OutcomeUnknown
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 8
+"""Attempts of one change. An attempt is lost to another writer, or to a write whose answer did not arrive."""
+
+POLL_S: Final = 10.0
+"""Longest time between two reads of a followed document: bounds the delay if every watch event is lost."""
+
+RETRY_S: Final = 0.2
+"""Pause before the next read after the metastore could not be reached."""
+
+
+class ChangedValue(NamedTuple):
+    """The bytes after `change_value`, None if there is no document; `written` is True if this call wrote them."""
+
+    found: Versioned | None
+    written: bool
+
+
+async def change_value(
+    metastore: Metastore,
+    path: str,
+    change: Callable[[Versioned | None], bytes | None],
+    unmoved: Collection[Precondition] = (),
+    on_conflict: Callable[[], Awaitable[None]] | None = None,
+) -> ChangedValue:
+    """Read the value at `path`, and write what `change` makes of it on the version that was read.
+
+    `change` returns None, or the bytes that it got, to leave the value as it is. It is called once per attempt; applied
+    to its own result it must change nothing, since a write whose answer was lost is followed by another attempt.
+    `on_conflict` is called after each write that was refused, and may raise to end the attempts.
+
+    Raises NotReady when nothing was written, OutcomeUnknown when a write may have taken effect, and whatever `change`
+    and `on_conflict` raise.
+    """
+    unanswered = False
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            found = await metastore.get(path)
+            value = change(found)
+            if value is None or (found is not None and value == found.value):
+                return ChangedValue(found, written=False)
+            try:
+                version = await metastore.put(path, value, None if found is None else found.version, unmoved)
+            except Ambiguous:
+                unanswered = True
+            except VersionConflict:
+                if on_conflict is not None:
+                    await on_conflict()
+            else:
+                return ChangedValue(Versioned(value, version), written=True)
+    except (Unavailable, Ambiguous) as error:
+        if not unanswered:
+            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
+    if unanswered:
+        raise OutcomeUnknown(
+            f"{path} in the metastore may have been changed: a write got no answer; look, and repeat the change"
+        )
+    raise NotReady(f"{path} in the metastore was not changed: others changed it at the same time; repeat the change")
+
+
+class DocumentChange(NamedTuple, Generic[T]):
+    """The value after `Document.change`; `written` is True if this call wrote it."""
+
+    value: T
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Document(Generic[T]):
+    """One document: where it lies, and its codec.
+
+    `decode` gets None if there is no document, and raises Corruption or CodecError. `encode` is canonical: equal values
+    have equal bytes.
+    """
+
+    path: str
+    decode: Callable[[Versioned | None], T]
+    encode: Callable[[T], bytes]
+
+    async def read(self, metastore: Metastore) -> T:
+        """The value now. Raises what `decode` and the metastore raise."""
+        return self.decode(await metastore.get(self.path))
+
+    async def change(
+        self,
+        metastore: Metastore,
+        change: Callable[[T], T],
+        unmoved: Collection[Precondition] = (),
+        on_conflict: Callable[[], Awaitable[None]] | None = None,
+    ) -> DocumentChange[T]:
+        """`change_value` on values. `change` returns an equal value to leave the document as it is."""
+
+        def changed(found: Versioned | None) -> bytes | None:
+            before = self.decode(found)
+            value = self.encode(change(before))
+            return None if value == self.encode(before) else value
+
+        found, written = await change_value(metastore, self.path, changed, unmoved, on_conflict)
+        return DocumentChange(self.decode(found), written)
+
+    def conditional_write(self, value: T, version: int | None) -> ConditionalWrite:
+        """A write of `value` on `version` (None: no document yet), to be made together with others."""
+        return ConditionalWrite(self.path, self.encode(value), version)
+
+
+class DocumentEvents(NamedTuple):
+    """Names of the log events of a watched document."""
+
+    unreadable: str
+    unavailable: str = ""
+    """Of a document that is followed in a task."""
+
+
+class WatchedDocument(Generic[T]):
+    """The value of one document as this node read it last. Belongs to the event loop.
+
+    A document that cannot be decoded is logged, and leaves `value` as it was.
+    """
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        document: Document[T],
+        value: T,
+        events: DocumentEvents,
+        on_read: Callable[[T], None] = lambda _value: None,
+    ) -> None:
+        """`value` counts until the first read. `on_read` gets the value after every read and every change."""
+        self.document = document
+        self.value = value
+        self.was_read = False
+        """False until the first successful read."""
+        self.readable = True
+        """False while the newest document cannot be decoded, and `value` is older."""
+        self._metastore = metastore
+        self._events = events
+        self._on_read = on_read
+        self._fresh = False
+        self._changes = 0
+        """Changes made here. A read that began before the newest one is dropped and repeated."""
+        self._wake = asyncio.Event()
+        self._unavailable = LogLimit()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def on_hint(self, path: str) -> None:
+        """A watch reported a change at `path`."""
+        if path == self.document.path:
+            self._fresh = False
+            self._wake.set()
+
+    def expire(self) -> None:
+        """Let the next `refresh` read the document, although no watch has reported a change."""
+        self._fresh = False
+
+    async def refresh(self) -> None:
+        """Read the document unless it is fresh. Raises Unavailable, Ambiguous, VersionConflict."""
+        if self._fresh:
+            return
+        self._fresh, changes = True, self._changes
+        try:
+            value = await self.document.read(self._metastore)
+        except (LocalFault, CodecError) as error:  # damaged, or ZooKeeper refuses the read
+            self.readable = False
+            log.error(self._events.unreadable, path=self.document.path, error=str(error))
+        except (Unavailable, Ambiguous, VersionConflict):
+            self._fresh = False
+            raise
+        else:
+            if changes == self._changes:
+                self._adopt(value)
+            else:
+                self.on_hint(self.document.path)
+
+    def _adopt(self, value: T) -> None:
+        self.value = value
+        self.was_read = self.readable = True
+        self._on_read(value)
+
+    # -- changing -------------------------------------------------------------------------------------
+
+    async def change(self, change: Callable[[T], T]) -> DocumentChange[T]:
+        """See `Document.change`; the new value counts here at once."""
+        result = await self.document.change(self._metastore, change)
+        self._changes += 1
+        self._adopt(result.value)
+        return result
+
+    # -- following ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the document once, then follow it: after every watch event, and every POLL_S."""
+        self._metastore.watch(self.on_hint)
+        await self._try_refresh()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        """End the task; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _follow(self) -> None:
+        pause_s = POLL_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            self._fresh = False
+            pause_s = POLL_S if await self._try_refresh() else RETRY_S
+
+    async def _try_refresh(self) -> bool:
+        """False if the metastore could not be reached."""
+        try:
+            await self.refresh()
+        except (Unavailable, Ambiguous, VersionConflict) as error:
+            if (left_out := self._unavailable.due()) is not None:
+                log.warning(self._events.unavailable, path=self.document.path, error=str(error), left_out=left_out)
+            return False
+        return True
