@@ -1,34 +1,50 @@
-"""`isthmus bucket-type`: the unit of placement, listed, shown and made.
+"""`isthmus bucket-type`: bucket types, the unit of placement: listed, shown, made and changed.
 
-What is placed where is `repl.controller.placement`'s, what a placement file may say `repl.controller.placement`'s; the
-node checks all of it once more.
+`repl.controller.placement` computes placements and reads placement files; the node checks both again.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
-from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
-from isthmus.node.cli.bucket import echo_changed, echo_properties, set_properties, wanted
-from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.admin_act import AdminAct, admin_act
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.bucket import PROPERTIES, parse_assignments, set_properties, unset_properties
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import cell, echo_json, echo_table, output_option, printable
+from isthmus.node.cli.output import (
+    Row,
+    TableSpec,
+    cell,
+    echo_json,
+    echo_listing,
+    objects_in,
+    output_option,
+    printable,
+)
 from isthmus.node.cli.partition import read_map
 from isthmus.node.cli.reassignment import set_replication_factor
 from isthmus.repl.controller.placement import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
 
 NAME = click.argument("name")
-BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
-KEYS = ("bucket_type", "partition_count", "replication_factor", "min_isr", "online", "in_sync")
-COLUMNS = ("bucket type", "partitions", "replication factor", "min-isr", "online", "in sync")
+BUCKET_TYPES: Final = TableSpec(
+    "bucket_type",
+    ("partitions", "partition_count"),
+    "replication_factor",
+    ("min-isr", "min_isr"),
+    "online",
+    "in_sync",
+)
+PARTITIONS: Final = TableSpec(
+    ("index", "id"), "partition", "leader", "nodes", ("ids", "replicas"), "adding", "removing", "status"
+)
+PLACEMENT: Final = TableSpec(("index", "id"), ("node ids", "replicas"))
 
 
 @click.group("bucket-type")
@@ -44,11 +60,7 @@ bucket_type_group.add_command(set_replication_factor)
 @output_option
 def list_types(admin: AdminClient, output: str) -> None:
     """Every bucket type: partitions, replicas, min-ISR, how many partitions are online and wholly in sync."""
-    answer = admin.get("/admin/bucket-types")
-    if output == "json":
-        echo_json(answer)
-    else:
-        echo_table(COLUMNS, ([row.get(key) for key in KEYS] for row in listed(answer, "bucket_types")))
+    echo_listing(admin.get("/admin/bucket-types"), output, "bucket_types", BUCKET_TYPES)
 
 
 @bucket_type_group.command("show")
@@ -59,25 +71,23 @@ def show(name: str, admin: AdminClient, output: str) -> None:
     """Where the replicas of bucket type NAME are, and its properties. `-o json` prints the file that `create --file`
     takes; properties alone: `bucket-type properties -o json`."""
     answer = admin.get(_path(name))
-    rows = listed(answer, "partitions")
-    if output != "json":
-        echo_table(COLUMNS, [[answer.get(key) for key in KEYS]])
-        if answer.get("orders"):
-            then, changing = cell(answer.get("replication_factor_then")), cell(answer.get("changing"))
-            what = f"partitions that change now: {changing}, replication factor {then} then"
-            click.echo(printable(f"order {cell(answer.get('orders'))}: {what}; `isthmus partition moves` shows it"))
-        click.echo()
-        keys = ("id", "partition", "leader", "nodes", "replicas", "adding", "removing", "status")
-        columns = ("index", "partition", "leader", "nodes", "ids", "adding", "removing", "status")
-        echo_table(columns, ([row.get(key) for key in keys] for row in rows))
-        click.echo()
-        echo_properties(answer, output)
+    rows = objects_in(answer, "partitions")
+    if output == "json":
+        echo_json({"partitions": [{"id": row["id"], "replicas": _replicas(row)} for row in rows]})
         return
-    echo_json({"partitions": [{"id": row["id"], "replicas": _replicas(row)} for row in rows]})
+    BUCKET_TYPES.echo([answer])
+    if answer.get("orders"):
+        then, changing = cell(answer.get("replication_factor_then")), cell(answer.get("changing"))
+        what = f"partitions that change now: {changing}, replication factor {then} then"
+        click.echo(printable(f"order {cell(answer.get('orders'))}: {what}; `isthmus partition moves` shows it"))
+    click.echo()
+    PARTITIONS.echo(rows)
+    click.echo()
+    PROPERTIES.echo(objects_in(answer, "properties"))
 
 
-def _replicas(row: dict[str, Any]) -> list[int | str]:
-    """Node ids; the name of a node that is gone, whose id nobody knows: a file for `reassign` may have both."""
+def _replicas(row: Row) -> list[int | str]:
+    """Node ids; for a node that is gone and whose id is unknown its name. A file for `reassign` may have both."""
     pairs = zip(row["nodes"], row["replicas"], strict=True)
     return [node if number is None else number for node, number in pairs]
 
@@ -87,15 +97,15 @@ def _replicas(row: dict[str, Any]) -> list[int | str]:
 @admin_option
 @output_option
 def properties(name: str, admin: AdminClient, output: str) -> None:
-    """Every property of bucket type NAME: what counts, where it comes from, by whom and since when."""
-    echo_properties(admin.get(f"{_path(name)}/properties"), output)
+    """Every property of bucket type NAME: the value in force, its origin, by whom and since when."""
+    echo_listing(admin.get(f"{_path(name)}/properties"), output, "properties", PROPERTIES)
 
 
 @bucket_type_group.command("create")
 @NAME
 @click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), help="How many; never changed later.")
 @click.option("--replication-factor", type=click.IntRange(1, REPLICAS_MAX), help="Replicas of each partition.")
-@click.option("--min-isr", type=int, help="Its own min-ISR. Without it the cluster's counts.")
+@click.option("--min-isr", type=int, help="Its own min-ISR; without it that of the cluster.")
 @click.option(
     "--placement",
     type=click.Choice(("computed", "rack-aware")),
@@ -103,10 +113,7 @@ def properties(name: str, admin: AdminClient, output: str) -> None:
 )
 @click.option("--prop", "props", multiple=True, metavar="NAME=VALUE", help="A property; may be given several times.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A replica map, as `show -o json` prints it.")
-@BY
-@DRY_RUN
-@admin_option
-@output_option
+@admin_act(dry_run=True)
 def create(
     name: str,
     partitions: int | None,
@@ -115,91 +122,66 @@ def create(
     placement: str | None,
     props: tuple[str, ...],
     path: Path | None,
-    by: str,
-    dry_run: bool,
-    admin: AdminClient,
-    output: str,
+    act: AdminAct,
 ) -> None:
     """Make bucket type NAME on the nodes that live; returns when it can be used."""
-    wish: dict[str, Any] = {"min_isr": min_isr, "by": by, "dry_run": dry_run}
+    body: dict[str, Any] = {"min_isr": min_isr, "dry_run": act.dry_run}
     if props:
-        wish["props"] = wanted(props)
+        body["props"] = parse_assignments(props)
     if path is not None:
         if (partitions, replication_factor, placement) != (None, None, None):
             raise CommandFailed(
                 Exit.USAGE, "bad-input", "--file says all of --partitions, --replication-factor and --placement"
             )
-        wish |= replica_map_document(read_map(path))
+        body |= replica_map_document(read_map(path))
     elif partitions is None or replication_factor is None:
         raise CommandFailed(Exit.USAGE, "bad-input", "--partitions and --replication-factor are needed, or --file")
     else:
-        wish |= {"partition_count": partitions, "replication_factor": replication_factor, "placement": placement}
-    answer = admin.post(_path(name), wish)
-    if output == "json":
-        echo_json(answer)
-        return
-    rows = listed(answer, "partitions")
+        body |= {"partition_count": partitions, "replication_factor": replication_factor, "placement": placement}
+    answer = act.post(_path(name), **body)
+    rows = objects_in(answer, "partitions")
     what = f"bucket type {name}, {quantity(len(rows), 'partition')}"
     match answer.get("outcome"):
         case "created":
-            click.echo(printable(f"{what}: created, {cell(answer.get('online'))} online"))
+            act.echo(answer, f"{what}: created, {cell(answer.get('online'))} online")
         case "exists":
-            click.echo(printable(f"{what}: exists so, nothing was changed"))
+            act.echo(answer, f"{what}: exists so, nothing was changed")
         case _:
-            click.echo(printable(f"{what}: would be placed so"))
-            echo_table(("index", "node ids"), ([row.get("id"), row.get("replicas")] for row in rows))
+            act.echo(answer, f"{what}: would be placed so")
+            if not act.json:
+                PLACEMENT.echo(rows)
 
 
 @bucket_type_group.command("set", context_settings={"ignore_unknown_options": True})
 @NAME
 @click.argument("assignments", nargs=-1, metavar="[PROPERTY=VALUE...]")
 @click.option("--min-isr", type=int, help="Replicas that must hold a write; clamped to 1 .. RF.")
-@BY
-@DRY_RUN
-@admin_option
-@output_option
-def set_type(
-    name: str,
-    assignments: tuple[str, ...],
-    min_isr: int | None,
-    by: str,
-    dry_run: bool,
-    admin: AdminClient,
-    output: str,
-) -> None:
-    """Set what bucket type NAME goes by: PROPERTY=VALUE, or its min-ISR. Other options: `isthmus option set ...
+@admin_act(dry_run=True)
+def set_type(name: str, assignments: tuple[str, ...], min_isr: int | None, act: AdminAct) -> None:
+    """Set properties of bucket type NAME, PROPERTY=VALUE, or its min-ISR. Other options: `isthmus option set ...
     --bucket-type NAME`."""
     if assignments:
         if min_isr is not None:
             raise CommandFailed(Exit.USAGE, "bad-input", "properties or --min-isr: they are set one after the other")
-        path = f"{_path(name)}/properties"
-        set_properties(admin, path, f"bucket type {name}", assignments, by=by, dry_run=dry_run, output=output)
+        set_properties(act, f"{_path(name)}/properties", f"bucket type {name}", assignments)
         return
     if min_isr is None:
         raise CommandFailed(Exit.USAGE, "bad-input", "nothing to set: PROPERTY=VALUE, or --min-isr")
-    wish = {"value": min_isr, "bucket_type": name, "by": by, "dry_run": dry_run}
-    answer = admin.post(f"/admin/options/{MIN_ISR}/set", wish)
-    if output == "json":
-        echo_json(answer)
-        return
-    rows = listed(answer, "options")
+    answer = act.post(f"/admin/options/{MIN_ISR}/set", value=min_isr, bucket_type=name, dry_run=act.dry_run)
+    rows = objects_in(answer, "options")
     effective = cell(rows[0].get("effective")) if rows else cell(None)
-    click.echo(printable(f"bucket type {name}: min-ISR {cell(answer.get('outcome'))}, effective {effective}"))
+    act.echo(answer, f"bucket type {name}: min-ISR {cell(answer.get('outcome'))}, effective {effective}")
     for warning in answer.get("warnings") or ():
-        click.echo(printable(f"note: {warning}"))
+        act.note(f"note: {warning}")
 
 
 @bucket_type_group.command("unset")
 @NAME
 @click.argument("names", nargs=-1, metavar="[PROPERTY...]")
-@BY
-@DRY_RUN
-@admin_option
-@output_option
-def unset_type(name: str, names: tuple[str, ...], by: str, dry_run: bool, admin: AdminClient, output: str) -> None:
-    """Take back properties of bucket type NAME, or all without names: the defaults count again."""
-    answer = admin.post(f"{_path(name)}/properties/unset", {"names": list(names), "by": by, "dry_run": dry_run})
-    echo_changed(answer, f"bucket type {name}", output)
+@admin_act(dry_run=True)
+def unset_type(name: str, names: tuple[str, ...], act: AdminAct) -> None:
+    """Remove properties of bucket type NAME, or all without names: the defaults are in force again."""
+    unset_properties(act, f"{_path(name)}/properties", f"bucket type {name}", names)
 
 
 def _path(name: str) -> str:

@@ -22,9 +22,8 @@ import click
 from isthmus.config.text import no_such, quantity
 from isthmus.config.units import format_duration, parse_duration
 from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.cluster import listed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
-from isthmus.node.cli.output import CliContext, cell, echo_json, milliseconds, output_option, printable
+from isthmus.node.cli.output import CliContext, cell, echo_json, milliseconds, objects_in, output_option, printable
 
 NAMED_MAX: Final = 8
 """Partitions that a sentence names; `isthmus partition list` has all."""
@@ -469,7 +468,7 @@ QUEUE: Final = click.option("--queue", metavar="NAME", callback=_name, help="Onl
 def lag(warning: int, critical: int, queue: str | None, quiet: bool, admin: AdminClient, output: str) -> None:
     """How far other clusters are behind, by queue and bucket type, as in `isthmus lag`."""
     limits = _checked(warning, critical)
-    cluster, rows = admin.get("/admin/cluster"), listed(admin.get("/admin/lag"), "lag")
+    cluster, rows = admin.get("/admin/cluster"), objects_in(admin.get("/admin/lag"), "lag")
     known = sorted({str(row.get("queue")) for row in rows})
     wanted = [row for row in rows if queue in (None, row.get("queue"))]
     _known_queue(queue, known)
@@ -535,7 +534,7 @@ def sink(warning: int, critical: int, quiet: bool, admin: AdminClient, output: s
     if critical < warning:
         raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
     limits = ProbeThresholds(warning, critical)
-    cluster, rows = admin.get("/admin/cluster"), listed(admin.get("/admin/sink/nodes"), "nodes")
+    cluster, rows = admin.get("/admin/cluster"), objects_in(admin.get("/admin/sink/nodes"), "nodes")
     nodes = {str(row.get("node")): row.get("sink") for row in rows}
     facts = [*doubts(cluster), *sink_facts(nodes, limits)]
     _end("sink", facts, "no dead letters, no bucket type is lacking, no link fails", output, limits, quiet=quiet)

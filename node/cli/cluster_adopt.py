@@ -20,8 +20,7 @@ from isthmus.config.loader import load_file
 from isthmus.config.settings import Settings
 from isthmus.config.text import quantity
 from isthmus.node.cli.output import echo_json, moment, output_option, printable
-from isthmus.node.cli.parameters import confirm
-from isthmus.node.cli.unsafe_recovery import BY, DRY_RUN, YES
+from isthmus.node.cli.parameters import BY, DRY_RUN, YES, confirm
 from isthmus.repl.model.errors import LocalFault
 
 if TYPE_CHECKING:

@@ -1,19 +1,18 @@
-"""`isthmus dev`: certificates of a test authority, and tokens. The work is `node.local.dev_certificates`'s.
+"""`isthmus dev`: certificates of a test authority, and tokens, made by `node.local.dev_certificates`.
 
-What is made here is for trials: the authority's key lies beside what it signs. docs/security.md says what differs in
-production.
+They are for trials: the authority's key lies beside what it signs. docs/security.md says what differs in production.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from isthmus.config.validation import check_name
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_json, echo_table, moment, output_option
+from isthmus.node.cli.output import TableSpec, echo_json, echo_table, moment_of, output_option
 from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.topology import load_topology
@@ -21,6 +20,9 @@ from isthmus.node.security import certificates
 from isthmus.repl.security.tls import NodeName
 
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+
+
+CERTIFICATES: Final = TableSpec("name", "certificate", "key", ("expires", moment_of("expires_ms")))
 
 
 @click.group("dev")
@@ -60,9 +62,9 @@ def certs(
 ) -> None:
     """Make a test authority in DIR and a certificate for each node, with private keys that only you can read.
 
-    An authority that is there stays, so that nodes can be added; certificates of the nodes named are made anew.
+    An existing authority stays, so that nodes can be added; certificates of the named nodes are replaced.
     """
-    wanted = _named(cluster, nodes) + ([] if topology is None else _of(topology))
+    wanted = _named(cluster, nodes) + ([] if topology is None else _nodes_of(topology))
     if not wanted:
         raise CommandFailed(Exit.USAGE, "usage", "name nodes by --cluster NAME --node NAME, or a file by --for")
     paths = dev_certificates.make_certificates(directory, wanted, hosts, days)
@@ -78,17 +80,14 @@ def certs(
     if output == "json":
         echo_json({"authority": str(directory / "ca.crt"), "certificates": rows})
         return
-    echo_table(
-        ("name", "certificate", "key", "expires"),
-        ([row["name"], row["certificate"], row["key"], moment(row["expires_ms"])] for row in rows),
-    )
+    CERTIFICATES.echo(rows)
 
 
 @dev_group.command("tokens")
 @directory_argument
 @output_option
 def tokens(directory: Path, output: str) -> None:
-    """Make a token for each role in DIR, in files that only you can read. Those that are there stay."""
+    """Make a token for each role in DIR, in files that only you can read. Existing tokens stay."""
     paths = dev_certificates.make_tokens(directory)
     if output == "json":
         echo_json({"tokens": {path.stem: str(path) for path in paths}})
@@ -105,6 +104,6 @@ def _named(cluster: str | None, nodes: tuple[str, ...]) -> list[NodeName]:
         raise CommandFailed(Exit.USAGE, "bad-input", str(error)) from None
 
 
-def _of(topology: Path) -> list[NodeName]:
+def _nodes_of(topology: Path) -> list[NodeName]:
     plan = load_topology(topology)
     return [NodeName(cluster.name, node.name) for cluster in plan.clusters.values() for node in cluster.nodes]

@@ -20,11 +20,18 @@ import click
 from isthmus.config.text import quantity
 from isthmus.config.units import format_size, parse_size
 from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.cluster import listed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
-from isthmus.node.cli.parameters import confirm, time_of
-from isthmus.node.cli.queue import BY
+from isthmus.node.cli.output import (
+    TableSpec,
+    echo_facts,
+    echo_json,
+    echo_table,
+    moment_of,
+    objects_in,
+    output_option,
+    printable,
+)
+from isthmus.node.cli.parameters import BY, DRY_RUN, YES, confirm, time_of
 
 SEGMENTS: Final = 1 << 20
 
@@ -45,7 +52,9 @@ SCOPE: Final = {
 }  # fmt: skip
 """What narrows a fold, as its question names it."""
 
-Found = list[dict[str, Any]]
+KEYS: Final = TableSpec(
+    "bucket", "key", "siblings", ("bytes", "size_bytes"), ("modified", moment_of("modified_ms")), "note"
+)
 
 
 @click.group("fold")
@@ -173,13 +182,7 @@ def _echo_stats(
 
 def act_options(command: Any) -> Any:
     """What every fold takes that changes something."""
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Say how many it would be, and change nothing."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        BY,
-    ):
-        command = option(command)
-    return command
+    return YES(DRY_RUN(BY(command)))
 
 
 @fold_group.command("repl-keys")
@@ -260,9 +263,7 @@ def _over(
 def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> int:
     """Print what the pages name as they come; how many that were."""
     count = 0
-    rows: Found = []
-    columns = ("bucket", "key", "siblings", "bytes", "modified", "note")
-    keys = ("bucket", "key", "siblings", "size_bytes")
+    rows: list[dict[str, Any]] = []
 
     def take(page: dict[str, Any]) -> None:
         nonlocal count
@@ -270,10 +271,7 @@ def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) 
         if output == "json":
             rows.extend(page["found"])
         elif page["found"]:
-            echo_table(
-                columns,
-                ([*(one[key] for key in keys), moment(one["modified_ms"]), one["note"]] for one in page["found"]),
-            )
+            KEYS.echo(page["found"])
 
     def show(refused: Counter[str]) -> None:
         if output == "json":
@@ -291,7 +289,7 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
     admin: AdminClient = scope["admin"]
     wish = {"kind": kind, **more, **_scope(scope)}
     found = admin.get(f"/admin/partitions?bucket_type={quote(scope['bucket_type'], safe='')}")
-    partitions = sorted((one["index"], one["partition"]) for one in listed(found, "partitions"))
+    partitions = sorted((one["index"], one["partition"]) for one in objects_in(found, "partitions"))
     if not partitions:
         raise CommandFailed(Exit.USAGE, "bad-input", f"there is no bucket type {scope['bucket_type']!r}")
     begin_at, place = _resumed(scope["resume"], len(partitions))

@@ -1,7 +1,6 @@
-"""`isthmus node`: the daemon, what is done to a node's directory while it does not run, and the nodes of a cluster.
+"""`isthmus node`: run the daemon, renew the identity of a restored data directory; list, drain and remove nodes.
 
-All of the daemon is `node.daemon`, imported only when it is to run; what a data directory knows of itself is
-`repl.storage.identity`'s. Listing, draining and removing nodes stand in `node.cli.reassignment`.
+`node.daemon` is imported only to run a node; `node.cli.reassignment` lists, drains and removes nodes.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import click
 
 from isthmus.config.loader import load_file
 from isthmus.config.text import quantity
-from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.output import echo_json, output_option, printable
+from isthmus.node.cli.parameters import BY, DRY_RUN
 from isthmus.node.cli.reassignment import drain, list_nodes, remove
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.storage.identity import NodeIdentity
@@ -38,7 +37,7 @@ def run(file: Path) -> int:
 
     On SIGHUP certificates, keys, tokens, and log.level of FILE are read again; nothing stops.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up ends no node that starts
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up must not end a starting node
     settings = load_file(file)
     from isthmus.node import daemon
 
@@ -47,13 +46,13 @@ def run(file: Path) -> int:
 
 @node_group.command("new-identity")
 @FILE
-@click.option("--dry-run", is_flag=True, help="Only say what it would be.")
-@click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; kept in the log.")
+@DRY_RUN
+@BY
 @output_option
 def new_identity(file: Path, dry_run: bool, by: str, output: str) -> None:
-    """After a data directory was restored from a backup or a snapshot: let its copies take new gens at the next start.
+    """After a data directory was restored from a backup or a snapshot: give its replicas new gens at the next start.
 
-    The node of FILE must not run. What its copies lack they get from their leaders; none of them is elected before.
+    The node of FILE must not run. Its replicas catch up from their leaders; none of them is elected before.
     """
     settings = load_file(file)
     node, directory = settings.node.name, settings.node.data_dir

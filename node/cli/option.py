@@ -1,26 +1,45 @@
-"""`isthmus option`: what may be changed while a cluster runs, what it is set to, and what is in force.
+"""`isthmus option`: dynamic options: what they are set to, and what is in force.
 
-Shows and asks what a node's admin listener offers; which options there are is `config.dynamic_options`' affair,
-docs/options.md prints them.
+`config.dynamic_options` lists the options; docs/options.md prints them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
-from isthmus.node.cli.cluster import listed
-from isthmus.node.cli.output import cell, echo_json, echo_table, moment, output_option, printable
+from isthmus.node.cli.admin_act import AdminAct, admin_act
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.output import (
+    Row,
+    TableSpec,
+    cell,
+    echo_json,
+    moment_or_nothing,
+    objects_in,
+    output_option,
+    printable,
+    value_or_nothing,
+)
 
 NAME = click.argument("name")
-BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="Of this bucket type, not of the cluster.")
-BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would be in force.")
+BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket type, not for the cluster.")
 
-COLUMNS: Final = ("option", "for", "default", "set", "effective", "from", "by", "when")
+NAMED_MAX: Final = 8
+"""Partitions that a line names."""
+
+OPTIONS: Final = TableSpec(
+    "option",
+    ("for", lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}"),
+    "default",
+    ("set", lambda row: "" if row.get("set") is None else row["set"]),
+    "effective",
+    ("from", "origin"),
+    ("by", value_or_nothing("by")),
+    ("when", moment_or_nothing("at_ms")),
+)
 
 
 @click.group("option")
@@ -46,7 +65,7 @@ def get(name: str, bucket_type: str | None, admin: AdminClient, output: str) -> 
     """One option, with its range and meaning."""
     answer = admin.get(f"{_path(name)}{_query(bucket_type)}")
     _echo(answer, output)
-    rows = listed(answer, "options")
+    rows = objects_in(answer, "options")
     if output != "json" and rows:
         click.echo(f"\nrange: {cell(rows[0].get('range'))} {cell(rows[0].get('unit')).replace('-', '')}".rstrip())
         click.echo(printable(str(rows[0].get("meaning"))))
@@ -56,29 +75,19 @@ def get(name: str, bucket_type: str | None, admin: AdminClient, output: str) -> 
 @NAME
 @click.argument("value")
 @BUCKET_TYPE
-@BY
-@DRY_RUN
-@admin_option
-@output_option
-def set_option(
-    name: str, value: str, bucket_type: str | None, by: str, dry_run: bool, admin: AdminClient, output: str
-) -> None:
-    """Set option NAME to VALUE, on all nodes at once and for as long as it is not unset."""
-    wish = {"value": value, "bucket_type": bucket_type, "by": by, "dry_run": dry_run}
-    _changed(admin.post(f"{_path(name)}/set", wish), name, output, dry_run=dry_run)
+@admin_act(dry_run=True)
+def set_option(name: str, value: str, bucket_type: str | None, act: AdminAct) -> None:
+    """Set option NAME to VALUE, on all nodes at once, until it is unset."""
+    _echo_set(act, name, act.post(f"{_path(name)}/set", value=value, bucket_type=bucket_type, dry_run=act.dry_run))
 
 
 @option_group.command("unset")
 @NAME
 @BUCKET_TYPE
-@BY
-@DRY_RUN
-@admin_option
-@output_option
-def unset(name: str, bucket_type: str | None, by: str, dry_run: bool, admin: AdminClient, output: str) -> None:
-    """Take back what option NAME was set to: the cluster's setting, each node's file, or the default counts again."""
-    wish = {"bucket_type": bucket_type, "by": by, "dry_run": dry_run}
-    _changed(admin.post(f"{_path(name)}/unset", wish), name, output, dry_run=dry_run)
+@admin_act(dry_run=True)
+def unset(name: str, bucket_type: str | None, act: AdminAct) -> None:
+    """Unset option NAME: the cluster's setting, each node's file, or the default is in force again."""
+    _echo_set(act, name, act.post(f"{_path(name)}/unset", bucket_type=bucket_type, dry_run=act.dry_run))
 
 
 def _path(name: str) -> str:
@@ -89,41 +98,24 @@ def _query(bucket_type: str | None) -> str:
     return f"?bucket_type={quote(bucket_type, safe='')}" if bucket_type else ""
 
 
-def _changed(answer: dict[str, Any], name: str, output: str, *, dry_run: bool) -> None:
-    if output != "json":
-        before = answer.get("before")
-        was = "" if before is None else f" (it was set to {cell(before)})"
-        click.echo(printable(f"{name}: {cell(answer.get('outcome'))}{was}"))
-        for warning in answer.get("warnings") or ():
-            click.echo(printable(f"note: {warning}"))
-    _echo(answer, output, dry_run=dry_run)
+def _echo_set(act: AdminAct, name: str, answer: Row) -> None:
+    before = answer.get("before")
+    was = "" if before is None else f" (it was set to {cell(before)})"
+    act.note(f"{name}: {cell(answer.get('outcome'))}{was}")
+    for warning in answer.get("warnings") or ():
+        act.note(f"note: {warning}")
+    _echo(answer, act.output, waiting=not act.dry_run)
 
 
-def _echo(answer: dict[str, Any], output: str, *, dry_run: bool = False) -> None:
-    """The rows, and which partitions wait for the controller: nothing does that was not set."""
+def _echo(answer: Row, output: str, *, waiting: bool = True) -> None:
+    """Print the options; with `waiting` also the partitions whose records wait for the controller."""
     if output == "json":
         echo_json(answer)
         return
-    rows = listed(answer, "options")
-    echo_table(COLUMNS, (_row(each) for each in rows))
+    rows = objects_in(answer, "options")
+    OPTIONS.echo(rows)
     found = [each.get("waiting") for each in rows]
-    waiting = sorted({number for numbers in found if isinstance(numbers, list) for number in numbers})
-    if waiting and not dry_run:
-        numbers = ", ".join(map(str, waiting[:8])) + (", ..." if len(waiting) > 8 else "")
+    partitions = sorted({number for numbers in found if isinstance(numbers, list) for number in numbers})
+    if partitions and waiting:
+        numbers = ", ".join(map(str, partitions[:NAMED_MAX])) + (", ..." if len(partitions) > NAMED_MAX else "")
         click.echo(f"not yet in force in partitions {numbers}: their records wait for the controller")
-
-
-def _row(each: dict[str, Any]) -> list[Any]:
-    """What is not set is "-"; by whom and when, too."""
-    kind = each.get("bucket_type")
-    value = each.get("set")
-    return [
-        each.get("option"),
-        "cluster" if kind is None else f"bucket type {kind}",
-        each.get("default"),
-        "" if value is None else value,
-        each.get("effective"),
-        each.get("origin"),
-        each.get("by") or "",
-        "" if each.get("at_ms") is None else moment(each.get("at_ms")),
-    ]

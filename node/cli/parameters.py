@@ -1,15 +1,4 @@
-"""Where an operator's act holds: `--node NAME` for one node, `--all-nodes` (the default) for every one.
-
-An act without either holds on all, so `--all-nodes` only says it aloud; both at once contradict each other. Only
-options stand here: what an act on a node means is its own room's.
-
-The question before an act that cannot be taken back: one for all commands, so none asks where nobody answers.
-
-Times on the command line, read by the one rule that there is (`repl.model.timestamps`); docs/commands.md tells it to
-people.
-
-Numbers of the command line that click would take and nobody can mean.
-"""
+"""Options that several nouns share: who acts and why, on which node, confirmation, times, numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +9,15 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from isthmus.config.validation import check_name
+from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.repl.model.timestamps import written_ms
 
 
 class FiniteFloat(click.FloatRange):
-    """A number in a range. `nan` lies in every range for click, since it is neither below nor above: a wait for so
-    long never ends, and a lag above it is never found. So does `inf` where there is no bound."""
+    """A finite number in a range. click's own type accepts `nan` in every range and `inf` where there is no bound: a
+    wait of that length never ends, and no lag exceeds it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number. Fails as click does."""
@@ -35,13 +26,15 @@ class FiniteFloat(click.FloatRange):
 
 
 FORM: Final = "2026-02-03T04:05, which is UTC unless it names a zone"
-"""How a time is written, for messages and helps."""
+"""The form of a time, for messages and help texts."""
 
 
-def time_of(text: str, what: str = "") -> int:
-    """Milliseconds since 1970 of a time as people write it; `what` names the option in a refusal. Raises CommandFailed
-    (usage), also for a time before 1970."""
-    option = f"{what}: " * bool(what)
+def time_of(text: str, option_name: str = "") -> int:
+    """Milliseconds since 1970 of a time on the command line, read by `repl.model.timestamps`.
+
+    `option_name` begins the error message. Raises CommandFailed (usage), also for a time before 1970.
+    """
+    option = f"{option_name}: " * bool(option_name)
     try:
         time_ms = written_ms(text)
     except ValueError:
@@ -51,9 +44,22 @@ def time_of(text: str, what: str = "") -> int:
     return time_ms
 
 
+def bucket_type_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Callback of `--bucket-type`: the name, checked. Raises CommandFailed (usage)."""
+    try:
+        return value if value is None else check_name(value)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"--bucket-type: {error}") from None
+
+
+def is_interactive(output: str) -> bool:
+    """True where a person can answer a question: at a terminal, and without `-o json`."""
+    return output != "json" and sys.stdin.isatty()
+
+
 def confirm(yes: bool, question: str, output: str = "table") -> None:
-    """Go on only if whoever asks for it says so. Raises CommandFailed where nobody can be asked, and with `output`
-    "json", since a program reads it."""
+    """Ask, unless `yes`. Raises CommandFailed where nobody can answer: without a terminal, and with `-o json`, whose
+    output a program reads; click.Abort when the answer is no."""
     if yes:
         return
     if output == "json":
@@ -67,23 +73,29 @@ def confirm(yes: bool, question: str, output: str = "table") -> None:
     click.confirm(question, abort=True, err=True)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+BY: Final = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
+REASON: Final = click.option("--reason", default="", help="Why; shown to others.")
 
-_SAID: Final = "isthmus.node.cli.parameters"
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NODES_GIVEN: Final = "isthmus.node.cli.parameters"
+"""Key in a click context: one of --node and --all-nodes was given."""
 
 
-def _once(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+def _only_one(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
     if value:
-        if context.meta.get(_SAID):
+        if context.meta.get(_NODES_GIVEN):
             raise click.UsageError("--node and --all-nodes contradict each other: give one of them")
-        context.meta[_SAID] = True
+        context.meta[_NODES_GIVEN] = True
     return value
 
 
-def node_options(command: F) -> F:
-    """`--node` as the parameter `node`, None for all; `--all-nodes` beside it."""
-    one = click.option("--node", metavar="NAME", callback=_once, help="Only on the node of this name.")
+def node_options(command: Command) -> Command:
+    """Add `--node`, as the argument `node` (None: all nodes), and `--all-nodes`, the default, which changes nothing."""
+    one = click.option("--node", metavar="NAME", callback=_only_one, help="Only on the node of this name.")
     every = click.option(
-        "--all-nodes", is_flag=True, expose_value=False, callback=_once, help="On all nodes, which is the default."
+        "--all-nodes", is_flag=True, expose_value=False, callback=_only_one, help="On all nodes, which is the default."
     )
     return one(every(command))

@@ -1,10 +1,8 @@
-"""`isthmus partition`: where partitions are, how a placement would look, and placing a bucket type by a file.
+"""`isthmus partition`: where partitions are, computing a placement, and placing a bucket type by a file.
 
-Moving what exists is `node.cli.reassignment`', forcing a leader `node.cli.unsafe_recovery`'.
-
-`plan` is offline and prints what `assign` reads; the rules of both are `repl.controller.placement` and
-`repl.controller.placement`, so a file that passes here passes at the node, which checks it once more against the nodes
-that live.
+`plan` asks no cluster and prints the file that `assign` reads; `repl.controller.placement` has the rules of both, and
+the node checks the file again against the nodes that live. Moving replicas is `node.cli.reassignment`, forcing a leader
+`node.cli.unsafe_recovery`.
 """
 
 from __future__ import annotations
@@ -18,10 +16,20 @@ import click
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.cluster import listed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import cell, echo_json, echo_table, output_option
-from isthmus.node.cli.reassignment import moves, read_named, reassign
+from isthmus.node.cli.output import (
+    Row,
+    TableSpec,
+    cell,
+    echo_json,
+    echo_listing,
+    echo_result,
+    echo_table,
+    output_option,
+    value_or_nothing,
+)
+from isthmus.node.cli.parameters import bucket_type_name
+from isthmus.node.cli.reassignment import moves, read_limited, reassign
 from isthmus.node.cli.unsafe_recovery import force_leader
 from isthmus.repl.controller.placement import (
     PARTITIONS_MAX,
@@ -33,21 +41,31 @@ from isthmus.repl.controller.placement import (
     replica_map_document,
 )
 
-COLUMNS: Final = ("partition", "type", "leader", "replicas", "isr", "leo", "hw", "apply", "lag", "status", "reason")
-KEYS: Final = ("leader", "replicas", "isr", "leo", "hw", "applied", "lag", "status")
-
 NODES_MAX: Final = 1_000
-"""Most nodes of a plan; a cluster shares one metastore and each node talks to each, so it stays far below."""
+"""Most nodes of a plan. Clusters stay far below: all nodes share one metastore and connect to each other."""
 
 INDEX_MAX: Final = 1_000_000_000
-"""Largest start index: beyond any number of partitions that was ever placed."""
+"""Largest start index: more than any number of partitions ever placed."""
 
 
-def _bucket_type(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    try:
-        return value if value is None else check_name(value)
-    except ValueError as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"--bucket-type: {error}") from None
+def _leader(row: Row) -> Any:
+    """The leader; "-" for a partition without one, "unknown" where its record was not read."""
+    return row.get("leader") or ("" if row.get("status") else None)
+
+
+PARTITIONS: Final = TableSpec(
+    "partition",
+    ("type", lambda row: f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}"),
+    ("leader", _leader),
+    "replicas",
+    "isr",
+    "leo",
+    "hw",
+    ("apply", "applied"),
+    "lag",
+    "status",
+    ("reason", value_or_nothing("reason")),
+)
 
 
 @click.group("partition")
@@ -61,23 +79,13 @@ partition_group.add_command(moves)
 
 
 @partition_group.command("list")
-@click.option("--bucket-type", metavar="T", callback=_bucket_type, help="Only this bucket type's partitions.")
+@click.option("--bucket-type", metavar="T", callback=bucket_type_name, help="Only this bucket type's partitions.")
 @admin_option
 @output_option
 def list_partitions(bucket_type: str | None, admin: AdminClient, output: str) -> None:
     """Every partition with its leader, replicas, in-sync replicas, offsets and status."""
     path = "/admin/partitions" + (f"?bucket_type={quote(bucket_type, safe='')}" if bucket_type else "")
-    answer = admin.get(path)
-    if output == "json":
-        echo_json(answer)
-        return
-    echo_table(COLUMNS, (_row(each) for each in listed(answer, "partitions")))
-
-
-def _row(each: dict[str, Any]) -> list[Any]:
-    kind = f"{cell(each.get('bucket_type'))}/{cell(each.get('index'))}"
-    values = {**each, "leader": each.get("leader") or ("" if each.get("status") else None)}
-    return [each.get("partition"), kind, *(values.get(key) for key in KEYS), each.get("reason") or ""]
+    echo_listing(admin.get(path), output, "partitions", PARTITIONS)
 
 
 @partition_group.command("plan")
@@ -121,7 +129,7 @@ def plan(
 
 
 def _racks(text: str, nodes: int | None) -> dict[int, str]:
-    """Node id -> its rack; as many nodes as are named where `nodes` does not say. Raises CommandFailed (usage)."""
+    """Node id -> rack; without `nodes` as many nodes as `text` has. Raises CommandFailed (usage)."""
     if nodes is None and not text:
         raise CommandFailed(Exit.USAGE, "usage", "how many nodes there are is missing: --nodes, or --racks a:3,b:3")
     most = NODES_MAX if nodes is None else nodes
@@ -146,20 +154,23 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
     if output == "json":
         echo_json(replica_map_document(found))
         return
-    if not any(racks.values()):
-        echo_table(("partition", "leader", "replicas"), ([index, each[0], each] for index, each in enumerate(found)))
-        return
-    echo_table(
-        ("partition", "leader", "replicas", "racks"),
-        ([index, each[0], each, [racks[node] for node in each]] for index, each in enumerate(found)),
-    )
+    columns = ("partition", "leader", "replicas") + ("racks",) * any(racks.values())
+    rows = ([index, ids[0], ids, [racks[node] for node in ids]] for index, ids in enumerate(found))
+    echo_table(columns, (row[: len(columns)] for row in rows))
 
 
 @partition_group.command("assign")
 @click.option("--file", "path", type=click.Path(path_type=Path), required=True, help="A replica map in JSON.")
-@click.option("--validate-only", is_flag=True, help="Check the file, and against the cluster if it answers; no more.")
 @click.option(
-    "--bucket-type", metavar="T", default="default", show_default=True, callback=_bucket_type, help="What to create."
+    "--validate-only", is_flag=True, help="Check the file, and against the cluster if it answers; create nothing."
+)
+@click.option(
+    "--bucket-type",
+    metavar="T",
+    default="default",
+    show_default=True,
+    callback=bucket_type_name,
+    help="What to create.",
 )
 @admin_option
 @output_option
@@ -178,15 +189,12 @@ def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient
             "partitions": len(replica_map),
             "not_checked": f"whether these nodes live: {error}",
         }
-    if output == "json":
-        echo_json(answer)
-        return
-    click.echo(_sentence(answer, path, bucket_type))
+    echo_result(answer, output, _sentence(answer, path, bucket_type))
 
 
 def read_map(path: Path) -> ReplicaMap:
     """The replica map in a file; faults name the file. Raises BadReplicaMap, also when it cannot be read."""
-    text = read_named(path)
+    text = read_limited(path)
     try:
         return parse_replica_map(text)
     except BadReplicaMap as error:

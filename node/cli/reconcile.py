@@ -18,8 +18,7 @@ from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
-from isthmus.node.cli.parameters import time_of
-from isthmus.node.cli.queue import BY
+from isthmus.node.cli.parameters import BY, time_of
 from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from isthmus.node.cli.reconcile_options import FORMAT, absolute, duration_s, refuse_token_variable
 from isthmus.node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed

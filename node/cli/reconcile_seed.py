@@ -17,7 +17,7 @@ from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
-from isthmus.node.cli.queue import BY
+from isthmus.node.cli.parameters import BY
 from isthmus.node.cli.reconcile_options import FORMAT, duration_s, files_of
 from isthmus.repl.model.errors import BadInput, PeerFault
 

@@ -1,34 +1,60 @@
-"""`isthmus lag`, `isthmus ledger` and `isthmus explain`: what the cluster knows of its replication, of all its nodes.
+"""`isthmus lag`, `isthmus ledger` and `isthmus explain`: replication to other clusters, over all nodes. Read only.
 
-Reads only. docs/queues.md tells what the words mean, `node.services.replication_lag` and `node.services.explain_key`
-how they come about.
+docs/queues.md explains the terms; `node.services.replication_lag` and `node.services.explain_key` gather the answers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import click
 
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.cluster import listed
 from isthmus.node.cli.credentials import access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
+from isthmus.node.cli.output import (
+    Row,
+    TableSpec,
+    echo_facts,
+    echo_json,
+    moment,
+    objects_in,
+    output_option,
+    printable,
+)
 from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.services.remote_lookup import other_side, with_other_sides
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import decode_clock
 
-SENT: Final = (
-    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
-    "waiting", "in_flight",
+
+def _cluster(row: Row) -> Any:
+    """The other cluster; a queue may belong to none yet."""
+    return "nobody yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
+
+
+LAGS: Final = TableSpec(
+    ("cluster", _cluster),
+    "queue",
+    ("type", "bucket_type"),
+    "seconds",
+    "objects",
+    "bytes",
+    ("proven as of", lambda row: "never" if row.get("proven_ms") is None else moment(row["proven_ms"])),
+    "reason",
+)
+SENT: Final = TableSpec(
+    ("to", _cluster), "queue", "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished",
+    "given_up", "handed_on", "waiting", "in_flight", "state", "reason",
 )  # fmt: skip
-RECEIVED: Final = ("fetched", "applied", "merged", "superseded", "rejected", "failed", "under_way")
+RECEIVED: Final = TableSpec(
+    ("from", _cluster), "queue", "fetched", "applied", "merged", "superseded", "rejected", "failed", "under_way",
+    "state", "reason",
+)  # fmt: skip
 
 
 @click.command("lag")
@@ -39,19 +65,14 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
     """How far each other cluster is behind, by queue and bucket type: seconds since the oldest change that it has not
     acknowledged, objects and bytes that wait. With --over: exit code 1 above it, 3 where it is unknown."""
     answer = admin.get("/admin/lag")
-    rows = listed(answer, "lag")
+    rows = objects_in(answer, "lag")
     if output == "json":
         echo_json(answer)
     else:
-        shown = []
-        for row in rows:
-            plain = [_cluster(row)] + [row.get(w) for w in ("queue", "bucket_type", "seconds", "objects", "bytes")]
-            proven = row.get("proven_ms")
-            shown.append([*plain, "never" if proven is None else moment(proven), row.get("reason")])
-        echo_table(("cluster", "queue", "type", "seconds", "objects", "bytes", "proven as of", "reason"), shown)
+        LAGS.echo(rows)
         if not rows:
             click.echo("no queue is registered: no change is sent in real time (`isthmus queue register`)")
-        gaps = Counter(str(gap.get("queue")) for gap in listed(admin.get("/admin/gaps"), "gaps"))
+        gaps = Counter(str(gap.get("queue")) for gap in objects_in(admin.get("/admin/gaps"), "gaps"))
         for queue, count in sorted(gaps.items()):
             gaps_of = quantity(count, "gap")
             click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
@@ -75,18 +96,14 @@ def ledger_command(admin: AdminClient, output: str) -> None:
     """What became of every change that was to go to, and that came from, each other cluster. Exit code 1 when a ledger
     does not close, 3 when it is not known. A queue that nobody fetched from yet is `no-sink`, code 0."""
     answer = admin.get("/admin/ledger")
-    rows = listed(answer, "ledger")
+    rows = objects_in(answer, "ledger")
     if output == "json":
         echo_json(answer)
     else:
-        for direction, words in (("sent", SENT), ("received", RECEIVED)):
-            head = ("to" if direction == "sent" else "from", "queue", *(word.replace("_", " ") for word in words))
+        for direction, table in (("sent", SENT), ("received", RECEIVED)):
             found = [row for row in rows if row.get("direction") == direction]
             if found:
-                echo_table(
-                    (*head, "state", "reason"),
-                    [[_cluster(r), *(r.get(word) for word in ("queue", *words, "state", "reason"))] for r in found],
-                )
+                table.echo(found)
     off = [row for row in rows if row.get("closes") is False]
     if off:
         raise CommandFailed(Exit.DIFFERS, "ledger", f"queue {off[0]['queue']}: {off[0]['reason']}")
@@ -96,16 +113,11 @@ def ledger_command(admin: AdminClient, output: str) -> None:
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
 
 
-def _cluster(row: dict[str, Any]) -> Any:
-    """The other cluster of a row; a queue may belong to nobody."""
-    return "nobody yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
-
-
 @click.command("explain")
 @click.argument("bucket", metavar="[TYPE/]BUCKET")
 @click.argument("object_key", metavar="KEY")
 @click.option(
-    "--other", multiple=True, metavar="URL", help="Client listener of another cluster, to be asked for the key."
+    "--other", multiple=True, metavar="URL", help="Client listener of another cluster; it is asked for the key."
 )
 @admin_option
 @output_option
@@ -113,7 +125,7 @@ def _cluster(row: dict[str, Any]) -> Any:
 def explain_command(
     context: click.Context, bucket: str, object_key: str, other: tuple[str, ...], admin: AdminClient, output: str
 ) -> None:
-    """Where and when a key was accepted, what each queue does with it, what the other side has, and what comes next.
+    """Where and when a key was accepted, what each queue does with it, what the other side has, and what happens next.
     Names are percent-encoded where they are no plain text."""
     bucket_type, slash, name = bucket.partition("/")
     if not slash:
@@ -125,28 +137,21 @@ def explain_command(
     answer = admin.get(f"/admin/explain?{query}")
     found = answer.get("object")
     ours = decode_clock(bytes.fromhex(found["clock"])) if isinstance(found, dict) else None
-    key = Key(bucket_type.encode(), unquoted(name), unquoted(object_key))
+    key = Key(bucket_type.encode(), unquote_to_bytes(name), unquote_to_bytes(object_key))
     for url in other:
         try:
             checked = check_peer_url(url)
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--other: {error}") from None
-        looked = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
-        answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **looked}])
+        side = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
+        answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **side}])
     if output == "json":
         echo_json(answer)
     else:
-        _print(answer, bucket_type, name, object_key)
+        _echo_explanation(answer, bucket_type, name, object_key)
 
 
-def unquoted(text: str) -> bytes:
-    """The bytes that a percent-encoded name means."""
-    from urllib.parse import unquote_to_bytes
-
-    return unquote_to_bytes(text)
-
-
-def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: str) -> None:
+def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: str) -> None:
     facts: list[tuple[str, Any]] = [
         ("key", f"{bucket_type}/{bucket} {object_key}"),
         ("partition", f"{answer.get('partition')} (segment {answer.get('segment')}), led by {answer.get('leader')}"),
@@ -190,7 +195,7 @@ def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: st
 
 
 def _compared(row: dict[str, Any]) -> str:
-    """What the newest check of one node says of the key's segment."""
+    """The newest full-sync check of one node, for the key's segment."""
     what = f"{row['verdict']}{': ' + row['difference'] if row.get('difference') else ''}"
     why = f" ({row['reason']})" if row.get("reason") else ""
     looked = f", compared {moment(row['at_ms'])}: {row['check']}" if row.get("at_ms") else ""

@@ -1,118 +1,87 @@
-"""Operators' acts of last resort: `isthmus partition force-leader` and `isthmus cluster reseed`.
+"""`isthmus partition force-leader` and `isthmus cluster reseed`: recovery that may lose acknowledged writes.
 
-Both show what each replica holds, and what would be lost, before anything is done, and ask. What they mean stands in
-docs/runbooks.md; the node does it (`node.admin_api.unsafe_recovery`).
+Both show what each replica holds and what would be lost, and ask for confirmation. docs/runbooks.md says when to use
+them; the node carries them out (`node.admin_api.unsafe_recovery`).
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
+from isthmus.node.cli.admin_act import AdminAct, admin_act
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.output import cell, echo_json, echo_table, output_option, printable
-from isthmus.node.cli.parameters import confirm
+from isthmus.node.cli.output import TableSpec, cell, objects_in
 
-KEYS: Final = ("node", "eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen")
+REPLICAS: Final = TableSpec("node", "eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen")
 
-BY = click.option(
-    "--by", default=whoami, show_default="USER@HOST", help="Who does it; kept in the record and the logs."
-)
-YES = click.option("--yes", is_flag=True, help="Do not ask.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what there is and what would be lost.")
+NAMED_MAX: Final = 8
+"""Partitions that a line names."""
 
 
 @click.command("force-leader")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("node")
-@YES
-@DRY_RUN
-@BY
-@admin_option
-@output_option
-def force_leader(partition: int, node: str, yes: bool, dry_run: bool, by: str, admin: AdminClient, output: str) -> None:
-    """Have NODE's copy of PARTITION lead, whatever it lacks: an unclean election. What only others hold is lost."""
-    path = f"/admin/partitions/{quote(str(partition))}/force-leader"
-    plan = admin.post(path, {"node": node, "by": by, "dry_run": True})
-    if output != "json":
-        _echo_plan(plan)
-    if not dry_run:
-        confirm(yes, f"Let {node} lead partition {partition}?", output)
-        plan = admin.post(path, {"node": node, "by": by, "version": plan.get("version")})
-    if output == "json":
-        echo_json(plan)
-    elif not dry_run:
-        click.echo(printable(f"partition {partition}: {node} is the candidate of epoch {cell(plan.get('epoch'))}"))
+@admin_act(asks=True)
+def force_leader(partition: int, node: str, act: AdminAct) -> None:
+    """Make NODE's replica the leader of PARTITION, whatever it lacks: an unclean election. Entries that only other
+    replicas hold are lost."""
+    path = f"/admin/partitions/{partition}/force-leader"
+    plan = act.plan(path, node=node)
+    _note_plan(act, plan)
+    if not act.dry_run:
+        act.confirm(f"Let {node} lead partition {partition}?")
+        plan = act.post(path, node=node, version=plan.get("version"))
+        act.note(f"partition {partition}: {node} is the candidate of epoch {cell(plan.get('epoch'))}")
+    act.echo_json(plan)
 
 
 @click.command("reseed")
 @click.option("--incomplete", is_flag=True, help="Go on where replicas do not answer: what only they hold is lost.")
-@YES
-@DRY_RUN
-@BY
-@admin_option
-@output_option
-def reseed(incomplete: bool, yes: bool, dry_run: bool, by: str, admin: AdminClient, output: str) -> int:
-    """After METASTORE_ROLLBACK: make the forgotten records anew, above all that the replicas have seen.
+@admin_act(asks=True)
+def reseed(incomplete: bool, act: AdminAct) -> int:
+    """After METASTORE_ROLLBACK: make the forgotten records again, above all that the replicas have seen.
 
-    Each partition concerned is led by the copy that lacks least. Code 1 when some had to be left as they are.
+    Each of these partitions is led by the replica that lacks least. Code 1 when some had to be left as they are.
     """
-    wish = {"by": by, "incomplete": incomplete}
-    answer = admin.post("/admin/cluster/reseed", {**wish, "dry_run": True})
-    if output != "json":
-        _echo_reseed(answer)
-    if not dry_run and _objects(answer, "partitions"):
-        confirm(yes, "Re-seed the metastore so?", output)
-        answer = admin.post("/admin/cluster/reseed", {**wish, "dry_run": False})
-        if output != "json":
-            _echo_outcomes(answer)
-    if output == "json":
-        echo_json(answer)
-    left = any(each.get("outcome") == "left" for each in _objects(answer, "partitions"))
+    answer = act.plan("/admin/cluster/reseed", incomplete=incomplete)
+    plans = objects_in(answer, "partitions")
+    if not plans:
+        act.note(f"no record is behind its replicas, of {cell(answer.get('looked_at'))}")
+    for plan in plans:
+        _note_plan(act, plan)
+        if plan.get("outcome") != "left":
+            act.note(f"would be led by {cell(plan.get('node'))}")
+    _note_outcomes(act, answer)
+    if not act.dry_run and plans:
+        act.confirm("Re-seed the metastore so?")
+        answer = act.post("/admin/cluster/reseed", incomplete=incomplete, dry_run=False)
+        _note_outcomes(act, answer)
+    act.echo_json(answer)
+    left = any(each.get("outcome") == "left" for each in objects_in(answer, "partitions"))
     return Exit.DIFFERS if left or answer.get("forgotten") else Exit.OK
 
 
-def _echo_plan(plan: dict[str, Any]) -> None:
-    heading = (
-        f"partition {cell(plan.get('partition'))}: {cell(plan.get('status'))}, epoch {cell(plan.get('record_epoch'))}"
-    )
-    click.echo(printable(f"{heading}; {cell(plan.get('reason'))}"))
-    columns = [key.replace("_", " ") for key in KEYS]
-    echo_table(columns, ([row.get(key) for key in KEYS] for row in _objects(plan, "replicas")))
+def _note_plan(act: AdminAct, plan: dict[str, Any]) -> None:
+    """Print what the replicas of a partition hold."""
+    if act.json:
+        return
+    record = f"{cell(plan.get('status'))}, epoch {cell(plan.get('record_epoch'))}"
+    act.note(f"partition {cell(plan.get('partition'))}: {record}; {cell(plan.get('reason'))}")
+    REPLICAS.echo(objects_in(plan, "replicas"))
     for note in plan.get("notes") or ["no replica that answers has more than this one"]:
-        click.echo(printable(f"note: {note}"))
+        act.note(f"note: {note}")
 
 
-def _echo_reseed(answer: dict[str, Any]) -> None:
-    plans = _objects(answer, "partitions")
-    if not plans:
-        click.echo(f"no record is behind its replicas, of {cell(answer.get('looked_at'))}")
-    for plan in plans:
-        _echo_plan(plan)
-        if plan.get("outcome") != "left":
-            click.echo(printable(f"would be led by {cell(plan.get('node'))}"))
-    _echo_outcomes(answer)
-
-
-def _echo_outcomes(answer: dict[str, Any]) -> None:
-    for plan in _objects(answer, "partitions"):
+def _note_outcomes(act: AdminAct, answer: dict[str, Any]) -> None:
+    for plan in objects_in(answer, "partitions"):
         what = f"partition {cell(plan.get('partition'))}"
         if plan.get("outcome") == "left":
-            click.echo(printable(f"{what}: left as it is: {cell(plan.get('reason'))}"))
+            act.note(f"{what}: left as it is: {cell(plan.get('reason'))}")
         elif plan.get("outcome") == "ordered":
-            click.echo(
-                printable(f"{what}: {cell(plan.get('node'))} is the candidate of epoch {cell(plan.get('epoch'))}")
-            )
+            act.note(f"{what}: {cell(plan.get('node'))} is the candidate of epoch {cell(plan.get('epoch'))}")
     forgotten = answer.get("forgotten")
     if isinstance(forgotten, list) and forgotten:
-        numbers = ", ".join(map(str, forgotten[:8])) + (", ..." if len(forgotten) > 8 else "")
-        click.echo(f"the metastore has no record of partitions {numbers}, which nodes hold copies of")
-
-
-def _objects(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """The objects under `key`; none when the node (of another version, maybe) does not list them."""
-    found = answer.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        numbers = ", ".join(map(str, forgotten[:NAMED_MAX])) + (", ..." if len(forgotten) > NAMED_MAX else "")
+        act.note(f"the metastore has no record of partitions {numbers}, which nodes hold copies of")

@@ -163,7 +163,7 @@ def test_moves_that_never_end_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a silence the command gives up looking, with a code of its own."""
-    monkeypatch.setattr(leader, "SILENT_S", 0.0)
+    monkeypatch.setattr(leader, "STALL_S", 0.0)
     Told(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [])))
     assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
     assert "no move has ended" in capsys.readouterr().err
@@ -182,7 +182,7 @@ def test_a_run_of_more_moves_than_a_node_keeps_is_followed_to_its_end(
     Told(monkeypatch, UNEVEN, *looks)
     clock = iter(range(0, 10_000, 20))
     monkeypatch.setattr(leader.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(leader, "SILENT_S", 70.0)
+    monkeypatch.setattr(leader, "STALL_S", 70.0)
     assert cli.main(["leader", "balance", "--yes"]) == Exit.OK
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("partition ")]
     assert told == [f"partition {n} to n3: done" for n in range(9)]

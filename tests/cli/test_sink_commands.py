@@ -152,7 +152,7 @@ def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
     listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody can be asked --yes is needed; what was counted is dropped, and nothing that came since."""
-    monkeypatch.setattr("isthmus.node.cli.sink.IDS_AT_ONCE", 2)
+    monkeypatch.setattr("isthmus.node.cli.sink.IDS_MAX", 2)
     path = "/admin/sink/dead-letters"
     listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
     assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.USAGE
