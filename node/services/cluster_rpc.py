@@ -75,7 +75,10 @@ Facts = Mapping[int, ReplicaFacts]
 
 
 WORDS_BEFORE: Final = len(ReplicaFacts._fields) - 1
-"""What a node of the version before says of a replica: all but `out`."""
+"""Fields of a replica that a node of the version before sends, and the only number that it accepts: all but `out`."""
+
+WITH_OUT: Final = b"out"
+"""The body of a request whose sender understands `out`. A node of the version before sends an empty body."""
 
 
 def facts_of(replica: Replica, reason: str, now_ms: int) -> ReplicaFacts:
@@ -123,9 +126,10 @@ class Gathering:
         now_ms = self._now_ms()
         return {replica.partition: facts_of(replica, reason, now_ms) for replica, reason in self._replicas()}
 
-    async def answer(self, _node: str, _body: bytes) -> bytes:
-        """This node's replicas, for another one that gathers."""
-        packed: bytes = msgpack.packb({partition: list(facts) for partition, facts in self.own().items()})
+    async def answer(self, _node: str, body: bytes) -> bytes:
+        """This node's replicas, in the form that the sender of the request understands."""
+        words = len(ReplicaFacts._fields) if body == WITH_OUT else WORDS_BEFORE
+        packed: bytes = msgpack.packb({partition: list(facts)[:words] for partition, facts in self.own().items()})
         return packed
 
     async def gather(self, nodes: Iterable[str], timeout_ms: int = TIMEOUT_MS) -> dict[str, Facts | None]:
@@ -138,7 +142,7 @@ class Gathering:
         if node == self._node:
             return self.own()
         try:
-            return _unpacked(await self._request(node, REPLICAS_METHOD, b"", timeout_ms))
+            return _unpacked(await self._request(node, REPLICAS_METHOD, WITH_OUT, timeout_ms))
         except IsthmusError:
             return None
 

@@ -220,7 +220,7 @@ def gathering(answers: dict[str, bytes | IsthmusError]) -> Gathering:
     """A gathering of node b, with others that answer so."""
 
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        assert (method, body) == ("replicas", b"")
+        assert (method, body) == ("replicas", b"out")
         assert timeout_ms <= 5_000
         found = answers[node]
         if isinstance(found, IsthmusError):
@@ -239,7 +239,7 @@ def test_facts_are_gathered_from_all_who_answer() -> None:
     """One's own without a request; what the others say comes through as they said it; silence is None."""
 
     async def story() -> None:
-        other = await gathering({}).request_handlers()["replicas"]("a", b"")
+        other = await gathering({}).request_handlers()["replicas"]("a", b"out")
         found = await gathering({"a": other, "c": NotReady("x"), "d": OutcomeUnknown("x")}).gather(
             ["a", "b", "c", "d", "a"]
         )
@@ -261,6 +261,15 @@ def test_what_a_node_of_the_version_before_says_is_understood() -> None:
         assert ReplicaFacts(*said).out == {}
 
     asyncio.run(story())
+
+
+def test_a_node_of_the_version_before_gets_an_answer_that_it_understands() -> None:
+    """Its request has an empty body, and it accepts exactly twelve fields of a replica."""
+    answer = asyncio.run(gathering({}).request_handlers()["replicas"]("a", b""))
+    assert msgpack.unpackb(answer, strict_map_key=False) == {
+        0: ["follower", 6, 2, 9, 8, 7, 6, False, "disk-full: no room", 5, "", False],
+        3: ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False],
+    }
 
 
 @pytest.mark.parametrize(
