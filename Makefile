@@ -12,7 +12,7 @@ WORKERS ?= 0
 SPREAD := --dist loadfile --max-worker-restart=0
 
 # What `make test-fast` runs: pure functions and state machines, beside doubles of stores, metastores and peers.
-FAST_TESTS := $(addprefix tests/,model config isr controller coordinator queues sink)
+FAST_TESTS := $(addprefix tests/unit/,config queues sink repl/model repl/isr repl/controller repl/coordinator)
 
 .PHONY: help venv demo test test-fast test-all lint docs bench sim mesh faults endurance wheel clean
 
@@ -57,16 +57,16 @@ docs: venv
 	@$(BIN)/python -m docs.generate
 
 sim: venv
-	@$(BIN)/python -m tests.sim $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+	@$(BIN)/python -m tests.simulation.cluster $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 mesh: venv
-	@$(BIN)/python -m tests.mesh $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+	@$(BIN)/python -m tests.simulation.mesh $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 faults: venv
-	@$(BIN)/python -m tests.faults $(if $(KILLS),--kills $(KILLS)) $(ARGS)
+	@$(BIN)/python -m tests.system.faults $(if $(KILLS),--kills $(KILLS)) $(ARGS)
 
 endurance: venv
-	@$(BIN)/python -m tests.replication $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+	@$(BIN)/python -m tests.system.replication $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 bench: venv
 	@$(BIN)/python -m bench.yardstick $(filter-out --profile,$(ARGS))

@@ -2,7 +2,7 @@
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; everything else on a page is
 written by hand and stays. The texts come from docstrings of settings, the tables of options, properties and metrics,
-and the help of commands. tests/tidy fails when a page differs from what this module makes.
+and the help of commands. tests/project fails when a page differs from what this module makes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What holds for all tests: nothing is left running, nothing is left out silently.
 
-Markers are explained in pyproject.toml. Rooms have fixtures of their own in their folders.
+Markers are explained in pyproject.toml. Fixtures that several folders share are in tests/support; a folder's conftest
+imports those that it uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The log's memory twin: the same port without files, for tests of what stands above it.
 
 It has no thread: what is appended becomes durable, and is reported, within the call; with `hold` not before `commit`.
-Nothing survives it. The contract suite in `tests/replog` runs on both.
+Nothing survives it. The contract suite in `tests/contract/test_replog.py` runs on both.
 """
 
 from __future__ import annotations

@@ -1,0 +1,121 @@
+"""`isthmus fold`: pages that may be had a moment later are asked for again, others end it with where to go on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli import fold
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.exit_codes import Exit
+from tests.component.cli.test_admin_client import ToldListener
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldListener]:
+    """One with a bucket type of a single partition."""
+    found = ToldListener()
+    found.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
+    monkeypatch.setenv("ISTHMUS_ADMIN", found.url)
+    yield found
+    found.close()
+
+
+PAGE: dict[str, Any] = {
+    "next": None, "scanned": 3, "matched": 2, "found": [], "done": 2, "refused": {}, "buckets": {"b": 2},
+    "objects": 2, "tombstones": 0, "bytes": 9, "sizes": {}, "siblings": {},
+}  # fmt: skip
+
+
+def test_a_page_is_asked_for_again_while_that_may_help(
+    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that has no room, a leadership that moves: the same page again, a bounded time; then the fold goes on."""
+    refusals = iter(("overloaded", "not-ready", "not-leader"))
+
+    def later(_seconds: float) -> None:
+        reason = next(refusals, None)
+        if reason is None:
+            listener.tell("/admin/folds", PAGE)
+        else:
+            listener.tell("/admin/folds", {"error": "not now", "reason": reason}, 503)
+
+    monkeypatch.setattr(fold.time, "sleep", later)
+    later(0)
+    assert cli.main(["fold", "list-buckets"]) == Exit.OK
+    assert len(listener.posted) == 4
+    assert len({str(body) for _, body in listener.posted}) == 1
+    assert capsys.readouterr().out.split() == ["BUCKET", "KEYS", "b", "2"]
+
+
+def test_a_fold_that_cannot_go_on_says_where_it_ended(
+    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beyond that time, or at once for what no other try would mend: one line to go on from, and the reason. A fold
+    that was refused before its first page, such as by a wrong queue's name, has no place to go on from."""
+    monkeypatch.setattr(fold, "AGAIN_S", -1.0)
+    listener.tell("/admin/folds", {"error": "no room", "reason": "overloaded"}, 503)
+    assert cli.main(["fold", "object-stats"]) == Exit.UNAVAILABLE
+    assert "ended; --from 0:0: goes on from here" in capsys.readouterr().err
+    monkeypatch.setattr(fold, "AGAIN_S", 30.0)
+    listener.tell("/admin/folds", {"error": "no such queue", "reason": "unknown-queue"}, 404)
+    assert cli.main(["fold", "repl-keys", "nowhere", "--yes", "--from", "0:17:6b"]) == Exit.REFUSED
+    assert "goes on" not in capsys.readouterr().err, "what was refused at once has not begun"
+
+
+def test_a_fold_that_changes_something_does_not_ask_where_nobody_answers(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""
+    assert cli.main(["fold", "erase-keys"]) == Exit.USAGE
+    assert "--yes says so instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_fold_that_ends_early_shows_what_there_was_until_then(
+    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    """`--from` goes on behind it, so it would be known to nobody: buckets, sizes, keys found, and above all how many
+    were changed."""
+    found = [{"bucket": "b", "key": "k", "siblings": 1, "size_bytes": 9, "modified_ms": 0, "note": ""}]
+    page = {**PAGE, "found": found, "next": {"segment": 17, "name": "6b"}, "sizes": {"4": 2}, "siblings": {"1": 2}}
+    whole = fold._page
+
+    for kind, words in (
+        (["list-buckets"], "b"),
+        (["object-stats"], "2"),
+        (["find-tombs"], "1970-01-01" if output == "table" else '"k"'),
+        (["erase-keys", "--yes"], "2 of 2 keys deleted" if output == "table" else '"done": 2'),
+    ):
+        listener.tell("/admin/folds", page)
+        asked: list[Any] = []
+
+        def once(admin: AdminClient, wish: dict[str, Any], asked: list[Any] = asked) -> dict[str, Any]:
+            asked.append(wish)
+            if len(asked) == 2:
+                listener.tell("/admin/folds", {"error": "broken", "reason": "x"}, 500)
+            return whole(admin, wish)
+
+        monkeypatch.setattr(fold, "_page", once)
+        assert cli.main(["fold", *kind, "-o", output]) == Exit.UNAVAILABLE
+        said = capsys.readouterr()
+        assert words in said.out
+        assert "--from 0:17:6b goes on" in said.err
+
+
+def test_a_question_names_all_that_narrows_a_fold(
+    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever is asked whether keys are to be erased sees which, times and ranges of keys included."""
+    terminal = io.StringIO("n\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    scope = ["--bucket", "b", "--key-from", "x", "--before", "2026-02-03", "--from", "0:5:"]
+    assert cli.main(["fold", "erase-keys", *scope]) == Exit.INTERRUPTED
+    asked = capsys.readouterr().err
+    assert "bucket type default, bucket b, keys from x, modified before 2026-02-03, going on from 0:5:: go on?" in asked
+    assert listener.posted == []

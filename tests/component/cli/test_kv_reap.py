@@ -1,0 +1,30 @@
+"""`isthmus kv reap`, against an admin listener that answers as it is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from tests.component.cli.test_admin_client import ToldListener, listener
+
+__all__ = ["listener"]
+
+
+def test_a_key_is_reaped_or_it_is_told_who_needs_it(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and code 0; else the reason and code 4; JSON is the node's answer either way."""
+    listener.tell("/admin/reaps", {"outcome": "reaped", "reason": ""})
+    assert cli.main(["kv", "reap", "notes/b", "k"]) == Exit.OK
+    assert capsys.readouterr().out == "notes/b k: reaped\n"
+    waits = {"outcome": "waits", "reason": "queue to-west: acknowledged below offset 3"}
+    listener.tell("/admin/reaps", waits)
+    assert cli.main(["kv", "reap", "b", "k", "-o", "json"]) == Exit.REFUSED
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == waits
+    assert "queue to-west" in shown.err
+    assert listener.posted == [
+        ("/admin/reaps", {"bucket_type": "notes", "bucket": "b", "key": "k"}),
+        ("/admin/reaps", {"bucket_type": "default", "bucket": "b", "key": "k"}),
+    ]

@@ -1,0 +1,248 @@
+"""What commands say of half-right input, of refusals and of what they were answered: no more than is so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli import kv
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from tests.component.cli.test_admin_client import QUEUE, ToldListener, listener
+
+__all__ = ["listener"]
+
+
+@contextmanager
+def answering(status: int, body: bytes, *, length: int | None = None, reason: str = "") -> Iterator[str]:
+    """A client listener that answers everything so; `length` of the body is what it promises."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body) if length is None else length))
+            if reason:
+                self.send_header("X-Isthmus-Reason", reason)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("verb", [["get", "b", "k"], ["put", "b", "k", "v"], ["list", "b"]])
+def test_who_comes_without_a_token_is_told_how_to_give_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    """At the client listener as at that of operators."""
+    with answering(401, b"a token is needed", reason="unauthorized") as url:
+        monkeypatch.setenv("ISTHMUS_HTTP", url)
+        assert cli.main(["kv", *verb]) == Exit.REFUSED
+    assert capsys.readouterr().err == "isthmus: a token is needed; --token-file FILE or ISTHMUS_TOKEN gives one\n"
+
+
+def test_a_refusal_that_breaks_off_is_no_bug_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that dies in the middle of its sentence: unavailable, one line."""
+    with answering(503, b"over", length=100, reason="overloaded") as url:
+        monkeypatch.setenv("ISTHMUS_HTTP", url)
+        assert cli.main(["kv", "get", "b", "k"]) == Exit.UNAVAILABLE
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("body", [b"5", b"[]", b'{"keys": 3}', b'{"buckets": []}'])
+def test_a_listing_of_another_server_is_no_bug_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: bytes
+) -> None:
+    """JSON that is no listing: another server answers there."""
+    with answering(200, body) as url:
+        monkeypatch.setenv("ISTHMUS_HTTP", url)
+        assert cli.main(["kv", "list", "b"]) == Exit.UNAVAILABLE
+    assert "is this a node's client listener?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reason", "suspensions", "shown"),
+    [
+        (
+            "serving suspended: disk; no sink cluster has fetched yet",
+            [{"what": "serving", "by": "ann", "at_ms": 0, "reason": "disk", "node": None}],
+            "serving suspended: disk (by ann, 1970-01-01 00:00:00Z); no sink cluster has fetched yet",
+        ),
+        (
+            "serving suspended; publishing suspended: move; gaps are open",
+            [
+                {"what": "serving", "by": "ann", "at_ms": 0, "reason": "", "node": None},
+                {"what": "publishing", "by": "eve", "at_ms": 0, "reason": "else", "node": "east-2"},
+                {"what": "publishing", "by": "bob", "at_ms": 1_000, "reason": "move", "node": "east-1"},
+            ],
+            (
+                "serving suspended (by ann, 1970-01-01 00:00:00Z); "
+                "publishing suspended: move (by bob, 1970-01-01 00:00:01Z); gaps are open"
+            ),
+        ),
+    ],
+)
+def test_each_suspension_is_told_with_who_made_it(
+    listener: ToldListener,
+    capsys: pytest.CaptureFixture[str],
+    reason: str,
+    suspensions: list[dict[str, Any]],
+    shown: str,
+) -> None:
+    """Who suspended stands behind the suspension, not behind whatever else is amiss; of publishing as of serving."""
+    publishing = "suspended" if "publishing" in reason else "running"
+    more = {"suspended": suspensions[0], "suspensions": suspensions, "publishing": publishing, "reason": reason}
+    listener.tell("/admin/queues", {"queues": [{**QUEUE, **more}]})
+    assert cli.main(["queue", "list"]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[-1].endswith(shown)
+
+
+def test_more_workers_at_one_peer_than_there_are_is_a_usage_error(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a limit never binds; nobody is asked."""
+    assert cli.main(["sink", "set-workers", "4", "--per-peer", "9"]) == Exit.USAGE
+    assert "at most COUNT, 4" in capsys.readouterr().err
+    assert listener.posted == []
+
+
+def test_a_filter_tried_on_a_type_that_is_not_there_says_so(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
+    answer = {"offered": True, "reason": "rule any offers it", "filter": "any", "note": 'no such bucket type: "nots"'}
+    listener.tell("/admin/queues/q/filter?type=nots&bucket=b", answer)
+    assert cli.main(["queue", "test-filter", "q", "nots", "b"]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[1] == 'note: no such bucket type: "nots"'
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["queue", "peek", "\udcff"],
+        ["queue", "suspend", "q", "--reason", "disk \udcff"],
+        ["queue", "push", "q", "default", "\udcff", "k"],
+        ["option", "set", "x", "1", "--by", "\udcff"],
+    ],
+)
+def test_bytes_that_are_no_text_are_a_usage_error(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """They came to the node as half characters, which it could not store, or stored and could not show."""
+    assert cli.main(arguments) == Exit.USAGE
+    assert "no UTF-8 text" in capsys.readouterr().err
+    assert listener.posted == []
+
+
+def test_half_a_character_in_an_answer_is_shown_as_an_escape(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON can name it and no encoding can write it; what is printed is JSON of the same."""
+    answer = {"queues": [{"name": "q", "reason": "\udcff"}]}
+    listener.tell("/admin/queues", answer)
+    assert cli.main(["queue", "list", "-o", "json"]) == Exit.OK
+    out = capsys.readouterr().out
+    assert "\\udcff" in out
+    assert json.loads(out) == answer
+
+
+@pytest.mark.parametrize(
+    "arguments", [["lag", "--over", "nan"], ["local", "up", "x", "--dir", "x", "--timeout", "nan"]]
+)
+def test_a_number_that_is_none_is_a_usage_error(listener: ToldListener, arguments: list[str]) -> None:
+    """No lag is ever above it: a monitor would never have rung."""
+    listener.tell("/admin/lag", {"lag": []})
+    assert cli.main(arguments) == Exit.USAGE
+
+
+def test_links_that_fail_are_a_warning_of_a_whole_cluster(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are told in a line of their own; the code speaks of this cluster."""
+    listener.tell(
+        "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 link fails: x"]}
+    )
+    assert cli.main(["cluster", "status"]) == Exit.OK
+    assert "warning: to other clusters, at node e1: 1 of 1 link fails: x" in capsys.readouterr().out.splitlines()
+
+
+def test_references_that_found_no_room_are_no_success(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Incomplete: whoever goes by the code would have taken all of them for queued."""
+    listener.tell("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
+    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.UNAVAILABLE
+    assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
+    listener.tell("/admin/queues/q/push", {"queued": 3, "refused": 0, "reason": ""})
+    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.OK
+
+
+def test_an_endless_value_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """More than any object may have is not read to its end."""
+    monkeypatch.setattr(kv, "OBJECT_BYTES_MAX", 8)
+    file = tmp_path / "value"
+    file.write_bytes(b"123456789")
+    assert cli.main(["kv", "put", "b", "k", "--file", str(file)]) == Exit.USAGE
+    assert f"{file} has more than 8 bytes" in capsys.readouterr().err
+    assert cli.main(["kv", "put", "b", "k", "--file", "/dev/zero"]) == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["delete", "b", "k", "--clock", "ü"], ["put", "b", "k", "v", "--clock", "²"], ["list", "--limit", "9" * 30]],
+)
+def test_what_no_clock_and_no_limit_can_be_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """Beyond ASCII, and beyond all numbers that are counted to: a line, and nobody is asked."""
+    assert cli.main(["kv", *arguments, "--http", "http://127.0.0.1:1"]) == Exit.USAGE
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_plain_http_where_tls_is_spoken_is_unavailable_to_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same code and the same words at the client listener as at that of operators."""
+    with answering(400, b"TLS is spoken here", reason="tls") as url:
+        monkeypatch.setenv("ISTHMUS_HTTP", url)
+        assert cli.main(["kv", "get", "b", "k"]) == Exit.UNAVAILABLE
+        assert cli.main(["cluster", "status", "--admin", url]) == Exit.UNAVAILABLE
+    said = capsys.readouterr().err.splitlines()
+    assert all("speaks TLS: write https://" in line for line in said)
+
+
+def test_what_a_node_says_of_full_sync_is_text(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""
+    bell = "\x1b]0;mine\x07"
+    peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}
+    running = {"peer": bell, "state": bell}
+    listener.tell("/admin/fullsync?results=5", {"node": "e1", "reason": bell, "running": running, "peers": [peer]})
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("\\x1b]0;mine") == 5

@@ -1,0 +1,131 @@
+"""Times and files that a command line names: read by one rule, and refused by one code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.parameters import time_of
+from tests.component.cli.test_admin_client import ToldListener, listener
+
+__all__ = ["listener"]
+
+FEBRUARY_MS = int(datetime(2026, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1000
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose zone is not UTC."""
+    monkeypatch.setenv("TZ", "CET-1CEST")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_time_means_the_same_in_every_command(listener: ToldListener) -> None:
+    """UTC, whatever the zone of the machine: at a queue's release and registration, at full-sync's range, at a fold."""
+    text = "2026-02-03T04:05"
+    listener.tell("/admin/queues/q/release", {})
+    listener.tell("/admin/queues/register", {})
+    listener.tell("/admin/fullsync/set-range", {})
+    listener.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
+    page = {"next": None, "matched": 0, "found": [], "done": 0, "refused": {}}
+    listener.tell("/admin/folds", page)
+    assert cli.main(["queue", "release", "q", "--from", text, "--yes"]) == Exit.OK
+    assert cli.main(["queue", "register", "q", "--from", text]) == Exit.OK
+    assert cli.main(["fullsync", "set-range", text, "2026-02-04", "--peer", "p"]) == Exit.OK
+    assert cli.main(["fold", "find-tombs", "--since", text]) == Exit.OK
+    wishes = [wish for _, wish in listener.posted]
+    assert [wish.get("from", wish.get("since_ms")) for wish in wishes] == [FEBRUARY_MS] * 4
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_zone_that_is_named_counts() -> None:
+    """As do the forms in which commands print times, and milliseconds as JSON has them."""
+    for text in ("2026-02-03T05:05+01:00", "2026-02-03 04:05:00Z", "2026-02-03T04:05Z", str(FEBRUARY_MS)):
+        assert time_of(text) == FEBRUARY_MS
+    assert time_of("2026-02-03T04:05:00.123") == FEBRUARY_MS + 123
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "20260203", "0", "1969-12-31", "0001-01-01", "0001-01-01T00:00+05:00"]
+)
+def test_what_is_no_time_is_a_usage_error(listener: ToldListener, text: str) -> None:
+    """Nobody is asked. A date without dashes is none: elsewhere a number is milliseconds."""
+    with pytest.raises(CommandFailed):
+        time_of(text)
+    assert cli.main(["fold", "erase-keys", "--yes", "--before", text]) == Exit.USAGE
+    assert listener.posted == []
+
+
+@pytest.mark.parametrize("more", [["--before", "1970-01-01"], ["--since", "2026-02-03", "--before", "2026-02-03"]])
+def test_a_fold_over_no_time_at_all_is_refused(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """Before 1970 there is nothing; for a node the number 0 is no bound, so that everything would have been erased."""
+    listener.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
+    assert cli.main(["fold", "erase-keys", "--yes", *more]) == Exit.USAGE
+    assert "nothing was modified before" in capsys.readouterr().err
+    assert listener.posted == []
+
+
+@pytest.mark.parametrize("place", ["2:0:", "99:0:", "-1:0:", "0:-5:", "0:1048577:", "0:5:zz", "0", "x"])
+def test_a_fold_goes_on_only_from_a_place_that_there_is(listener: ToldListener, place: str) -> None:
+    """One beyond the last partition would have found nothing and said so as if all had been looked at."""
+    found = [{"index": 0, "partition": 7}, {"index": 1, "partition": 8}]
+    listener.tell("/admin/partitions?bucket_type=default", {"partitions": found})
+    assert cli.main(["fold", "list-buckets", "--from", place]) == Exit.USAGE
+    assert listener.posted == []
+
+
+def test_a_folds_bucket_type_is_asked_for_as_it_is_written(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sign with a meaning in URLs does not make another type of it."""
+    listener.tell("/admin/partitions?bucket_type=notes%26x", {"error": "there is no bucket type", "reason": "u"}, 404)
+    listener.tell("/admin/partitions?bucket_type=notes&x", {"partitions": [{"index": 0, "partition": 7}]})
+    assert cli.main(["fold", "erase-keys", "--yes", "--bucket-type", "notes&x"]) == Exit.REFUSED
+    assert "there is no bucket type" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["partition", "assign", "--file"],
+        ["partition", "reassign", "--file"],
+        ["bucket-type", "create", "t", "--file"],
+        ["queue", "register", "q", "--positions"],
+        ["queue", "place", "q", "--positions"],
+        ["kv", "put", "b", "k", "--file"],
+        ["config", "check"],
+        ["config", "show"],
+        ["node", "run"],
+        ["node", "new-identity"],
+        ["local", "up", "--dir", "unused"],
+        ["dev", "certs", "unused", "--for"],
+        ["cluster", "status", "--token-file"],
+        ["cluster", "status", "--ca"],
+    ],
+)
+def test_a_file_that_is_not_there_is_a_usage_error(
+    listener: ToldListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    """Whichever command names it: code 2 and the file's name, and nobody is asked."""
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "absent.json", tmp_path):
+        assert cli.main([*arguments, str(path)]) == Exit.USAGE
+        said = capsys.readouterr()
+        assert str(path) in said.err + said.out
+    assert listener.posted == []

@@ -1,0 +1,59 @@
+"""`isthmus queue show`, of the documents that a node's queues make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.queues.queue_documents import PUBLISHING
+from isthmus.queues.rate_limit import Rates
+from isthmus.queues.window_rules import FOLD
+from tests.component.cli.test_admin_client import ToldListener, listener
+from tests.support.queue_node import Home
+from tests.unit.queues.admin.test_acts import alive, keys, settled, told
+
+__all__ = ["listener"]
+
+
+def test_a_queue_tells_in_words_what_it_has_and_what_it_has_not(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not there is said and not called unknown; every act shows who, when and why; priorities are a table."""
+    documents: list[dict[str, Any]] = []
+
+    async def test(home: Home) -> None:
+        documents.extend(await home.queues.listing())
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        await home.acts.push("q", keys(b"x"), FOLD, 0)
+        await home.acts.suspend("q", PUBLISHING, None, told(home))
+        await home.acts.throttle("q", Rates(1_000, 10), told(home))
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        documents.extend(await home.queues.listing())
+
+    alive(test)
+    shown = []
+    for document in documents:
+        listener.tell("/admin/queues", {"queues": [document]})
+        assert cli.main(["queue", "show", "q"]) == Exit.OK
+        shown.append(capsys.readouterr().out)
+    fresh, busy = shown
+    lines = dict(line.split(": ", 1) for line in fresh.splitlines() if ": " in line)
+    assert lines["owner"].startswith("nobody")
+    assert (lines["last decree"], lines["oldest"], lines["properties differ at"]) == ("none", "-", "-")
+    assert lines["limits"] == "300,000 references, 1,000 whole objects, 200000 bytes an object"
+    assert lines["throttle"].startswith("none; 0 bytes/s")
+    assert "unknown" not in fresh.replace(lines["waiting"], "")
+    lines = dict(line.split(": ", 1) for line in busy.splitlines() if ": " in line)
+    assert lines["suspended"].startswith("publishing on all nodes, by ann at ")
+    assert lines["suspended"].endswith(": because")
+    assert lines["last decree"].startswith("cleared, version ")
+    assert lines["throttle"].startswith("1000 bytes/s and 10 objects/s, set by ann at ")
+    head, *rows = [line.split() for line in busy.split("\n\n")[1].splitlines()]
+    assert head[:4] == ["PRIORITY", "WAITING", "IN", "FLIGHT"]
+    assert [row[0] for row in rows] == ["real", "full-sync", "fold"]
+    assert rows[2][-1] == "1", "cleared"

@@ -1,0 +1,283 @@
+"""Claims about `isthmus reconcile` seed, stats, export, import and trees: what is wrong is told before Spark starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isthmus.aae.reconcile import job, options, run_directory, spark_session
+from isthmus.aae.reconcile.client import ReplicaDirectory
+from isthmus.node.cli import parameters
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.main import main
+from isthmus.repl.model.errors import BadInput
+
+ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--output", "runs"]
+URL = ["--url", "http://127.0.0.1:1"]
+SEED = ["seed", "--source", "http://127.0.0.1:1", "--target", "http://127.0.0.1:2", "--output", "runs"]
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing here starts it."""
+
+    def started(*_: Any, **__: Any) -> Any:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(spark_session, "session", started)
+    monkeypatch.chdir(tmp_path)
+    for name in ("TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY"):
+        monkeypatch.delenv(f"ISTHMUS_{name}", raising=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-02-03", "2026-02-03T04:05+02:00", "2026-02-03 04:05:06.0005Z", "1" * 11, "1" * 18]
+)
+def test_times_are_the_same_everywhere(text: str) -> None:
+    """What is a time on the command line is the same one in an option of a Spark job."""
+    assert options.parse_time_ms(text) == parameters.time_of(text)
+
+
+@pytest.mark.parametrize("text", ["1" * 10, "1" * 19, "1" * 10 + "\u0661", "20260203", "soon", "", "1969-12-31"])
+def test_what_is_no_time_is_none_anywhere(text: str) -> None:
+    """Too few or too many digits, digits of another script, words, and times before 1970 are refused by both."""
+    with pytest.raises(ValueError, match="is needed"):
+        options.parse_time_ms(text)
+    with pytest.raises(CommandFailed):
+        parameters.time_of(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["stats", "--url", "ftp://n1"], "no URL of a node"),
+        (["stats"], "Missing option '--url'"),
+        (["stats", *URL, "--segments", "9-3"], "FIRST-END"),
+        (["stats", *URL, "--prefix", "p"], "set the option bucket"),
+        (["stats", *URL, "--bucket", "0xf"], "pairs of hexadecimal digits"),
+        (["stats", *URL, "--modified-since", "soon"], "a time such as"),
+        (["stats", *URL, "--modified-since", "20260203"], "a time such as"),
+        (["stats", *URL, "--modified-before", "1970-01-01"], "a time after 1970"),
+        (["run", *ENDS, "--modified-before", "1970-01-01"], "a time after 1970"),
+        (["run", *ENDS, "--modified-since", "20260203"], "--modified-since: '20260203' is no time"),
+        (["stats", *URL, "--rate", "0"], "--rate"),
+        (["stats", *URL, "--give-up-after", "long"], "--give-up-after"),
+        (["stats", *URL, "--cert", "c.pem"], "--cert and --key belong together"),
+        (["export", "copy", *URL, "--consistency", "strong"], "committed"),
+        (["export", "/", *URL], "is no export"),
+        (["import", "nowhere", *URL], "there is no export"),
+        (["import", "copy", *URL, "--run-id", "one"], "--run-id and --run-dir belong together"),
+        (["import", "copy", *URL, "--origin", "ab"], "32 hexadecimal digits"),
+        (["import", "copy", *URL, "--run-id", "../up", "--run-dir", "d"], "run id '../up'"),
+        (["trees", *URL, "--segments", "x"], "FIRST-END"),
+        (["trees", *URL, "--export", "nowhere"], "there is no export"),
+        ([*SEED, "--filter", "bucket:x", "--queue", "q"], "bucket:x"),
+        ([*SEED, "--run-id", "a/b"], "run id 'a/b'"),
+        ([*SEED, "--rate", "-1"], "--rate"),
+        ([*SEED, "--key", "k.pem"], "--cert and --key belong together"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, what would be right, and nothing was started or written."""
+    assert main(["reconcile", *words]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("words", [["trees", "--export", "half", *URL], ["import", "half", *URL]])
+def test_half_an_export_is_good_for_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What it lacks would be taken for what the cluster lacks."""
+    half = {"asked": {"bucket_type": "default"}, "slices": 3, "done": [0], "cluster": "6565"}
+    Path("half", "slice=0000").mkdir(parents=True)
+    Path("half", "_export.json").write_text(json.dumps(half), encoding="utf-8")
+    assert main(["reconcile", *words]) == Exit.USAGE
+    assert "the export is not finished: 1 of 3 slices are" in capsys.readouterr().err
+
+
+def test_a_token_in_the_environment_is_of_no_use_to_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused with the remedy, rather than left out in silence."""
+    monkeypatch.setenv("ISTHMUS_TOKEN", "t" * 32)
+    assert main(["reconcile", "stats", *URL, "-o", "json"]) == Exit.USAGE
+    assert "--token-file" in json.loads(capsys.readouterr().err)["error"]
+
+
+@pytest.mark.parametrize("words", [[*SEED, "--dry-run"], SEED])
+def test_a_seed_whose_cluster_is_not_there_is_unavailable(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3, and nothing is on record: the plan comes first."""
+    assert main(["reconcile", *words]) == Exit.UNAVAILABLE
+    assert "no node says who holds what" in capsys.readouterr().err
+    assert not list(Path().iterdir())
+
+
+def test_a_seed_is_shown_beside_runs_with_its_hand_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is copied so far, once for each range, and the offsets at which its queue goes on; one that is neither a run
+    nor a seed is said to be unknown."""
+    directory = run_directory.RunDirectory("runs", "fill", run_directory.SEED)
+    directory.write("plan.json", {"source": "east", "target": "west", "bucket_type": "default", "queue": "to-west",
+                                  "chunks": [[0, 0, 0, 9], [1, 0, 9, 18], [2, 1, 18, 20]]})  # fmt: skip
+    done = [{"chunk": 0, "rows": 7, "error": ""}, {"chunk": 1, "rows": 0, "error": "peer-fault: gone"}]
+    directory.write("work/00000.json", {"done": done})
+    directory.write("work/00001.json", {"done": [{"chunk": 1, "rows": 5, "error": ""}]})
+    directory.write("handover.json", {"queue": "to-west", "state": "held", "positions": {"0": 12, "1": 0}})
+    assert main(["reconcile", "show", "--output", "runs", "-o", "json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["seeds"]
+    assert (row["seed"], row["outcome"], row["objects"], row["ranges"], row["of"], row["hand_over"]) == (
+        "fill", "not ended", 12, 2, 3, "held",
+    )  # fmt: skip
+    assert main(["reconcile", "show", "fill", "--output", "runs"]) == 0
+    said = capsys.readouterr().out
+    assert "queue to-west is held from:" in said
+    assert "seed fill has not ended" in said
+    assert main(["reconcile", "show", "--output", "runs"]) == 0
+    assert "to-west" in capsys.readouterr().out
+    assert main(["reconcile", "show", "other", "--output", "runs"]) == Exit.USAGE
+    assert "no run or seed other" in capsys.readouterr().err
+
+
+def test_a_java_home_is_printed_for_sparks_own_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a Java that Spark can start as it is: nothing is written then."""
+    assert main(["reconcile", "java-home", "java"]) == 0
+    home = Path(capsys.readouterr().out.strip())
+    assert (home / "bin" / "java").exists()
+    assert home == Path("java").absolute() or not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
+def test_a_package_that_is_missing_is_one_sentence(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether a command imports it at once or when Spark is to start, the sentence names the package, this interpreter
+    and the command that installs it; it is no bug with a traceback, and a module of our own that is missing is."""
+    missing = ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.sql")
+
+    def absent(*_: Any, **__: Any) -> Any:
+        raise missing
+
+    monkeypatch.setattr(spark_session, "session", absent)
+    assert main(["reconcile", "stats", *URL]) == Exit.LOCAL_FAULT
+    told = capsys.readouterr().err
+    assert f"needs the package {module}, which {sys.executable} does not have" in told
+    assert f"-m pip install '{module}" in told
+    assert ">=" in told
+    assert len(told.splitlines()) == 1
+    missing.name = "isthmus.aae.reconcile.none"
+    assert main(["reconcile", "stats", *URL]) == Exit.BROKEN
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_reconcile_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
+    """A real process in which pyspark cannot be imported: every command that needs it, in one line."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('pyspark', 'py4j'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(hidden), str(Path(__file__).parents[3])])}
+    for words in (["run", *ENDS], ["stats", *URL], ["export", str(tmp_path / "x"), *URL]):
+        done = subprocess.run(
+            [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", *words], env=env, cwd=tmp_path,
+            capture_output=True, text=True, timeout=50, check=False,
+        )  # fmt: skip
+        assert done.returncode == Exit.LOCAL_FAULT, done.stderr
+        assert "needs the package pyspark" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_one_cluster_on_both_sides_is_refused_before_spark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a URL that stands on both sides, whatever else is named; by what nodes of different URLs answer. Nothing is
+    written."""
+    sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--output", "runs"]
+    assert main(["reconcile", "run", *sides]) == Exit.USAGE
+    assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err
+    plan = ReplicaDirectory(b"e" * 16, "east", "default", ())
+    monkeypatch.setattr(job, "plan_of", lambda _side: plan)
+    assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
+    assert "left and right are the same cluster, east" in capsys.readouterr().err
+    assert not list(Path().iterdir())
+
+
+def test_run_takes_its_files_from_the_environment_like_other_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ISTHMUS_TOKEN_FILE, ISTHMUS_CA, ISTHMUS_CERT and ISTHMUS_KEY count, as absolute paths; an option wins; --ca,
+    --cert and --key are other names of its options; a token in the environment alone is refused."""
+    seen: list[Any] = []
+
+    def check(_left: str, _right: str, wanted: Any) -> None:
+        seen.append(wanted)
+        raise BadInput("enough")
+
+    monkeypatch.setattr(job, "check", check)
+    for name in ("TOKEN_FILE", "CA", "CERT", "KEY"):
+        monkeypatch.setenv(f"ISTHMUS_{name}", f"files/{name}")
+    assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
+    here = Path.cwd() / "files"
+    [wanted] = seen
+    files = (wanted.token_file, wanted.ca_file, wanted.certificate_file, wanted.key_file)
+    assert files == tuple(str(here / name) for name in ("TOKEN_FILE", "CA", "CERT", "KEY"))
+    main(["reconcile", "run", *ENDS, "--ca", "/other", "--cert", "/c", "--key-file", "/k"])
+    assert (seen[-1].ca_file, seen[-1].certificate_file, seen[-1].key_file) == ("/other", "/c", "/k")
+    assert seen[-1].token_file == str(here / "TOKEN_FILE")
+    monkeypatch.delenv("ISTHMUS_TOKEN_FILE")
+    monkeypatch.setenv("ISTHMUS_TOKEN", "t" * 32)
+    capsys.readouterr()
+    assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
+    assert "--token-file" in capsys.readouterr().err
+    assert len(seen) == 2
+
+
+def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of which loss is claimed come first; names that are no text are shown by their bytes, sides by both names;
+    as many as were asked for, and how many there are; without a run there is nothing to name."""
+    directory = run_directory.RunDirectory("runs", "may")
+    directory.write("run.json", {"form": 1})
+    rows = [
+        (b"k\xff", "diverged", "missing", "sink"),
+        (b"late", "transient", None, None),
+        (b"k2", "diverged", "behind", "source"),
+    ]
+    table = [
+        {
+            "bucket_type": "default", "bucket": b"b", "key": key, "verdict": verdict, "difference": kind, "side": side,
+            "left_fault": None, "right_fault": None,
+        }
+        for key, verdict, kind, side in rows
+    ]  # fmt: skip
+    pq.write_to_dataset(pa.Table.from_pylist(table), directory.path / "findings", partition_cols=["verdict"])
+    show = ["reconcile", "show", "may", "--output", "runs"]
+    assert main([*show, "--keys", "2", "-o", "json"]) == 0
+    keys = json.loads(capsys.readouterr().out)["keys"]
+    assert [(one["key"], one["difference"], one["side"]) for one in keys] == [
+        ("k\\xff", "missing", "sink"), ("k2", "behind", "source")
+    ]  # fmt: skip
+    assert main([*show, "--keys", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "sink (right)" in told
+    assert "2 of 3 keys" in told
+    assert "late" not in told
+    assert main([*show, "--keys", "9"]) == 0
+    assert "late" in capsys.readouterr().out
+    assert main([*show, "-o", "json"]) == 0
+    assert "keys" not in json.loads(capsys.readouterr().out)
+    assert main(["reconcile", "show", "--output", "runs", "--keys", "1"]) == Exit.USAGE

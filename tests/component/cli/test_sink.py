@@ -1,0 +1,193 @@
+"""`isthmus sink ...` against an admin listener that answers as it is told: what is asked, what is shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli import admin_client
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from tests.component.cli.test_admin_client import SINK, ToldListener, listener
+
+__all__ = ["listener"]
+
+OVERVIEW = {
+    "node": "west-1",
+    "state": "running",
+    "reason": "",
+    "workers": {"count": 24, "busy": 3, "peer_limit": 8},
+    "throttle": {
+        "configured": {"bytes_per_second": 5_000_000, "objects_per_second": None},
+        "binding": "bytes",
+        "achieved": {"bytes_per_second": 4_900_000.0, "objects_per_second": 4_700.0},
+        "throttled_seconds": 12.5,
+    },
+    "limits_set": {"by": "ann", "at_ms": 0, "reason": "day"},
+    "sources": [
+        {"source_cluster": "east", "queue": "to-west", "fetched": 9, "applied": 8, "superseded": 1, "merged": 0,
+         "rejected": 0, "failed": 0, "under_way": 0, "last_batch_ms": 0}
+    ],
+    "dead_letters": {"kept": 1, "given_up": 0},
+}  # fmt: skip
+
+
+def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are told."""
+    listener.tell("/admin/sink", OVERVIEW)
+    assert cli.main(["sink", "show"]) == Exit.OK
+    told = capsys.readouterr().out
+    for line in (
+        "workers: 24, 3 busy",
+        "limit: 5 MB/s",
+        "binding: bytes",
+        "achieved: 4.9 MB/s, 4700 changes/s",
+        "throttled: 12.5 s",
+        "limits set: by ann, 1970-01-01 00:00:00Z: day",
+        "dead letters: 1 kept, 0 given up",
+    ):
+        assert line in told.splitlines()
+    assert "east to-west 9 8 1 0 0 0 0 1970-01-01 00:00:00Z" in [" ".join(line.split()) for line in told.splitlines()]
+    listener.tell("/admin/sink", {})
+    assert cli.main(["sink", "show"]) == Exit.OK
+    assert "node: unknown" in capsys.readouterr().out
+
+
+def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row a link with its node's name; a node that does not answer has a row of unknowns."""
+    nodes = [{"node": "w1", "sink": {"sinks": [SINK]}}, {"node": "w2", "sink": None}]
+    listener.tell("/admin/sink/nodes", {"nodes": nodes})
+    assert cli.main(["sink", "list", "--all"]) == Exit.OK
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[1].startswith("w1 west http://10.0.0.7:8098 operator fetching")
+    assert rows[2].startswith("w2 unknown unknown unknown")
+
+
+def test_limits_are_asked_for_as_they_are_meant(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Workers, workers per peer and rates go as numbers, for one node or all; what makes no sense is a usage error."""
+    listener.tell("/admin/sink/limits", OVERVIEW)
+    by = admin_client.whoami()
+    common = {"node": None, "by": by, "reason": ""}
+    rates = "bytes_per_second", "objects_per_second"
+    for arguments, wish in (
+        (["set-workers", "7", "--per-peer", "2"], {"workers": 7, "per_peer": 2}),
+        (["set-workers", "--default", "--node", "w1"], {"workers": 1, "per_peer": 0, "forget": True, "node": "w1"}),
+        (["throttle", "--bytes", "5MB/s"], dict(zip(rates, (5_000_000, None), strict=True))),
+        (["throttle", "--objects", "100", "--bytes", "0"], dict(zip(rates, (0, 100), strict=True))),
+        (["throttle", "--off"], {**dict.fromkeys(rates, 0), "forget": False}),
+        (["throttle", "--default"], {**dict.fromkeys(rates, 0), "forget": True}),
+    ):
+        assert cli.main(["sink", *arguments]) == Exit.OK
+        assert listener.posted.pop() == ("/admin/sink/limits", {**common, **wish})
+    assert "west-1: limit set" not in capsys.readouterr().out.splitlines()[0]
+    for wrong in (["set-workers"], ["set-workers", "3", "--default"], ["throttle"], ["throttle", "--off", "--default"],
+                  ["throttle", "--bytes", "fast"], ["set-workers", "0"]):  # fmt: skip
+        assert cli.main(["sink", *wrong]) == Exit.USAGE, wrong
+
+
+def test_dead_letters_are_listed_retried_and_dropped(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids or --all, never both or neither; a retry that is refused again ends with 1 and says why."""
+    letter = {"id": 4, "at_ms": 0, "queue": "q", "source_cluster": "east", "key": ["default", "b", "k"],
+              "size_bytes": 9, "object_kept": True, "tries": 1, "reason": "too-large", "error": "no room"}  # fmt: skip
+    path = "/admin/sink/dead-letters"
+    listener.tell(path, {"dead_letters": [letter]})
+    assert cli.main(["sink", "dead-letters", "list"]) == Exit.OK
+    assert "4 1970-01-01 00:00:00Z q east default b k 9 yes 1 too-large no room" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    answer = {"id": 4, "outcome": "rejected", "reason": "too-large", "error": "still no room"}
+    listener.tell(f"{path}/retry", {"retried": [answer]})
+    assert cli.main(["sink", "dead-letters", "retry", "4"]) == Exit.DIFFERS
+    assert capsys.readouterr().out == "4: rejected: still no room\n"
+    listener.tell(f"{path}/retry", {"retried": [{"id": 4, "outcome": "applied", "reason": None, "error": None}]})
+    assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
+    listener.tell(f"{path}/drop", {"dropped": 1})
+    assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
+    by = admin_client.whoami()
+    assert [body for _, body in listener.posted] == [
+        {"ids": [4], "by": by}, {"ids": [4], "by": by}, {"ids": [4, 5], "by": by},
+    ]  # fmt: skip
+    assert capsys.readouterr().out.splitlines()[-2:] == ["taken: 1 of 1", "dropped: 1"]
+    assert cli.main(["sink", "dead-letters", "drop"]) == Exit.USAGE
+    assert cli.main(["sink", "dead-letters", "drop", "4", "--all"]) == Exit.USAGE
+
+
+def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter may wait for its source or for a leader as long as a request has, so each has a request of its own; one
+    that gets no answer ends the command, which has told what became of those before it, and says which it was."""
+    path = "/admin/sink/dead-letters"
+    listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
+    taken = {"id": 4, "outcome": "applied", "reason": None, "error": None}
+    listener.tell(f"{path}/retry", {"retried": [taken]})
+    assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
+    assert [body["ids"] for _, body in listener.posted] == [[4], [5], [9]]
+    assert capsys.readouterr().out.splitlines()[-1] == "taken: 3 of 3"
+    post = admin_client.AdminClient.post
+
+    def silent(client: admin_client.AdminClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if body["ids"] == [5]:
+            raise CommandFailed(Exit.UNAVAILABLE, "unavailable", "no answer within 20 s")
+        return post(client, path, body)
+
+    monkeypatch.setattr(admin_client.AdminClient, "post", silent)
+    for options in ((), ("-o", "json")):
+        assert cli.main(["sink", "dead-letters", "retry", "4", "5", "9", *options]) == Exit.UNAVAILABLE
+        shown = capsys.readouterr()
+        assert "applied" in shown.out
+        assert "dead letter 5, after 1 of 3: no answer within 20 s" in shown.err
+    assert json.loads(shown.out) == {"retried": [taken]}
+
+
+def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can be asked --yes is needed; what was counted is dropped, and nothing that came since."""
+    monkeypatch.setattr("isthmus.node.cli.sink.IDS_MAX", 2)
+    path = "/admin/sink/dead-letters"
+    listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
+    assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.USAGE
+    assert "nothing was done" in capsys.readouterr().err
+    assert listener.posted == []
+    listener.tell(f"{path}/drop", {"dropped": 1})
+    assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes"]) == Exit.OK
+    assert capsys.readouterr().out == "dropped: 2 of 3\n"
+    assert [body["ids"] for _, body in listener.posted] == [[4, 5], [9]]
+    assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == {"dropped": 2}
+    listener.tell(path, {"dead_letters": []})
+    assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.OK
+    assert capsys.readouterr().out == "dropped: 0 of 0\n"
+
+
+def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is added, removed and limited goes as it was written, with who and why; contradictions are slips."""
+    for path in ("peers/add", "peers/remove", "limits"):
+        listener.tell(f"/admin/sink/{path}", OVERVIEW)
+    act = {"by": "ann", "reason": "site"}
+    said = ["--by", "ann", "--reason", "site"]
+    url = "https://10.0.0.7:8098"
+    assert cli.main(["sink", "add-peer", url, "q", "--cluster", "east", "--peer-token-file", "/t", *said]) == Exit.OK
+    assert cli.main(["sink", "remove-peer", url, "q", *said]) == Exit.OK
+    assert cli.main(["sink", "set-workers", "3", "--queue", "q", *said]) == Exit.OK
+    assert cli.main(["sink", "set-workers", "--default", "--queue", "q", "--node", "w1", *said]) == Exit.OK
+    assert [wish for _, wish in listener.posted] == [
+        {"queue": "q", "url": url, "cluster": "east", "token_file": "/t", **act},
+        {"queue": "q", "url": url, **act},
+        {"queue": "q", "workers": 3, "forget": False, "node": None, **act},
+        {"queue": "q", "workers": None, "forget": True, "node": "w1", **act},
+    ]
+    assert "queue q: at most 3 workers" in capsys.readouterr().out
+    for wrong in (["--queue", "q"], ["3", "--queue", "q", "--per-peer", "1"], ["3", "--queue", "q", "--default"]):
+        assert cli.main(["sink", "set-workers", *wrong]) == Exit.USAGE

@@ -1,0 +1,5 @@
+"""Fixtures: a client API over a cluster in memory, and a real listener on loopback."""
+
+from __future__ import annotations
+
+from tests.support.memory_client_api import ask_face, eventually_fixture, logged, room, room_with, serve, server

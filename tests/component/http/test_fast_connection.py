@@ -1,0 +1,350 @@
+"""Requests that are answered at once: the same answers as by parser and ASGI, and the same ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+
+import pytest
+
+from isthmus.config.settings import Address, LimitSettings, ListenSettings
+from isthmus.node.client_api.application import ClientApi
+from isthmus.node.http.listener import Listener
+from isthmus.node.http.responses import RequestRefused
+from isthmus.repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
+from tests.support.coordinator_cluster import cluster, key_of
+
+PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
+GET = b"GET /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\n\r\n"
+CLOSE = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def put(key, value=b"v", *lines, method=b"PUT"):
+    """A write with more header lines."""
+    head = b"".join(line + b"\r\n" for line in (b"host: x", *lines, b"content-length: %d" % len(value)))
+    return method + b" /buckets/b/keys/" + key + b" HTTP/1.1\r\n" + head + b"\r\n" + value
+
+
+def ask(method, path, *lines):
+    """A request without a body."""
+    return method + b" " + path + b" HTTP/1.1\r\n" + b"\r\n".join([b"host: x", *lines, b"", b""])
+
+
+TEXT = b"content-type: text/plain"
+SESSION = [
+    put(b"1", b"v", TEXT),
+    put(b"1", b"sibling", TEXT, b"x-riak-meta-a: b", b"x-riak-index-n_int: 1, 2"),
+    ask(b"GET", b"/buckets/b/keys/1"),
+    ask(b"GET", b"/types/default/buckets/b/keys/1?isolation=uncommitted"),
+    put(b"2", b"v", TEXT, b'link: </buckets/b/keys/1>; riaktag="t"', b"content-encoding: gzip", method=b"POST"),
+    ask(b"GET", b"/buckets/b/keys/2"),
+    ask(b"HEAD", b"/riak/b/2"),
+    ask(b"GET", b"/riak/b/2", b"if-none-match: *"),
+    ask(b"GET", b"/riak/b/2", b'if-match: "no"'),
+    put(b"2?returnbody=true", b"again", TEXT, b"x-isthmus-request-id: r1"),
+    put(b"2?returnbody=true", b"again", TEXT, b"x-isthmus-request-id: r1"),
+    put(b"3?timeout=5000", b"v", TEXT, b"if-none-match: *"),
+    put(b"3", b"v", TEXT, b"if-none-match: *"),
+    put(b"%2f+%C3%A9", b"", TEXT),
+    ask(b"GET", b"/buckets/b/keys/%2F%20%c3%a9?timeout=5000"),
+    ask(b"DELETE", b"/buckets/b/keys/3"),
+    ask(b"DELETE", b"/buckets/b/keys/4"),
+    ask(b"GET", b"/buckets/b/keys/3"),
+    ask(b"GET", b"/buckets/b/keys/absent"),
+    put(b"large", b"x" * 100_000, TEXT),
+    ask(b"GET", b"/buckets/b/keys/large"),
+    ask(b"HEAD", b"/buckets/b/keys/large"),
+    put(b"5", b"v"),
+    put(b"5", b"v", b"content-type: none"),
+    put(b"5", b"v", TEXT, b"x-riak-vclock: ?"),
+    put(b"5", b"v", TEXT, b"x-isthmus-request-id: two words"),
+    put(b"5", b"v", TEXT, b"x-riak-index-a: b"),
+    put(b"5", b"x" * 200_001, TEXT),
+    put(b"%zz", b"v", TEXT),
+    put(b"k" * 300, b"v", TEXT),
+    ask(b"GET", b"/buckets/b/keys/1?vtag=none"),
+    ask(b"GET", b"/buckets/b/keys/1?r=x"),
+    ask(b"GET", b"/buckets//keys/1"),
+    ask(b"GET", b"/types/none/buckets/b/keys/1"),
+    ask(b"GET", b"/types/%zz/buckets/b/keys/1"),
+    ask(b"GET", b"/buckets/b/keys/1/"),
+    ask(b"GET", b"/buckets/b/props"),
+    ask(b"GET", b"/ping"),
+    ask(b"GET", b"/nowhere"),
+]
+
+
+def answer_of(sock, head_only):
+    """One answer, without its date."""
+    raw = b""
+    while b"\r\n\r\n" not in raw:
+        raw += (got := sock.recv(1 << 16))
+        assert got
+    head, _, body = raw.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    while length and not head_only and len(body) < int(length[1]):
+        body += (got := sock.recv(1 << 16))
+        assert got
+    return re.sub(rb"date: [^\r]*\r\n", b"", head), body
+
+
+def converse(server, session, *, split):
+    """Send each request in one piece, or in two with a pause; the answers. A connection that ended is made anew."""
+    answers = []
+    sock = server.connect()
+    try:
+        for raw in session:
+            if split:
+                sock.sendall(raw[:10])
+                server.wait(lambda: any(c._in_head for c in server.listener._state.connections))
+                sock.sendall(raw[10:])
+            else:
+                sock.sendall(raw)
+            answers.append((raw[:60], *answer_of(sock, raw.startswith(b"HEAD"))))
+            if b"connection: close" in answers[-1][1]:
+                sock.close()
+                server.wait(lambda: not server.listener._state.connections)
+                sock = server.connect()
+    finally:
+        sock.close()
+    return answers
+
+
+def prompted(room, monkeypatch):
+    """What the room's face was asked to answer at once, and did."""
+    asked, prompt = [], room.face.prompt
+
+    def noting(request):
+        work = prompt(request)
+        if work is not None:
+            asked.append(request.raw_path)
+        return work
+
+    monkeypatch.setattr(room.face, "prompt", noting)
+    return asked
+
+
+def test_both_ways_answer_alike(room_with, serve, monkeypatch):
+    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes."""
+    quick, slow = room_with(object_bytes=200_000), room_with(object_bytes=200_000)
+    asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
+    at_once = converse(serve(quick.face), SESSION, split=False)
+    by_parser = converse(serve(slow.face), SESSION, split=True)
+    assert at_once == by_parser
+    assert quick.kv.objects == slow.kv.objects
+    assert quick.kv.isolations == slow.kv.isolations
+    assert quick.face.counts == slow.face.counts
+    assert quick.face.budget.used_bytes == slow.face.budget.used_bytes == 0
+    assert none == []
+    assert len(asked) > 25
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [NotLeader("elsewhere", "n2"), Overloaded("full"), OutcomeUnknown("lost"), ValueError("a bug")],
+    ids=lambda e: type(e).__name__,
+)
+def test_failures_are_told_alike(room_with, serve, monkeypatch, failure, logged):
+    """Refusals of the cluster and bugs are answered, counted and logged alike on both ways; the connection goes on."""
+    session = [put(b"1", b"v", TEXT), ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/ping")]
+    rooms = [room_with(), room_with()]
+    for room in rooms:
+        room.kv.fail = failure
+    asked = prompted(rooms[0], monkeypatch)
+    answers = [converse(serve(room.face), session, split=room is rooms[1]) for room in rooms]
+    assert answers[0] == answers[1]
+    assert len(asked) == 2
+    assert rooms[0].face.counts == rooms[1].face.counts
+    assert rooms[0].face.budget.used_bytes == 0
+    bugs = [e for e in logged if e["event"] == "http.bug"]
+    assert len(bugs) == (4 if isinstance(failure, ValueError) else 0)
+
+
+class Doorman:
+    """Lets in who says please; counts whom it was asked about."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def check(self, method, raw_path, headers):
+        self.asked += 1
+        if (b"authorization", b"please") not in headers:
+            raise RequestRefused(401, "unauthorized", f"say please before {method} {raw_path.decode()}")
+
+
+def test_the_guard_is_asked_once_for_each_request(room_with, serve):
+    """Without what the guard wants nothing is read or written, on either way, and each request is judged once."""
+    session = [
+        put(b"1", b"v", TEXT),
+        put(b"1", b"v", TEXT, b"authorization: please"),
+        ask(b"GET", b"/buckets/b/keys/1"),
+    ]
+    rooms = [room_with(), room_with()]
+    answers = []
+    for room in rooms:
+        room.face.guard = Doorman()
+        answers.append(converse(serve(room.face), session, split=room is rooms[1]))
+        assert (room.kv.writes, room.kv.isolations, room.face.guard.asked) == (1, [], 3)
+    assert answers[0] == answers[1]
+    assert [head[9:12] for _, head, _ in answers[0]] == [b"401", b"204", b"401"]
+
+
+def test_what_is_sent_behind_a_running_request_waits_for_it(room, server, monkeypatch):
+    """Requests that arrive while one is answered at once get their answers behind it, in order, in pieces or whole."""
+    asked = prompted(room, monkeypatch)
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"1", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        rest = GET % b"2" + CLOSE
+        sock.sendall(GET % b"1" + rest[:20])
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+        sock.sendall(rest[20:])
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 200, 404, 200]
+    assert asked == [b"/buckets/b/keys/1"]
+
+
+def test_a_client_that_left_has_written_all_the_same(room, server):
+    """A write that is under way goes on without its client, and its body is given back."""
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"1", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.wait(lambda: not server.listener._state.connections)
+    server.call(room.kv.gate.set)
+    server.wait(lambda: room.face.budget.used_bytes == 0)
+    assert room.kv.writes == 1
+    assert server.call(lambda: len(server.listener._state.tasks)) == 0
+
+
+def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(room, serve):
+    """More than one piece is counted and sent as the client reads; meanwhile another request is not answered."""
+    server = serve(room.face)
+    room.put("/buckets/b/keys/k", b"x" * 20_000_000)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(GET % b"k")
+        server.wait(lambda: room.face.budget.used_bytes == 20_000_000)
+        sock.sendall(CLOSE)
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+        size = 0
+        last = b""
+        while got := sock.recv(1 << 20):
+            size += len(got)
+            last = (last + got)[-400:]
+        assert size > 20_000_000
+        assert last.endswith(b"\r\n\r\nOK")
+    server.wait(lambda: room.face.budget.used_bytes == 0)
+
+
+def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(room, server, monkeypatch):
+    """A large answer that takes the long way out is not taken for the request that arrives behind it: the rest of that
+    one's body reaches it, and nothing is answered before it."""
+    reading, get = asyncio.Event(), room.kv.get
+
+    async def held(key, isolation=None):
+        await reading.wait()
+        return await get(key, isolation)
+
+    room.put("/buckets/b/keys/large", b"x" * 100_000)
+    monkeypatch.setattr(room.kv, "get", held)
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.settimeout(5)
+        sock.sendall(GET % b"large")
+        server.wait(lambda: any(c._work is not None for c in server.listener._state.connections))
+        write = PUT % (b"behind", 8, b"all of i")
+        sock.sendall(write[:-4])
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+        server.call(reading.set)
+        assert len(answer_of(sock, head_only=False)[1]) == 100_000
+        sock.sendall(write[-4:])
+        server.wait(lambda: room.face.budget.used_bytes == 8)
+        sock.sendall(CLOSE)
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 200]
+    assert room.kv.object(b"b", b"behind").siblings[0].value == b"all of i"
+
+
+def test_a_body_that_waits_for_its_turn_is_not_slow(room, server):
+    """While nothing is read of a connection, since a request before is worked on, its client is not told to be slow."""
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.settimeout(5)
+        sock.sendall(PUT % (b"1", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        write = PUT % (b"behind", 8, b"all of i")
+        sock.sendall(write[:-4])
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+
+        def sweep():
+            state = server.listener._state
+            for connection in list(state.connections):
+                connection.sweep(asyncio.get_running_loop().time() + state.body_timeout_s + 1)
+
+        server.call(sweep)
+        sock.sendall(write[-4:] + CLOSE)
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 204, 200]
+
+
+def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmation():
+    """What a request waits for inside the coordinator, usual or not, needs no task of its own: forwarding, the time in
+    which nobody leads, a read that is confirmed later, and a wait that the client bounds."""
+
+    async def story():
+        async with cluster(("n1", "n2", None, "n1")) as c:
+            face = ClientApi(
+                c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, riak_info=None, status=None,
+            )  # fmt: skip
+            settings = ListenSettings(http=Address("127.0.0.1", 0))
+            listener = Listener("http", settings.http, settings)
+            await listener.start(face)
+            port = int(listener.url.rsplit(":", 1)[1])
+
+            async def exchange(raw):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(raw)
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = re.search(rb"content-length: (\d+)", head)
+                    return int(head[9:12]), await reader.readexactly(int(length[1]) if length else 0)
+                finally:
+                    writer.close()
+
+            async def both(partition):
+                key = key_of(partition).key
+                written = await exchange(put(key, b"v", TEXT))
+                return written, await exchange(ask(b"GET", b"/buckets/b/keys/" + key))
+
+            done = (204, b""), (200, b"v")
+            assert await both(0) == done
+            assert await both(1) == done
+            leaderless = asyncio.ensure_future(both(2))
+            await asyncio.sleep(0.1)
+            assert not leaderless.done()
+            c.move(2, "n1")
+            assert await leaderless == done
+            c.runtimes["n1"].reads = []
+            path = b"/buckets/b/keys/" + key_of(0).key
+            held = [asyncio.ensure_future(exchange(ask(b"GET", path))) for _ in range(2)]
+            while len(c.runtimes["n1"].reads) < 2:
+                await asyncio.sleep(0)
+            for confirmed in c.runtimes["n1"].reads:
+                confirmed.set_result(None)
+            assert await asyncio.gather(*held) == [(200, b"v"), (200, b"v")]
+            c.runtimes["n1"].hold = True
+            assert (await exchange(put(key_of(0).key + b"?timeout=20", b"w", TEXT)))[0] == 504
+            c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+            await listener.stop(1)
+
+    asyncio.run(story())

@@ -1,0 +1,5 @@
+"""Fixtures: ZooKeeper servers."""
+
+from __future__ import annotations
+
+from tests.support.zookeepers import ensemble, make_server, own_server, real_world, shared_server

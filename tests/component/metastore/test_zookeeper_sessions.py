@@ -1,0 +1,196 @@
+"""Sessions with a real ZooKeeper: paused, starved, outlived by nothing but what must end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from isthmus.repl.metastore.port import SessionState, Unavailable
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.model.record import Registration
+from tests.support.link_nodes import Proxy
+from tests.support.metastore_clients import a_record, until
+
+
+class ClientProcess:
+    """A `client_process` and the lines that it has printed."""
+
+    def __init__(self, hosts: str, session_ms: int, busy_s: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.metastore_client_process", hosts, str(session_ms), str(busy_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[dict[str, Any]] = []
+        self._news: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._news.put(json.loads(line))
+        self._news.put(None)
+
+    def next(self, key: str, seconds: float = 25) -> Any:
+        """The next line with this key; those before it are passed over (and kept in `lines`)."""
+        deadline = time.monotonic() + seconds
+        while True:
+            line = self._news.get(timeout=max(0.01, deadline - time.monotonic()))
+            assert line is not None, f"ended after {self.lines}"
+            self.lines.append(line)
+            if key in line:
+                return line[key]
+
+    def states(self) -> list[str]:
+        return [line["state"] for line in self.lines if "state" in line]
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def client_process(request: pytest.FixtureRequest, shared_server: Any) -> Iterator[ClientProcess]:
+    """A started client; parametrized by (session ms, busy s)."""
+    session_ms, busy_s = request.param
+    client = ClientProcess(shared_server.hosts, session_ms, busy_s)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("client_process", [(1500, 0)], indirect=True)
+def test_a_client_paused_beyond_its_session_hears_of_the_end_once(client_process: ClientProcess) -> None:
+    """After SIGSTOP for longer than the session, `expired` is told exactly once, then `connected`, and the node's next
+    registration has a higher inc, under the same id."""
+    before = client_process.next("inc")
+    client_process.process.send_signal(signal.SIGSTOP)
+    time.sleep(3.5)  # the pause is the fault; the server's clock must run out
+    client_process.process.send_signal(signal.SIGCONT)
+    after = client_process.next("inc")
+    assert after > before
+    states = client_process.states()
+    assert states.count("expired") == 1
+    assert states[-1] == "connected"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client_process", [(4000, 8)], indirect=True)
+def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: ClientProcess) -> None:
+    """The driver's own thread goes on pinging while loop and workers have no idle moment for two sessions' length."""
+    inc = client_process.next("inc")
+    client_process.tell()
+    client_process.next("busy")
+    assert client_process.states() == ["connected"], inc
+
+
+def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
+    """As one that is coming up may do: the client knocks again long before its session is over."""
+
+    async def run() -> None:
+        proxy = Proxy(shared_server.port)
+        await proxy.start()
+        client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+        states: list[SessionState] = []
+        await client.start(states.append)
+        inc = await client.register(Registration("n1", 0, True, id=3))
+        proxy.swallows = True
+        proxy.cut()
+        await until(lambda: proxy.swallowed, "swallowed")
+        proxy.swallows = False
+        await until(lambda: len(states) == 3, "connected again")
+        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert (await client.registrations())["n1"].inc == inc
+        await client.stop()
+        await proxy.stop()
+
+    asyncio.run(run())
+
+
+def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes back from it, not even a refusal: the next server is tried while the session still lives."""
+    states: list[SessionState] = []
+    # In which order the driver tries servers: what follows the one that it lost is the other.
+    monkeypatch.setattr("random.shuffle", lambda hosts: hosts.sort(key=lambda host: host[-1] == gone_port))
+
+    async def run() -> None:
+        proxy = Proxy(shared_server.port)
+        await proxy.start()
+        hosts = f"127.0.0.1:{gone_port},{proxy.address}"
+        client = ZooKeeperMetastore(hosts, "/gone", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+        await client.start(states.append)
+        inc = await client.register(Registration("n1", 0, True, id=3))
+        await asyncio.sleep(1.5)  # no more is heard of it than of a client at rest
+        proxy.cut()
+        await until(lambda: len(states) == 3, "connected again")
+        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert (await client.registrations())["n1"].inc == inc
+        await client.stop()
+        await proxy.stop()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as gone, contextlib.ExitStack() as waiting:
+        gone_port = gone.getsockname()[1]
+        for _ in range(2):  # whom it does not take: the kernel lets no other in
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", gone_port))
+        asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: Any) -> None:
+    """Sessions are counted by the ensemble, which counts nothing while it is down: who comes back when it does keeps
+    registration and claim, and is told `suspended`, never `expired` (H31)."""
+
+    async def run() -> None:
+        client = ZooKeeperMetastore(own_server.hosts, "/x", "east", session_timeout_ms=3000, connect_timeout_ms=9000)
+        states: list[SessionState] = []
+        await client.start(states.append)
+        inc = await client.register(Registration("n1", 0, True, id=3))
+        assert await client.claim("/controller", b"n1")
+        await client.create_records([a_record(3)])
+        record = (await client.records())[3]
+        own_server.kill()
+        down = time.monotonic()
+        await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+        while time.monotonic() < down + 4:
+            for call in (client.records(), client.synced_record(3), client.write_record(record)):
+                with pytest.raises(Unavailable):
+                    await call
+            await asyncio.sleep(0.2)
+        await asyncio.to_thread(own_server.start)
+        await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert (await client.registrations())["n1"].inc == inc
+        assert await client.register(Registration("n1", 0, True, id=3)) == inc
+        assert await client.claim("/controller", b"n1")
+        assert (await client.write_record(record)).version == record.version + 1
+        await client.stop()
+
+    asyncio.run(run())

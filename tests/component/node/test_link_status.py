@@ -1,0 +1,69 @@
+"""What the admin listener of a whole node in memory tells of links that fail, of limits and of filters."""
+
+from __future__ import annotations
+
+import json
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from tests.support.threaded_node import living
+
+SINK = """
+[[queues]]
+name = "to-west"
+[[sink.peers]]
+url = "http://127.0.0.1:1"
+queue = "to-east"
+"""
+
+
+def test_links_that_fail_limits_and_unknown_types_are_told(tmp_path: Path) -> None:
+    """A link that cannot be reached is a warning of the cluster's status and no problem of the cluster; a peer's limit
+    above the workers is refused, and never shown as more than there are; a filter tried on no bucket type is noted."""
+    with living(tmp_path, SINK) as node:
+
+        def asked(method: str, path: str, **wish: Any) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request(method, f"/admin/{path}", json.dumps(wish) if wish else None)
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, said
+
+        deadline_s = time.monotonic() + 10
+        while not (warnings := asked("GET", "cluster")[1]["warnings"]):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        assert "1 of 1 link fails" in warnings[0]
+        assert not any("link" in problem for problem in asked("GET", "cluster")[1]["problems"])
+
+        status, said = asked("POST", "sink/limits", workers=4, per_peer=9)
+        assert (status, "at most workers" in said["error"]) == (400, True)
+        assert asked("POST", "sink/limits", per_peer=9)[1]["workers"]["peer_limit"] == 9
+        assert asked("POST", "sink/limits", workers=4)[1]["workers"]["peer_limit"] == 4
+        assert asked("POST", "sink/limits", workers=1, per_peer=1, forget=True)[0] == 200
+
+        assert asked("GET", "queues/to-west/filter?type=default&bucket=b")[1]["note"] == ""
+        note = asked("GET", "queues/to-west/filter?type=defautl&bucket=b")[1]["note"]
+        assert 'did you mean "default"?' in note
+
+
+def test_half_a_character_is_no_json(tmp_path: Path) -> None:
+    """JSON can write half a character of UTF-16, and nothing can store it: refused as such, not answered as a fault of
+    the program; a whole one of two halves is a character."""
+    with living(tmp_path, SINK) as node:
+
+        def suspended(reason: str) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", "/admin/queues/to-west/suspend", json.dumps({"by": "ann", "reason": reason}))
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, said
+
+        status, said = suspended("disk \udcff")
+        assert (status, said["reason"]) == (400, "bad-json")
+        assert "surrogates not allowed" in said["error"]
+        assert suspended("disk \U0001f4be")[0] == 200

@@ -1,0 +1,179 @@
+"""What the admin listener answers to slips about queues, of a whole node in memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.cli.main import main
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import NotReady
+from tests.support.threaded_node import living
+
+QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
+
+
+def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path) -> None:
+    """Unknown queues and nodes are told with those that there are, a beginning that lies ahead and references of a
+    bucket type that there is not are refused; nothing of it changes anything."""
+    with living(tmp_path, QUEUES) as node:
+
+        def post(path: str, **wish: Any) -> tuple[int, str]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", f"/admin/queues/{path}", json.dumps(wish), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, str(said.get("error", ""))
+
+        ahead_ms = int(time.time() * 1000) + 3_600_000
+        for path, wish, words in (
+            ("to-wset/suspend", {}, "there is no queue named 'to-wset' here; there are: to-west, to-north"),
+            ("to-west/suspend", {"node": "n9"}, "there is no node 'n9' in this cluster; there are: n1"),
+            ("register", {"name": "new", "from": ahead_ms}, "from must not lie ahead"),
+            ("to-west/release", {"from": ahead_ms}, "from must not lie ahead"),
+            ("to-west/release", {"from": False}, 'from must be "now", "0", or a time'),
+            (
+                "to-west/push",
+                {"bucket": "m%zz", "keys": ["k"], "encoding": "percent"},
+                "'%zz' in 'm%zz' is not % and two hex digits",
+            ),
+            ("to-west/push", {"bucket": "m", "keys": ["a%20", "b%"], "encoding": "percent"}, "'%' in 'b%' is not"),
+            ("to-west/suspend", {"a": 1, "b": 2}, "'a', 'b' in the body are unknown"),
+            ("to-west/throttle", {}, "say how much: bytes_per_second, objects_per_second, or both"),
+            ("to-west/throttle", {"default": True, "objects_per_second": 5}, "or default alone"),
+            ("to-west/push", {"bucket_type": "nots", "bucket": "b", "keys": ["k"]}, "'nots' does not exist"),
+        ):
+            status, error = post(path, **wish)
+            assert 400 <= status < 500, (path, status, error)
+            assert words in error, (path, error)
+        assert post("register", name="new", **{"from": ahead_ms - 3_600_000})[0] == 200
+        assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
+
+
+def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
+    """A node comes back as it was told meanwhile, and no suspension is left that nobody can end."""
+    with living(tmp_path, QUEUES) as node:
+        assert node.node is not None
+        assert node.node.services.known_nodes() == {"n1"}
+
+        def post(verb: str) -> int:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", f"/admin/queues/to-west/{verb}", json.dumps({"node": "n2"}))
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return answer.status
+
+        assert post("suspend") == 400
+        node.node.services.known_nodes = lambda: {"n1", "n2"}  # type: ignore[method-assign]
+        assert post("suspend") == 200
+        node.node.services.known_nodes = lambda: {"n1"}  # type: ignore[method-assign]
+        assert post("resume") == 200
+        assert post("resume") == 400
+
+
+def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:
+    """Who sets bytes does not lift the limit of objects that stands; 0 lifts one of them, default both."""
+    with living(tmp_path, QUEUES) as node:
+
+        def throttled(**wish: Any) -> dict[str, Any]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", "/admin/queues/to-west/throttle", json.dumps(wish))
+            said = json.loads(connection.getresponse().read())
+            connection.close()
+            (shown,) = (queue["throttle"]["configured"] for queue in said["queues"] if queue["name"] == "to-west")
+            return {what: shown[f"{what}_per_second"] for what in ("bytes", "objects")}
+
+        assert throttled(objects_per_second=500) == {"bytes": None, "objects": 500}
+        assert throttled(bytes_per_second=10_000_000) == {"bytes": 10_000_000, "objects": 500}
+        assert throttled(objects_per_second=0) == {"bytes": 10_000_000, "objects": None}
+        assert throttled(default=True) == {"bytes": None, "objects": None}
+
+
+def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right after an election nobody can say whether there are gaps: the listing names the partition, and the probe for
+    monitors is unknown, where both would else show that nothing was given up."""
+    with living(tmp_path, QUEUES) as node:
+        assert node.node is not None
+        monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
+        machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
+        deadline_s = time.monotonic() + 20
+        while not all(len(machine.windows) == 2 for machine in machines):  # the election of its start is just over
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert main(["check", "gaps"]) == main(["check", "lag"]) == main(["check", "isr"]) == Exit.OK
+        assert main(["check", "sync"]) == Exit.UNAVAILABLE
+        assert "SYNC UNKNOWN: no node that answers has a [[fullsync]]" in capsys.readouterr().out
+        node.node.services.queues.named("to-west").machine.windows.pop(0)
+        assert main(["check", "gaps"]) == Exit.UNAVAILABLE
+        assert "queue to-west: gaps of partition 0 are not known" in capsys.readouterr().out
+        assert main(["gaps", "to-north"]) == Exit.OK
+        assert capsys.readouterr().err == ""
+        assert main(["gaps", "to-west"]) == Exit.OK
+        assert "queue to-west: gaps of partitions 0 are not known now" in capsys.readouterr().err
+
+
+def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Path) -> None:
+    """`default` exists from the start: before it is placed, and before this node has read what is placed, who asks for
+    its partitions is told to wait. Another name, once some are known, is a slip."""
+    with living(tmp_path, QUEUES) as node:
+        assert node.node is not None
+        assert list(node.node.services.partitions(b"default")) == [0, 1]
+        with pytest.raises(UnknownBucketType):
+            node.node.services.partitions(b"notes")
+        records, node.node.services.controller.records = node.node.services.controller.records, {}
+        for name in (b"default", b"notes"):
+            with pytest.raises(NotReady, match="not known here yet"):
+                node.node.services.partitions(name)
+        node.node.services.controller.records = {p: replace(r, bucket_type="notes") for p, r in records.items()}
+        with pytest.raises(NotReady, match="not known here yet"):
+            node.node.services.partitions(b"default")
+        node.node.services.controller.records = records
+
+
+def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_path: Path) -> None:
+    """A dry run of clear, delist, release, suspend and set counts what waits and changes nothing; a filter that names a
+    bucket type that is not there is taken with a hint."""
+    with living(tmp_path, QUEUES) as node:
+
+        def post(path: str, **wish: Any) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", f"/admin/queues/{path}", json.dumps(wish), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, said
+
+        assert post("to-west/push", bucket="b", keys=["k", "l"])[1]["queued"] == 2
+        for path, wish, words in (
+            ("to-west/clear", {}, "gives up 0 changes that wait for nobody yet, 2 references of full-sync"),
+            ("to-west/delist", {}, "0 changes that wait for nobody yet, 2 references of full-sync and 0 of folds"),
+            ("to-west/release", {"from": "now"}, "begins with what comes now: what waits is left out"),
+            ("to-west/suspend", {"what": "publishing"}, "what comes from now on is left out, as a gap"),
+            ("to-west/suspend", {"what": ["serving", "publishing"], "node": "n1"}, "on node n1, and gives nothing out"),
+            ("to-west/set", {"filter": "bucketname:b"}, "it offers nothing more than before, so no gap is made"),
+            ("to-west/set", {"cascade": True}, "becomes a gap of all below each cursor"),
+            ("to-west/set", {"from": "0"}, "offers all there is once more"),
+            ("to-west/set", {"object_limit": 5}, "its limits alone change, and no cursor moves"),
+        ):
+            status, plan = post(path, **wish, dry_run=True)
+            assert status == 200, (path, plan)
+            assert words in plan["effect"], (path, plan)
+            assert plan["waiting"] == {"real_time": 0, "full_sync": 2, "fold": 0}
+        assert post("to-west/clear")[1]["queues"][0]["priorities"]["full_sync"]["waiting"] == 0
+        for wish in ({}, {"default": True, "filter": "any"}, {"from": 5}, {"lease_ms": 1}, {"filter": "bucketname:%z"}):
+            assert post("to-west/set", **wish)[0] == 400, wish
+        answer = post("to-west/set", filter="buckettype:defualt", by="ann")[1]
+        assert answer["notes"] == ['no such bucket type: "defualt"; did you mean "default"?']
+        assert answer["queues"][0]["filter"] == "buckettype:defualt"
+        assert post("register", name="late", filter="buckettype:default")[1]["notes"] == []

@@ -1,0 +1,5 @@
+"""Fixtures: nodes of one cluster in this process."""
+
+from __future__ import annotations
+
+from tests.support.runtime_cluster import house, town

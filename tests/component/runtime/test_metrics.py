@@ -1,0 +1,210 @@
+"""Times, rates and failures of entries, and sizes of logs: the numbers that replication is watched by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.repl.isr.effects import ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.model.record import Member
+from isthmus.repl.runtime.metrics import (
+    BOUNDS_MS,
+    COMMITTED_MAX,
+    ISR,
+    LEADER,
+    LOST,
+    OSR,
+    TIMED_OUT,
+    WINDOW_MS,
+    Histogram,
+    ReplicationLatency,
+    ReplogSizes,
+    part_of,
+    replog_sizes,
+    samples,
+)
+from tests.component.runtime.test_several_nodes import put
+from tests.support.runtime_cluster import Town
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+
+def entry(offset: int, kind: EntryKind = EntryKind.DATA) -> Entry:
+    return make_entry(kind, 1, offset, request_id=b"", origin=b"o" * 16, time_ms=0)
+
+
+def a_partition(leo: int = 0, hw: int = 0) -> Any:
+    """As much of a partition as is counted."""
+    replica = SimpleNamespace(leo=leo, hw=hw)
+    return SimpleNamespace(bucket_type=b"default", appended=deque(), committed=deque(), replica=replica)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 9))))
+def test_buckets_hold_everything_once(added: list[tuple[int, int]]) -> None:
+    """Buckets are cumulative, each bound counts what took at most that long, and the last counts everything."""
+    durations = Histogram(0)
+    for duration_ms, count in added:
+        durations.add(duration_ms, count, 0)
+    found = durations.cumulative()
+    assert found[-1] == ("+Inf", durations.count)
+    assert durations.count == sum(count for _, count in added)
+    assert durations.total_ms == sum(duration_ms * count for duration_ms, count in added)
+    for bound_ms, (bound, count) in zip(BOUNDS_MS, found, strict=False):
+        assert (float(bound), count) == (bound_ms / 1000, sum(n for took_ms, n in added if took_ms <= bound_ms))
+
+
+def test_the_recent_past_forgets_what_is_older_than_two_windows() -> None:
+    """Rate and maximum are of the last one or two windows; after a silence of two there is nothing recent."""
+    durations = Histogram(0)
+    durations.add(900, 10, 1_000)
+    assert durations.recent(2_000)[:3] == (10, 9_000, 900)
+    assert durations.recent(2_000).per_s == 5
+    durations.add(10, 2, WINDOW_MS + 1_000)
+    assert durations.recent(WINDOW_MS + 2_000)[:3] == (12, 9_020, 900)
+    assert durations.recent(2 * WINDOW_MS + 2_000)[:3] == (2, 20, 10)
+    assert durations.recent(9 * WINDOW_MS)[:3] == (0, 0, 0)
+    assert durations.recent(9 * WINDOW_MS).per_s == 0
+    assert durations.count == 12
+
+
+def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_happens() -> None:
+    """A maximum or a rate never tells of what is longer ago, though nothing came, and nobody looked, meanwhile."""
+    durations = Histogram(0)
+    durations.add(900, 1, 1_000)
+    durations.add(10, 1, 2 * WINDOW_MS - 1_000)
+    recent = durations.recent(3 * WINDOW_MS - 2_000)
+    assert (recent.things, recent.max_ms) == (1, 10)
+    assert WINDOW_MS <= recent.span_ms <= 2 * WINDOW_MS
+
+
+def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> None:
+    """Replicate is the time from append to apply, apply its part from the commit on, both by kind; a batch that is
+    applied in two steps counts once, with its last step."""
+    times, partition = ReplicationLatency(), a_partition(leo=3)
+    times.appended(partition, EntryKind.DATA, 3, 100)
+    partition.replica.leo = 4
+    times.appended(partition, EntryKind.CURSOR, 1, 105)
+    times.committed(partition, 4, 130)
+    times.applied(partition, [entry(0), entry(1)], 150)
+    assert times.replicated_times(150) == {}
+    times.applied(partition, [entry(2), entry(3, EntryKind.CURSOR)], 160)
+    replicated, applied = times.replicated_times(160), times.applied_times(160)
+    assert {kind: (t.entries, t.recent.total_ms) for (_, kind), t in replicated.items()} == {
+        "write": (3, 180),
+        "cursor": (1, 55),
+    }
+    assert {kind: (t.entries, t.recent.total_ms) for (_, kind), t in applied.items()} == {
+        "write": (3, 20 + 20 + 30),
+        "cursor": (1, 30),
+    }
+    assert times.batches == 2
+    assert not partition.appended
+    assert not partition.committed
+
+
+def test_what_a_leadership_loses_is_a_failure_and_what_was_committed_is_none() -> None:
+    """When leadership ends, entries beyond hw fail as lost; those below it are still timed when they are applied;
+    refused entries fail under the reason that their client gets."""
+    times, partition = ReplicationLatency(), a_partition(leo=2, hw=2)
+    times.appended(partition, EntryKind.DATA, 2, 0)
+    partition.replica.leo = 5
+    times.appended(partition, EntryKind.DATA, 3, 0)
+    times.role_changed(partition, ReplicaRole.RESIGNING, 7)
+    assert times.failures() == {}
+    times.role_changed(partition, ReplicaRole.IDLE, 8)
+    assert times.failures() == {(b"default", "write", LOST): 3}
+    times.applied(partition, [entry(0), entry(1)], 9)
+    assert times.replicated_times(9)[b"default", "write"].entries == 2
+    times.refused(partition, [entry(2), entry(3, EntryKind.CURSOR)], "not-enough-replicas", 9)
+    assert times.failures() == {
+        (b"default", "write", LOST): 3,
+        (b"default", "write", "not-enough-replicas"): 1,
+        (b"default", "cursor", "not-enough-replicas"): 1,
+    }
+
+
+def test_failures_have_a_rate_of_the_recent_past() -> None:
+    """A single failure is no great rate; 60 in a window are one or two a second; those of yesterday are none, and still
+    counted."""
+    times, partition = ReplicationLatency(), a_partition()
+    key = (b"default", "write", TIMED_OUT)
+    times.timed_out(partition, 1, 100_000)
+    assert times.recent_failures(100_000)[key].per_s <= 1000 / WINDOW_MS
+    times.timed_out(partition, 59, 101_000)
+    assert 1 <= times.recent_failures(101_000)[key].per_s <= 2
+    assert times.recent_failures(100_000 + 4 * WINDOW_MS)[key].per_s == 0
+    assert times.failures()[key] == 60
+
+
+def test_a_write_that_is_not_replicated_in_time_is_a_failure(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both followers hear nothing: a write waits for min-ISR and is answered 504. It counts at its leader as timed out,
+    with a rate; a write that is replicated does not."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
+            leader = await t.led()
+            await put(leader, b"well", b"v")
+            assert leader.runtime.entry_times.failures() == {}
+            for house in t.followers():
+                t.wires.isolate(house.node)
+            monkeypatch.setattr(leader.coordinator._expiry, "_timeout_s", 0.2)
+            with pytest.raises(OutcomeUnknown, match="no outcome within"):
+                await put(leader, b"late", b"v")
+            times, now_ms = leader.runtime.entry_times, leader.runtime.time.now_ms()
+            assert times.failures() == {(b"default", "write", TIMED_OUT): 1}
+            assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
+
+    asyncio.run(story())
+
+
+def test_times_of_commits_are_bounded() -> None:
+    """A store that falls behind for long keeps COMMITTED_MAX times, and counts the newest with an older one."""
+    times, partition = ReplicationLatency(), a_partition()
+    for end in range(1, 3 * COMMITTED_MAX):
+        times.committed(partition, end, end)
+    assert len(partition.committed) == COMMITTED_MAX
+    assert partition.committed[-1] == (3 * COMMITTED_MAX - 1, COMMITTED_MAX)
+    times.applied(partition, [entry(offset) for offset in range(3 * COMMITTED_MAX - 1)], 3 * COMMITTED_MAX)
+    assert not partition.committed
+
+
+def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, town: Towns) -> None:
+    """Of three nodes one counts its log as leader and two as isr, and one whose gen the record does not know as osr;
+    barriers and writes are timed, and the size of the ISR stands beside the min-ISR of that moment."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            for number in range(5):
+                await put(leader, b"k%d" % number, b"v")
+            await t.level()
+            sizes = {house.node: replog_sizes([house.partition()], house.runtime.replog) for house in t.houses.values()}
+            assert sorted(part for found in sizes.values() for _, part in found) == [ISR, ISR, LEADER]
+            ends = {tuple(found.values()) for found in sizes.values()}
+            assert ends == {(ReplogSizes(1, leader.partition().replica.leo, leader.partition().replica.leo, 0, 0),)}
+            runtime = leader.runtime
+            now_ms = runtime.time.now_ms()
+            counted = {kind: each.entries for (_, kind), each in runtime.entry_times.replicated_times(now_ms).items()}
+            assert counted == {"barrier": 1, "write": 5}
+            told = samples([leader.partition()], runtime.replog, runtime.store, now_ms)
+            found = {name: value for name, _, value in told}
+            assert (found["isthmus_isr_worst_members"], found["isthmus_isr_worst_min_isr"]) == (3, 2)
+            follower = t.followers()[0].partition()
+            follower.replica._standing.member = Member(follower.replica.member.node, 99)
+            assert part_of(follower) == OSR
+
+    asyncio.run(story())

@@ -1,0 +1,401 @@
+"""What a node does when its own disk, store or program is at fault, and others are there to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isthmus.node.services.cluster_rpc import facts_of
+from isthmus.node.services.readiness import replicas_not_ready
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.messages import AppendAck, AppendEntries, Message
+from isthmus.repl.isr.replica_state import ReplicaOptions
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.runtime import isr_changes
+from tests.component.runtime.test_several_nodes import fill, held, key, put
+from tests.support.runtime_cluster import House, Town, until
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_followers_slow_store_costs_no_memory(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """While a follower's store does not come back, what it holds in memory stays within its window, also when it was
+    away and has to catch up; the leader goes on, and afterwards the follower applies all, read back from its log."""
+
+    async def story() -> None:
+        async with town(tmp_path, window_bytes=400_000) as t:
+            leader = await t.led()
+            slow = t.followers()[0]
+            if away:
+                await t.kill(slow.node)
+                for n in range(60):
+                    await put(leader, b"%d" % n, b"x" * 50_000)
+                for node in t.houses:
+                    t.wires.cut(slow.node, node)
+                slow = await t.open(slow.node)
+            store = slow.runtime.store
+            commit, held_up = store.commit, asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def waits(prepared: object) -> None:
+                asyncio.run_coroutine_threadsafe(held_up.wait(), loop).result()
+                commit(prepared)
+
+            monkeypatch.setattr(store, "commit", waits)
+            monkeypatch.setattr(store, "takes_at_once", lambda _prepared: False)
+            if away:
+                t.wires.heal()
+            else:
+                for n in range(60):
+                    await put(leader, b"%d" % n, b"x" * 50_000)
+            await until(lambda: slow.partition().replica.hw > 55)
+            assert slow.partition().replica.applied < 10
+            assert slow.runtime._storage.held_bytes < 600_000
+            held_up.set()
+            await t.level()
+            assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
+            assert slow.runtime._storage.held_bytes == 0
+
+    asyncio.run(story())
+
+
+def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(tmp_path: Path, town: Towns) -> None:
+    """Where commits wait for somebody else, a follower with a smaller window leaves what is durable to its log."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            small, other = (house.node for house in t.followers())
+            await t.kill(small)
+            tiny = await t.open(small, window_bytes=100_000)
+            await t.level()
+            t.wires.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
+            writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
+            await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
+            await put_one_more(leader, writes)
+            await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
+            assert tiny.partition().replica.applied < 5
+            assert tiny.runtime._storage.held_bytes < 200_000
+            t.wires.lost = lambda _sender, _to, _message: False
+            await asyncio.gather(*writes)
+            await t.level()
+            assert held(tiny, b"11") == [b"x" * 50_000]
+            assert tiny.runtime._storage.held_bytes == 0
+
+    async def put_one_more(leader: House, writes: list[asyncio.Task[None]]) -> None:
+        before = leader.partition().replica.leo
+        writes.append(asyncio.create_task(put(leader, b"one more", b"x")))
+        await until(lambda: leader.partition().replica.leo > before)
+
+    asyncio.run(story())
+
+
+def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Path, town: Towns) -> None:
+    """H38: a follower whose disk is full takes nothing, lives on and says why; the leader goes on without it; when
+    there is room again it catches up."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+            leader = await t.led()
+            full = t.followers()[0]
+            fill(full)
+            for n in range(5):
+                await put(leader, b"%d" % n, b"v")
+            record = leader.partition().replica.record
+            assert full.node not in {m.node for m in record.isr}
+            assert not full.partition().serves
+            assert full.partition().reason.startswith("out-of-storage")
+            assert not full.failures
+            full.disk.free = None
+            full.runtime.replog.has_room(0)
+            await until(lambda: full.runtime.replog.has_room(0))
+            await t.level(timeout_s=25)
+            assert full.partition().serves
+            assert held(full, b"4") == [b"v"]
+
+    asyncio.run(story())
+
+
+def test_a_leader_that_changes_the_isr_leaves_a_trace(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that stalls is taken out: the leader logs and counts it with the reason, and says of the node for as
+    long as it is out why, since when, and how long its back-off is; its return is logged and counted, too."""
+    logged: list[tuple[str, str, str]] = []
+    for name in ("info", "warning"):
+
+        def note(event: str, **fields: object) -> None:
+            if event.startswith("isr."):
+                logged.append((event, str(fields["member"]), str(fields["reason"])))
+
+        monkeypatch.setattr(isr_changes.log, name, note)
+
+    def counted(house: House) -> dict[tuple[str, ...], float]:
+        found = [each for each in house.runtime.metrics() if each[0].startswith(("isthmus_isr_s", "isthmus_isr_e"))]
+        return {(name, *labels.values()): value for name, labels, value in found}
+
+    async def story() -> None:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+            leader = await t.led()
+            out = t.followers()[0]
+            replica, time = leader.partition().replica, leader.runtime.time
+            assert replica.why_out(time.now_ms()) == {}
+            assert set(counted(leader).values()) == {0}
+            fill(out)
+            await put(leader, b"k", b"v")
+            (told,) = facts_of(replica, "leads", time.now_ms()).out.items()
+            assert told[0] == out.node
+            assert re.fullmatch(r"stalled, taken out \d s ago; waits out its back-off of 5 s, \d s left", told[1]), told
+            assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
+            out.disk.free = None
+            out.runtime.replog.has_room(0)
+            await t.level(timeout_s=25)
+            await until(lambda: len(leader.partition().replica.record.isr) == 3, 10)
+            assert replica.why_out(time.now_ms()) == {}
+            assert counted(leader)["isthmus_isr_expanded_total",] == 1
+            assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
+            assert logged == [("isr.shrunk", out.node, "stalled"), ("isr.expanded", out.node, "caught up")]
+            await t.kill(out.node)
+            await until(lambda: counted(leader)["isthmus_isr_shrunk_total", "gone"] == 1, 10)
+            assert logged[2:] == [("isr.shrunk", out.node, "gone")]
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(tmp_path: Path, town: Towns) -> None:
+    """H38: whoever leads and whoever follows says so within a second or two, not with the next write, and takes it back
+    when there is room again."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            await t.level()
+            for house in (leader, t.followers()[0]):
+                house.disk.free = 0
+                await until(lambda house=house: house.partition().reason.startswith("out-of-storage"), 4.0)
+                house.disk.free = None
+                await until(lambda house=house: not house.partition().reason.startswith("out-of-storage"), 4.0)
+
+    asyncio.run(story())
+
+
+def test_a_leader_without_room_refuses_and_hands_over(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
+
+    async def story() -> None:
+        monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 0)
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            fill(leader)
+            error = leader.runtime.append(leader.partition(), _an_entry(leader))
+            assert error is not None
+            assert error.reason == "out-of-storage"
+            assert await leader.coordinator.get(key(b"k")) is not None
+            await until(lambda: leader.partition().reason.startswith("out-of-storage"))
+            new = await t.led_by_another(leader)
+            await put(new, b"k2", b"v")
+            assert not leader.failures
+
+    asyncio.run(story())
+
+
+def _an_entry(house: House) -> list:
+    entries = house.runtime.replog.read(0, 0, 2, 1 << 20)
+    return entries[-1:]
+
+
+def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Towns) -> None:
+    """NewLogIdentity: the new gen is durable and registered before the core hears of it; the copy joins again under
+    it."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            await t.level()
+            doubted = t.followers()[0]
+            before = doubted.partition().replica.member
+            doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
+            await until(lambda: doubted.partition().replica.member != before)
+            after = doubted.partition().replica.member
+            assert doubted.identity.gens()[0] == after.gen
+            assert (await doubted.metastore.registrations())[doubted.node].gens[0] == after.gen
+            await put(leader, b"k2", b"v")
+
+            def joined() -> bool:
+                record = leader.partition().replica.record
+                return record is not None and after in record.isr and before not in record.isr
+
+            await until(joined, 25)
+
+    asyncio.run(story())
+
+
+def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, town: Towns) -> None:
+    """A batch of several megabytes goes in messages of about one each, of one entry at least, in one go."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            sizes: list[int] = []
+
+            def watch(sender: str, _to: str, message: Message) -> bool:
+                if sender == leader.node and isinstance(message, AppendEntries) and message.entries:
+                    sizes.append(sum(len(entry.wire) for entry in message.entries))
+                return False
+
+            t.wires.lost = watch
+            requests = [WriteRequest(key(b"%d" % n), Content(b"x" * 300_000)) for n in range(8)]
+            requests.append(WriteRequest(key(b"one"), Content(b"x" * 990_000)))
+            results = await leader.coordinator.write_batch(requests)
+            assert not any(isinstance(result, IsthmusError) for result in results)
+            assert max(sizes) <= 1_000_000
+            assert len(sizes) == 8, sizes
+            await t.level()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", [ev.Received, ev.AppliedTo])
+def test_a_fault_of_the_program_stops_one_copy_only(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, kind: type[ev.Received | ev.AppliedTo]
+) -> None:
+    """When a core contradicts itself its copy is left as it is and says so; the node's other copies and the other nodes
+    go on."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+            hurt = next(house for house in t.houses.values() if not house.partition(0).replica.ready)
+            replica = hurt.partition(0).replica
+            step = replica.step
+
+            def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
+                assert not isinstance(event, kind), "made up by a test"
+                return step(event, now_ms)
+
+            monkeypatch.setattr(replica, "step", bad)
+            await until(lambda: t.leader(0) is not None and t.leader(1) is not None)
+            leader = t.leader(0)
+            assert leader is not None
+            leader.runtime.soft_cursor(0, b"q", b"1")
+            await asyncio.gather(*(put(leader, b"first-%d" % n, b"v") for n in range(9)))
+            await until(lambda: replica.role is fx.ReplicaRole.FAILED)
+            monkeypatch.undo()
+            assert "made up by a test" in hurt.partition(0).reason
+            assert not hurt.failures
+            assert hurt.partition(1).serves
+            records = hurt.controller.records
+            why_not = replicas_not_ready(hurt.node, records, hurt.runtime.partitions, "")
+            assert why_not.startswith("1 partition is not served, partition 0: disk-failed: bug: made up")
+            await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
+            hurt.runtime.partitions[0].replica._state.reason = "known to the test"
+
+    asyncio.run(story())
+
+
+def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process lives on with its session, so it says that this copy is not to be counted on; started again, the node
+    is in sync under the gen that it had."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2) as t:
+            hurt = await t.led(0)
+            await put(hurt, b"before", b"v")
+            replica = hurt.partition(0).replica
+            gen, step, inc = replica.member.gen, replica.step, hurt.registrar.inc
+
+            def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
+                assert not isinstance(event, ev.Received), "made up by a test"
+                return step(event, now_ms)
+
+            monkeypatch.setattr(replica, "step", bad)
+            hurt.runtime.soft_cursor(0, b"q", b"1")
+            await until(lambda: replica.role is fx.ReplicaRole.FAILED)
+            monkeypatch.undo()
+            other = await t.led_by_another(hurt)
+            for n in range(9):
+                await put(other, b"after-%d" % n, b"v")
+            assert hurt.registrar.inc == inc
+            assert not hurt.failures
+            assert hurt.partition(1).serves
+            hurt.runtime.partitions[0].replica._state.reason = "known to the test"
+            await t.kill(hurt.node)
+            again = await t.open(hurt.node)
+            await t.level()
+            assert again.partition(0).replica.member.gen == gen
+            assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
+
+    asyncio.run(story())
+
+
+def test_what_goes_wrong_in_one_second_is_done_in_the_next(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
+
+    async def story() -> None:
+        monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
+        async with town(tmp_path, 1, factor=1, min_isr=1) as t:
+            house = t.houses["n1"]
+            look, looks, bugs = house.runtime._full_disk.look, [], []
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
+
+            def bad(*given: object) -> object:
+                looks.append(given)
+                assert len(looks) > 1, "made up by a test"
+                return look(*given)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(house.runtime._full_disk, "look", bad)
+            await until(lambda: len(looks) > 2, 5)
+            assert len(bugs) == 1
+
+    asyncio.run(story())
+
+
+def test_a_metastore_that_went_back_is_told_once(
+    tmp_path: Path, town: Towns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """H32: records that are older than what is durable here are not believed, whoever led leads no more, and the alarm
+    is raised once a copy, with a metric beside it."""
+
+    async def story() -> None:
+        async with town(tmp_path, 1, factor=1, min_isr=1) as t:
+            house = t.houses["n1"]
+            record = house.partition().replica.record
+            await house.controller.stop()
+            assert record is not None
+            old = replace(record, epoch=0, version=record.version + 1)
+            for version in range(3):
+                house.runtime.records_seen({0: replace(old, version=record.version + 1 + version)})
+            assert not house.partition().replica.ready
+            assert house.partition().reason.startswith("metastore-rollback")
+            samples = {name: value for name, labels, value in house.runtime.metrics() if not labels}
+            assert samples["isthmus_partitions_rolled_back"] == 1
+
+    asyncio.run(story())
+    assert capsys.readouterr().out.count("METASTORE_ROLLBACK") == 1
+
+
+def test_what_a_node_waits_for_is_said_in_words() -> None:
+    """Without records it is why there are none; with records that name this node, which copies are still to be made."""
+    assert replicas_not_ready("n1", {}, {}, "waits for 1 more node") == (
+        "no partitions are known yet: waits for 1 more node"
+    )

@@ -1,0 +1,45 @@
+"""A data directory that was restored from an earlier copy (docs/protocol.md H39)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.storage.identity import NodeIdentity
+from tests.support.runtime_cluster import Town, until
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+
+def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, town: Towns) -> None:
+    """Its copies have gens that were never given before, join as such, and hold what was written meanwhile."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            await t.led()
+            await until(lambda: bool(t.followers()))
+            follower = t.followers()[0].node
+            old = t.houses[follower].partition().replica.member
+            await t.kill(follower)
+            shutil.copytree(tmp_path / follower, tmp_path / "backup")
+            leader = await t.led()
+            await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"late"), Content(b"v")))
+            shutil.rmtree(tmp_path / follower)
+            (tmp_path / "backup").rename(tmp_path / follower)
+            identity = NodeIdentity.open(tmp_path / follower)
+            identity.renew("restored")
+            identity.close(clean=False)
+            await t.open(follower)
+            await t.level()
+            house = t.houses[follower]
+            assert house.partition().replica.member.gen > old.gen
+            assert house.identity.spare > old.gen
+            assert house.runtime.store.object(0, b"b", b"late") is not None
+
+    asyncio.run(story())

@@ -1,0 +1,281 @@
+"""The life of a node beside its metastore: sessions that end while it comes up, a ZooKeeper that does not end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from isthmus.config.loader import load_file
+from isthmus.node import daemon
+from isthmus.node.daemon import Node
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.ports import free_port
+from isthmus.repl.controller.controller import CLAIM_PATH
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.record import Registration
+from isthmus.repl.runtime import registration as registering
+from isthmus.repl.storage.identity import NodeIdentity
+from tests.support.memory_metastore import MemoryMetastore
+from tests.support.threaded_node import SETTINGS, NodeInMemory
+
+
+class ComingUp(NodeInMemory):
+    """A node whose session ends while its queues start, as those of a long start may."""
+
+    def _build_apis(self) -> None:
+        super()._build_apis()
+        begin = self.services.queues.start
+
+        async def begin_late() -> None:
+            await begin()
+            self._metastore.expire()
+            await asyncio.sleep(0.1)
+
+        self.services.queues.start = begin_late
+
+
+def file_of(directory: Path) -> Path:
+    """A config file with ports of its own."""
+    taken: set[int] = set()
+    while len(taken) < 3:
+        taken.add(free_port(taken))
+    file = directory / "node.toml"
+    file.write_text(SETTINGS.format(*taken, ""))
+    return file
+
+
+async def until(condition) -> None:
+    """Returns once `condition` holds."""
+    async with asyncio.timeout(5):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def test_a_registration_that_the_metastore_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a session ended the node would else live on, and never take part again until somebody restarts it."""
+    monkeypatch.setattr(registering, "RETRY_MS", 10)
+
+    async def story() -> None:
+        node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+        await node.start()
+        served = asyncio.create_task(node.serve())
+        metastore = node._metastore
+        assert isinstance(metastore, MemoryMetastore)
+        register, refusals = metastore.register, [LocalFault("ZooKeeper refuses"), Corruption("no standing")]
+
+        async def refused(registration: Registration, takes: Collection[int] | None = None) -> int:
+            if refusals:
+                raise refusals.pop()
+            return await register(registration, takes)
+
+        async def serves_again() -> bool:
+            return node.services.registrar.inc != before and node.ready()[0]
+
+        metastore.register = refused  # type: ignore[method-assign]
+        before = node.services.registrar.inc
+        try:
+            metastore.expire()
+            await until(serves_again)
+        finally:
+            node.request_stop("the test is over")
+            await served
+
+    asyncio.run(story())
+
+
+def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
+    """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
+
+    async def story() -> None:
+        node: Node = ComingUp(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+        await node.start()
+        served = asyncio.create_task(node.serve())
+        try:
+
+            async def registered() -> bool:
+                return "n1" in await node._metastore.registrations()
+
+            await until(registered)
+        finally:
+            node.request_stop("the test is over")
+            await served
+
+    asyncio.run(story())
+
+
+async def answer(url: str, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET."""
+    found = await asyncio.to_thread(requests.get, url + path, timeout=5)
+    return found.status_code, found.content
+
+
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Node]:
+    """A node that serves its partitions, until the end of the block."""
+    node: Node = NodeInMemory(load_file(file_of(directory)), directory / "node.toml")
+    await node.start()
+    served = asyncio.create_task(node.serve())
+
+    async def ready() -> bool:
+        return node.ready()[0]
+
+    try:
+        await until(ready)
+        yield node
+    finally:
+        node.request_stop("the test is over")
+        await served
+
+
+def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes the znode of a node whose session lives: the node notices, registers with another inc, leads
+    and serves again without a restart, and counts and logs what happened."""
+    lost: list[str] = []
+    monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
+
+    async def story() -> None:
+        async with serving(tmp_path) as node:
+            metastore, before = node._metastore, node.services.registrar.inc
+            assert isinstance(metastore, MemoryMetastore)
+            found = metastore._memory.ensemble.read("/nodes/n1")
+            assert found is not None
+            metastore._memory.ensemble.delete("/nodes/n1", found[1].version)
+
+            async def serves_again() -> bool:
+                return node.services.registrar.inc not in (0, before) and node.ready()[0]
+
+            await until(serves_again)
+            assert (await metastore.registrations())["n1"].inc == node.services.registrar.inc
+            status, _ = await answer(node.services.http_url, "/readyz")
+            assert status == 200
+            _, metrics = await answer(node.services.admin_url, "/metrics")
+            assert b'isthmus_registrations_lost_total{cause="removed"} 1.0' in metrics
+
+    asyncio.run(story())
+    assert lost == ["removed"]
+
+
+def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process with the same node.name takes over. The first one does not take the name back, so they do not
+    alternate: it takes no part, decides nothing, and /readyz, the status, the metrics and the log say why. When the
+    other one has ended it registers again and serves. A session that expires meanwhile changes nothing of that."""
+    monkeypatch.setattr(registering, "RETRY_MS", 10)
+    lost: list[str] = []
+    monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
+
+    async def story() -> None:
+        async with serving(tmp_path) as node:
+            metastore = node._metastore
+            assert isinstance(metastore, MemoryMetastore)
+            second = MemoryMetastore(metastore._memory.ensemble)
+            await second.start(lambda _state: None)
+            theirs = await second.register(Registration("n1", 0, True, admin_url="http://elsewhere:9", id=1))
+
+            async def out() -> bool:
+                return node.services.registrar.inc == 0 and not node.services.controller.decides
+
+            await until(out)
+            status, body = await answer(node.services.http_url, "/readyz")
+            assert status == 503
+            assert b"another process is registered as node n1" in body
+            assert b"http://elsewhere:9" in body
+            _, told = await answer(node.services.admin_url, "/admin/cluster")
+            cluster = json.loads(told)
+            assert cluster["registered"] is False
+            assert "this node, n1, is not registered: another process" in cluster["problems"][0]
+            _, metrics = await answer(node.services.admin_url, "/metrics")
+            assert b"isthmus_registered 0.0" in metrics
+            metastore.expire()
+            await asyncio.sleep(0.1)  # ten attempts: none takes the name back
+            assert {name: found.inc for name, found in (await second.registrations()).items()} == {"n1": theirs}
+            assert await second.get(CLAIM_PATH) is None
+            await second.stop()
+
+            async def serves_again() -> bool:
+                return node.services.registrar.inc > theirs and node.ready()[0]
+
+            await until(serves_again)
+            assert node.services.registrar.why == ""
+            assert (await metastore.registrations())["n1"].admin_url == node.services.admin_url
+
+    asyncio.run(story())
+    assert lost == ["taken"]
+
+
+def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
+
+    async def story() -> int:
+        life = asyncio.create_task(daemon._run(load_file(file_of(tmp_path)), tmp_path / "node.toml"))
+        await asyncio.sleep(0.3)
+        assert not life.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(10):
+            return await life
+
+    assert asyncio.run(story()) == 0
+    NodeIdentity.open(tmp_path / "data").close(clean=False)
+
+
+def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_path: Path, monkeypatch) -> None:
+    """Ctrl-C at a node whose own ZooKeeper does not serve yet ends it at once and cleanly, and leaves no process."""
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("""#!/bin/sh\n[ "$1" = -version ] && { echo 'version "17.0.1"' >&2; exit; }\nexec sleep 60\n""")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    file = file_of(tmp_path)
+    file.write_text(re.sub(r"(?m)^hosts = .*$", "", file.read_text()))
+    metastore = tmp_path / "data" / "metastore"
+
+    async def story() -> int:
+        life = asyncio.create_task(daemon._run(load_file(file), file))
+        async with asyncio.timeout(10):
+            while not supervisor_client.recorded_children(metastore):
+                await asyncio.sleep(0.02)
+        assert not life.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(10):
+            return await life
+
+    assert asyncio.run(story()) == 0
+    assert not supervisor_client.recorded_children(metastore)
+    assert supervisor_client.running_state(metastore) is None
+    NodeIdentity.open(tmp_path / "data").close(clean=False)
+
+
+def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
+    """What a node holds was written to the end when its stop comes to the embedded ZooKeeper: a fault there does not
+    leave the directory as a crash would."""
+
+    def refused(_: object) -> None:
+        raise LocalFault("the supervisor does not answer within 90 s")
+
+    monkeypatch.setattr(daemon.supervisor_client, "release_embedded", refused)
+
+    async def story() -> None:
+        node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+        await node.start()
+        node._embedded = True
+        node.request_stop("the test is over")
+        with pytest.raises(LocalFault, match="does not answer"):
+            await node.serve()
+
+    asyncio.run(story())
+    identity = NodeIdentity.open(tmp_path / "data")
+    assert identity.clean
+    identity.close(clean=True)

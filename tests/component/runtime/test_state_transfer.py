@@ -1,0 +1,517 @@
+"""Followers that the log does not reach any more take rows of the store, and come back in sync (R-FAR)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import plyvel
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.repl.isr.events import Event, Received
+from isthmus.repl.isr.messages import Message, TransferMetadata, TransferRows
+from isthmus.repl.isr.replica_state import ReplicaOptions
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key, key_hash, partition_index, segment_of
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.runtime import catchup_receiver, catchup_sender
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.store import rows
+from isthmus.repl.store.port import Store
+from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG
+from tests.component.runtime.test_several_nodes import fill
+from tests.support.memory_metastore import MemoryMetastore
+from tests.support.row_repairs import alone
+from tests.support.runtime_cluster import House, Town, until
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+SMALL = {"log_size_bytes": 60_000, "log_file_bytes": 20_000, "checkpoint_interval_ms": 30}
+"""A log that is trimmed after a hundred writes or so."""
+
+
+async def put(house: House, name: bytes, value: bytes) -> None:
+    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(value)))
+
+
+def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
+    """All that a copy's rows say: change index, keys, objects, cursors' and requests' rows."""
+    snapshot = store.far.snapshot(partition)
+    try:
+        chunk = snapshot.rows(0, 1 << 30)
+        state = snapshot.state(b"", 1 << 30)
+        listed = [(k.bucket, k.key, k.row) for k in store.list_keys(partition, None, None)]
+        return snapshot.end, chunk.rows, state.rows, listed
+    finally:
+        snapshot.close()
+
+
+async def same_everywhere(town: Town) -> None:
+    """All copies are in sync, level, and hold the same rows."""
+    await town.level(timeout_s=30)
+    found = [rows_of(house.runtime.store) for house in town.houses.values()]
+    assert found[0] == found[1] == found[2]
+    assert not any(house.failures for house in town.houses.values())
+
+
+async def trimmed_beyond(leader: House, offset: int) -> None:
+    """Write until the leader's log begins above `offset`."""
+    for n in range(2_000):
+        if leader.runtime.replog.start_of(0) > offset:
+            return
+        await put(leader, b"fill-%d" % (n % 40), b"x" * 400)
+    raise AssertionError("the log is not trimmed")
+
+
+@asynccontextmanager
+async def load(town: Town):  # type: ignore[no-untyped-def]
+    """Clients write all the while."""
+    stop = asyncio.Event()
+    acked: list[bytes] = []
+
+    async def client(prefix: bytes) -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            leader = town.leader()
+            try:
+                if leader is not None:
+                    name = b"%s-%d" % (prefix, n % 30)
+                    await asyncio.wait_for(put(leader, name, b"%d" % n), 5)
+                    acked.append(name)
+            except (IsthmusError, TimeoutError):
+                pass
+            await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(client(b"c%d" % i)) for i in range(2)]
+    try:
+        yield acked
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+def names_in(partition: int) -> Iterator[bytes]:
+    """Keys that lie in one of two partitions, without end."""
+    names = (b"key-%d" % number for number in count())
+    return (name for name in names if partition_index(key_hash(b"b", name), 2) == partition)
+
+
+async def follower_of(town: Town) -> House:
+    leader = await town.led()
+    return next(house for house in town.houses.values() if house is not leader)
+
+
+def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path, town: Towns) -> None:
+    """What it missed comes as rows, deleted change rows included, and its log begins where the round ended."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(30):
+                await put(leader, b"k%d" % n, b"old")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            leader = await t.led()
+            for n in range(0, 30, 2):
+                await put(leader, b"k%d" % n, b"new")
+            await trimmed_beyond(leader, end)
+            back = await t.open(away.node)
+            await same_everywhere(t)
+            assert back.runtime.replog.start_of(0) > end
+            assert back.partition().replica.far_position is None
+            assert back.runtime._far._taking.rounds >= 1
+
+    asyncio.run(story())
+
+
+def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, town: Towns) -> None:
+    """One that is connected all the while and takes nothing, its disk being full, comes back once there is room, though
+    nothing made it say FollowRequest: its leader learns that the log begins above it when it cannot send on."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
+            leader, full = await t.led(), await follower_of(t)
+            await put(leader, b"k", b"v")
+            await t.level()
+            fill(full)
+            await trimmed_beyond(leader, full.partition().replica.leo)
+            begins_at = full.partition().replica.leo
+            await until(lambda: full.partition().replica.far_position is not None)
+            refused = full.runtime._full_disk.refused_count
+            await until(lambda: full.runtime._full_disk.refused_count > refused)
+            assert full.partition().replica.far_position == begins_at, "rows need room, too"
+            full.disk.free = None
+            full.runtime.replog.has_room(0)
+            await same_everywhere(t)
+            assert full.runtime._far._taking.rounds >= 1
+
+    asyncio.run(story())
+
+
+def test_a_replaced_data_directory_comes_back_in_sync_under_load(tmp_path: Path, town: Towns) -> None:
+    """A node that lost everything takes all rows while clients write, restarts, and is elected like any other."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            lost = await follower_of(t)
+            await t.kill(lost.node)
+            leader = await t.led()
+            await trimmed_beyond(leader, lost.partition().replica.leo)
+            shutil.rmtree(tmp_path / lost.node)
+            async with load(t) as acked:
+                await t.open(lost.node)
+                await until(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
+                before = len(acked)
+                await until(lambda: len(acked) > before + 20, 15)
+            await same_everywhere(t)
+            await t.kill(lost.node)
+            await t.open(lost.node)
+            await same_everywhere(t)
+
+    asyncio.run(story())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_transfer_that_is_cut_anywhere_goes_on(
+    tmp_path: Path, town: Towns, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
+    monkeypatch.setattr(catchup_sender, "CHUNK_BYTES", 1_500)
+    random = Random(seed)
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            taker = await follower_of(t)
+            await t.kill(taker.node)
+            leader = await t.led()
+            for n in range(100):
+                await put(leader, b"k%d" % n, b"v" * random.randint(1, 400))
+            await trimmed_beyond(leader, taker.partition().replica.leo)
+            chunks = 0
+
+            def lost(_sender: str, to: str, message: Message) -> bool:
+                nonlocal chunks
+                if to == taker.node and isinstance(message, TransferRows | TransferMetadata):
+                    chunks += 1
+                    return random.random() < 0.02
+                return False
+
+            t.wires.lost = lost
+            house = await t.open(taker.node)
+            for cut in range(6):
+                seen = chunks
+                goal = seen + random.randint(1, 12)
+
+                def went_on(goal: int = goal) -> bool:
+                    return chunks >= goal or len(t.followers()) == 2
+
+                await until(went_on, 20)
+                if len(t.followers()) == 2:
+                    break
+                if cut % 3 == 2:
+                    giver = await t.led()
+                    t.wires.isolate(giver.node)
+                    t.wires.heal()
+                else:
+                    await t.kill(taker.node)
+                    house = await t.open(taker.node)
+            await same_everywhere(t)
+            assert house.partition().replica.far_position is None
+
+    asyncio.run(story())
+
+
+def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: Path, town: Towns) -> None:
+    """The store of that copy is whole: its log begins anew at what is applied, under another gen."""
+
+    async def story() -> None:
+        async with town(tmp_path, checkpoint_interval_ms=30) as t:
+            hurt = await follower_of(t)
+            leader = await t.led()
+            for n in range(50):
+                await put(leader, b"k%d" % n, b"v")
+            await t.level()
+            gen = hurt.partition().replica.member.gen
+            applied = hurt.partition().replica.applied
+            await t.kill(hurt.node)
+            for path in (tmp_path / hurt.node / "log").iterdir():
+                path.unlink()
+            back = await t.open(hurt.node)
+            await same_everywhere(t)
+            assert back.partition().replica.member.gen != gen
+            assert back.runtime.replog.start_of(0) == applied
+            assert (await t.led()).runtime._far._serving.rows_sent == 0
+
+    asyncio.run(story())
+
+
+def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
+    its rows under a far mark: `Town.level` waits until the record names it by its new one."""
+    written = asyncio.Event()
+    write_record = MemoryMetastore.write_record
+
+    async def held(metastore: MemoryMetastore, record: PartitionRecord, *needs: Any, **unmoved: Any) -> PartitionRecord:
+        await written.wait()
+        return await write_record(metastore, record, *needs, **unmoved)
+
+    async def story() -> None:
+        async with town(tmp_path, checkpoint_interval_ms=30) as t:
+            hurt = await follower_of(t)
+            await put(await t.led(), b"k", b"v")
+            await t.level()
+            await t.kill(hurt.node)
+            for path in (tmp_path / hurt.node / "log").iterdir():
+                path.unlink()
+            written.clear()
+            back = await t.open(hurt.node)
+            replica = back.partition().replica
+            leader = (await t.led()).partition().replica
+            await until(lambda: replica.leo == replica.applied == leader.applied)
+            assert len(leader.record.isr) == 3
+            assert replica.member not in leader.record.isr
+            with pytest.raises(TimeoutError):
+                await t.level(timeout_s=0.2)
+            written.set()
+            await same_everywhere(t)
+            assert replica.member in (await t.led()).partition().replica.record.isr
+
+    monkeypatch.setattr(MemoryMetastore, "write_record", held)
+    written.set()
+    asyncio.run(story())
+
+
+def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(tmp_path: Path, town: Towns) -> None:
+    """While the rows of one partition do not come, the log of the node that waits for them stays within its size, for
+    all that is written to the other partition; also after a restart."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2, **SMALL) as t:
+            mine, other = names_in(0), names_in(1)
+            leader = await t.led()
+            for name in islice(mine, 60):
+                await put(leader, name, b"x" * 400)
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            while (await t.led()).runtime.replog.start_of(0) <= end:
+                await put(await t.led(), next(mine), b"x" * 1_000)
+            t.wires.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
+            for _ in range(2):
+                back = await t.open(away.node)
+                await until(lambda: back in t.followers(1) and back.partition().replica.far_position is not None, 30)  # noqa: B023
+                for name in islice(other, 300):
+                    await put(await t.led(1), name, b"y" * 400)
+                leo = (await t.led(1)).partition(1).replica.leo
+                await until(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
+                await until(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
+                assert back.partition().replica.far_position is not None
+                await t.kill(away.node)
+            t.wires.lost = lambda _sender, _to, _message: False
+            await t.open(away.node)
+            await same_everywhere(t)
+
+    asyncio.run(story())
+
+
+def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, town: Towns) -> None:
+    """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
+    rows of its leader."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            hurt = await follower_of(t)
+            leader = await t.led()
+            await trimmed_beyond(leader, 50)
+            await t.level()
+            await until(lambda: hurt.runtime.replog.start_of(0) > 0)
+            gen = hurt.partition().replica.member.gen
+            await t.kill(hurt.node)
+            shutil.rmtree(tmp_path / hurt.node / "store")
+            back = await t.open(hurt.node)
+            await same_everywhere(t)
+            assert back.partition().replica.member.gen != gen
+            assert back.runtime.store.object(0, b"b", b"fill-1") is not None
+
+    asyncio.run(story())
+
+
+def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
+    where it would have ended the round, and the node that got it goes on."""
+    monkeypatch.setattr(catchup_receiver, "REFUSED_PAUSE_S", 0.05)
+    damaged: list[str] = []
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            await trimmed_beyond(await t.led(), end)
+            back = await t.open(away.node)
+            step = back.runtime._inbox._step
+
+            def damages(partition: Partition, event: Event) -> None:
+                if isinstance(event, Received) and isinstance(event.message, TransferRows | TransferMetadata):
+                    message = event.message
+                    name = f"{type(message).__name__} {getattr(message, 'done', '')}"
+                    if name not in damaged and message.rows:
+                        damaged.append(name)
+                        rows = bytes((message.rows[0] ^ 1, *message.rows[1:]))
+                        event = Received(event.node, message._replace(rows=rows))
+                step(partition, event)
+
+            back.runtime._inbox._step = damages
+            await same_everywhere(t)
+            assert damaged == ["TransferRows ", "TransferMetadata 1"]
+            assert back.runtime._far._taking.chunks_refused == 2
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("change_too", [False, True], ids=["key row", "key row and a change row"])
+def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, change_too: bool
+) -> None:
+    """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
+    in the copy's index. Where a change row is damaged, too, the index does not tell: the copy begins again without
+    rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
+    monkeypatch.setattr(catchup_receiver, "REFUSED_PAUSE_S", 0.05)
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(20):
+                await put(leader, b"k%d" % n, b"old")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            (place,) = (tmp_path / away.node).rglob("rows")
+            driver = plyvel.DB(str(place))
+            (name,) = [name for name in driver.iterator(include_value=False, prefix=KEY_TAG) if name.endswith(b"k7")]
+            driver.put(name, b"spoiled")
+            if change_too:
+                ((name, _),) = [one for one in driver.iterator(prefix=CHANGE_TAG) if one[1].endswith(b"k3")]
+                driver.put(name, b"x")
+            driver.close()
+            await put(await t.led(), b"k7", b"new")
+            await trimmed_beyond(await t.led(), end)
+            with capture_logs() as logs:
+                back = await t.open(away.node)
+                await same_everywhere(t)
+            unreadable = [one["error"] for one in logs if one["event"] == "far.own_row_unreadable"]
+            assert len(unreadable) == change_too
+            assert all("names no bucket" in error for error in unreadable)
+            assert back.runtime._far._taking.chunks_refused == 0
+            again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
+            assert any("a row here cannot be read" in reason for reason in again) == change_too
+
+    asyncio.run(story())
+
+
+def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, town: Towns) -> None:
+    """A copy shows why it takes rows once more for as long as it does (replication.far.horizon.min.transfer.rounds)."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(20):
+                await put(leader, b"k%d" % n, b"old")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            await trimmed_beyond(await t.led(), end)
+            back = await t.open(away.node)
+            shown: list[str] = []
+            count = back.runtime._far._taking._count
+
+            def counted(partition: Partition, rows: bytes, upto: int, end: int) -> None:
+                count(partition, rows, upto, end)
+                shown.append(partition.far)
+
+            back.runtime._far._taking._count = counted  # type: ignore[method-assign]
+            await same_everywhere(t)
+            assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
+
+    asyncio.run(story())
+
+
+def test_a_row_that_the_leader_cannot_give_does_not_end_it(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
+    where it has one; the leader goes on with all its other work, the follower waits rather than lack the row, and has
+    it once it is mended."""
+    monkeypatch.setattr(catchup_sender, "UNREADABLE_PAUSE_S", 0.05)
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(20):
+                await put(leader, b"k%d" % n, b"v")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            leader = await t.led()
+            await trimmed_beyond(leader, end)
+            reported: list[tuple[int, int | None]] = []
+            leader.runtime.report_damage(lambda partition, segment: reported.append((partition, segment)))
+            driver = leader.runtime.store._db  # type: ignore[attr-defined]
+            serving = leader.runtime._far._serving
+            tag = rows.OBJECT_TAG, rows.CHANGE_TAG
+            (name,) = [one for one in driver.iterator(include_value=False, prefix=tag[0]) if one.endswith(b"fill-7")]
+            kept = driver.get(name)
+            driver.delete(name)
+            back = await t.open(away.node)
+            await until(lambda: serving.rows_unreadable >= 2)
+            assert set(reported) == {(0, segment_of(key_hash(b"b", b"fill-7")))}
+            driver.put(name, kept)
+            await same_everywhere(t)
+
+            end = back.partition().replica.leo
+            await t.kill(away.node)
+            await trimmed_beyond(leader, end)
+            (name, kept) = [one for one in driver.iterator(prefix=tag[1]) if one[1].endswith(b"fill-7")][-1]
+            driver.put(name, b"x")
+            reported.clear()
+            serving.rows_unreadable = 0
+            back_again = await t.open(away.node)
+            await until(lambda: serving.rows_unreadable >= 2)
+            assert set(reported) == {(0, None)}
+            await put(leader, b"k3", b"the leader goes on")
+            with ThreadPoolExecutor(1) as pool:
+                mending = alone(leader.runtime.store, pool)
+                for segment in await mending.unreadable(0, 10):
+                    assert (await mending.segment(0, segment)).keys == ((b"b", b"fill-7"),)
+            offset = rows.decode_u64(name[5:])
+            await until(lambda: back_again.runtime.store.applied(0).offset > offset)
+            (row,) = back_again.runtime.store.changes(0, offset, 1)
+            assert (row.offset, row.key) == (offset, b"fill-7")
+            assert back_again.runtime.store.changes(0, 0, 999) == leader.runtime.store.changes(0, 0, 999)
+
+    asyncio.run(story())

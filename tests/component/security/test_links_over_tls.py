@@ -1,0 +1,211 @@
+"""Claims about TLS between the nodes of a cluster: who is let in, who is not and why, and that nothing stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from isthmus.node.security import certificates
+from isthmus.repl.security import tls_server
+from isthmus.repl.security.tls import NodeName
+from isthmus.repl.security.tls_server import TlsServer
+from tests.support.link_nodes import DEAD_AFTER_MS, LOOPS, MB, Node, entries_of, forward, run, until, world
+from tests.support.tls_files import Folder, filled
+
+
+def refused(node: Node) -> set[str]:
+    """Why handshakes failed at a node."""
+    samples = node.links.metrics()
+    return {labels["reason"] for name, labels, _ in samples if name == "isthmus_tls_refused_total"}
+
+
+def said(logs: list[Any], event: str, field: str) -> list[str]:
+    """One field of all events of a name."""
+    return [entry[field] for entry in logs if entry["event"] == event]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_nodes_speak_through_tls_whatever_the_size(folder: Folder, loop: str) -> None:
+    """Small messages and ones of megabytes arrive both ways, and requests are answered, for longer than a silent
+    connection lives."""
+
+    async def story() -> None:
+        async with world() as w:
+            a, b = await w.node("a", tls=folder.link("a")), await w.node("b", tls=folder.link("b"))
+            await w.connect(a, b)
+            for seq in range(40):
+                size = 2 * MB if seq % 10 == 0 else 1000
+                await until(lambda size=size: a.links.catch_up_room("b"), "room")  # type: ignore[misc]
+                assert a.links.send("b", 0, forward(seq, entries_of(1, size, seq)))
+                assert b.links.send("a", 0, forward(seq, entries_of(1, size, seq)))
+                assert await a.links.request("b", "echo", b"x" * 1000, 5000) == b"a echo " + b"x" * 1000
+            await until(lambda: len(a.messages) == len(b.messages) == 40, "all messages")
+            await asyncio.sleep(2.2 * DEAD_AFTER_MS / 1000)  # pings and their answers go through, too
+            assert a.links.linked("b")
+            assert b.links.linked("a")
+            assert not a.faults()
+            assert set(a.links.certificates_expire_s()) == {"b"}
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("pair", "words", "reason"),
+    [
+        ("stranger", "is of no authority that we know", "unknown-authority"),
+        ("expired", "has expired", "expired"),
+        ("a", "must name isthmus://c/b; it names isthmus://c/a", ""),
+        ("west-1", "must name isthmus://c/b; it names isthmus://west/west-1", ""),
+        ("client", "must name isthmus://c/b; it names nobody", ""),
+    ],
+)
+def test_who_shows_a_wrong_certificate_is_refused_both_ways(
+    folder: Folder, loop: str, pair: str, words: str, reason: str
+) -> None:
+    """Of another authority, expired, of another node, of another cluster, of no node: neither end takes the other, and
+    the log says why in words."""
+
+    async def story() -> None:
+        async with world() as w:
+            a, b = await w.node("a", tls=folder.link("a")), await w.node("b", tls=folder.link(pair))
+            with structlog.testing.capture_logs() as logs:
+                a.links.set_nodes({"b": b.address})
+                await until(lambda: words in str(logs), "the reason where a dialled")
+                b.links.set_nodes({"a": a.address})
+                if reason:
+                    await until(lambda: reason in refused(a), "a count where b dialled")
+                else:
+                    await until(lambda: "wrong-certificate" in a.faults(), "a count where b dialled")
+            assert not a.links.linked("b")
+            assert not b.links.linked("a")
+            assert not a.frames
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_plain_text_and_tls_do_not_meet_and_say_so(folder: Folder, loop: str) -> None:
+    """A node without TLS and one with it: each says of the other what it speaks."""
+
+    async def story() -> None:
+        async with world() as w:
+            a, b = await w.node("a", tls=folder.link("a")), await w.node("b")
+            with structlog.testing.capture_logs() as logs:
+                a.links.set_nodes({"b": b.address})
+                b.links.set_nodes({"a": a.address})
+                await until(lambda: "plaintext" in refused(a), "a refuses plain text")
+                await until(lambda: "tls" in b.faults(), "b sees TLS")
+                await until(lambda: said(logs, "transport.dial.failed", "reason"), "words where a dialled")
+            assert any("does it speak TLS?" in each for each in said(logs, "transport.dial.failed", "reason"))
+            assert "the other end speaks TLS, which is not turned on here" in said(logs, "transport.fault", "sentence")
+
+    run(story(), loop)
+
+
+def test_tls_is_turned_on_node_by_node(folder: Folder) -> None:
+    """Nodes that take both and dial without, that take both and dial with, and that want it, each reach the next."""
+
+    async def story(first: dict[str, bool] | None, second: dict[str, bool] | None) -> None:
+        async with world() as w:
+            a = await w.node("a", tls=None if first is None else folder.link("a", **first))
+            b = await w.node("b", tls=None if second is None else folder.link("b", **second))
+            await w.connect(a, b)
+            assert await b.links.request("a", "echo", b"x", 5000) == b"b echo x"
+
+    steps = [None, {"take_plain": True, "dial_plain": True}, {"take_plain": True}, {}]
+    for before, after in pairwise(steps):
+        run(story(before, after))
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None:
+    """After a pair was replaced, also key first, the next connection shows the new one; the standing one stays."""
+    own = filled(tmp_path)
+
+    async def story() -> None:
+        async with world() as w:
+            a, b = await w.node("a", tls=own.link("a")), await w.node("b", tls=own.link("b"))
+            await w.connect(a, b)
+            before = a.links.certificates_expire_s()["b"]
+            authority = certificates.read_pair(own.authority, own.path / "ca.key")
+            renewed = certificates.issue(authority, "b", [NodeName("c", "b")], days=700)
+            certificates.write_pair(renewed, own.path / "b.crt", own.path / "b.key")
+            assert a.links.linked("b")
+            await asyncio.sleep(1.1)  # files are looked at once a second
+            a.links.set_nodes({})
+            b.links.set_nodes({})
+            await until(lambda: not a.links.certificates_expire_s(), "the end of the old connections")
+            await w.connect(a, b)
+            assert a.links.certificates_expire_s()["b"] > before + 300 * 86_400
+
+    run(story())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers that say nothing, half a handshake, or garbage that begins like one: no more than the limit are held,
+    silent ones end in time, and a right client still gets in meanwhile."""
+    monkeypatch.setattr(tls_server, "HANDSHAKES_MAX", 8)
+    monkeypatch.setattr(tls_server, "CROWDED_S", 0.1)
+
+    async def story() -> None:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+        address = listening.getsockname()
+        made: list[asyncio.BaseTransport] = []
+
+        class Taken(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(transport)
+
+        contexts = folder.link("a").server.current
+        server = TlsServer("t", listening, Taken, contexts, handshake_timeout_s=0.6)
+        server.start()
+        held: list[asyncio.StreamWriter] = []
+        most = 0
+        for number in range(60):
+            reader, writer = await asyncio.open_connection(*address)
+            del reader
+            writer.write([b"", b"\x16\x03\x01", b"\x16" + b"\xff" * 5000, b"GET / HTTP/1.1\r\n\r\n"][number % 4])
+            held.append(writer)
+            await asyncio.sleep(0.005)
+            most = max(most, int(next(value for name, _, value in server.samples() if name.endswith("handshakes"))))
+        assert most <= 8
+        context = folder.client("b")
+        async with asyncio.timeout(20):
+            _, good = await asyncio.open_connection(*address, ssl=context, server_hostname="localhost")
+        await until(lambda: len(made) == 1, "the right client")
+        await until(lambda: not any(value for name, _, value in server.samples() if name.endswith("handshakes")))
+        assert {"crowded", "plaintext"} <= set(server.refused)
+        assert "timeout" in server.refused or server.refused["crowded"] > 5
+        for writer in (*held, good):
+            writer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_handshake_that_stops_half_way_is_ended_in_time(folder: Folder, loop: str) -> None:
+    """Who sends a beginning and then nothing is cut after the time-out, and counted as such."""
+
+    async def story() -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        contexts = folder.link("a").server.current
+        server = TlsServer("t", listening, asyncio.Protocol, contexts, handshake_timeout_s=0.2)
+        server.start()
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"\x16\x03\x01\x02\x00")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        await until(lambda: server.refused == {"timeout": 1}, "the count")
+        writer.close()
+        server.close()
+        await server.wait_closed()
+
+    run(story(), loop)

@@ -1,0 +1,132 @@
+"""Claims about a sink whose own disk or program is at fault: it costs what it must, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from isthmus.queues.wire import BatchAck
+from isthmus.repl.model.errors import LocalFault
+from isthmus.sink import worker_pool
+from isthmus.sink.worker import Slot
+from tests.component.sink.test_operation import sink_of
+from tests.component.sink.test_sink import joined, until
+from tests.support.sink_pair import Pair
+
+
+def test_numbers_are_told_while_the_file_of_dead_letters_is_held() -> None:
+    """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
+    known of it last is told."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"a"}
+        sink = await pair.sink()
+        pair.home.put(b"a", b"b")
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 2)
+        other = sqlite3.connect(pair.folder / "letters.sqlite", isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        assert sink.overview()["dead_letters"] == {"kept": 1, "given_up": 0}
+        assert "dead letters: 1" in sink.status()["reason"]
+        assert ("isthmus_sink_dead_letters", {}, 1) in sink.metrics()
+        assert time.monotonic() - began < 1
+        other.execute("ROLLBACK")
+        other.close()
+
+    joined(test)
+
+
+def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be looked into at the start makes their number unknown, and nothing else; it is looked into
+    again."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink(start=False)
+
+        def refuse() -> None:
+            raise LocalFault("the disk")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sink._letters, "look", refuse)
+            await sink.start()
+            assert sink.overview()["dead_letters"] == {"kept": None, "given_up": None}
+            assert not [name for name, _, _ in sink.metrics() if "dead_letters" in name]
+        sink._hint("/sink/limits")
+        await until(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
+
+    joined(test)
+
+
+def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that was suspended during its cycle says at once what it has to acknowledge. Whatever goes wrong there,
+    its worker and its slot are free again, and the link works on once it is resumed."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q")
+        pair.cluster.stuck.clear()
+        pair.home.put(b"a")
+        await until(lambda: any(slot.pushing for slots in sink._crew._slots.values() for slot in slots))
+        with monkeypatch.context() as patched:
+
+            async def broken(_slot: Slot) -> bool:
+                raise RuntimeError("a bug")
+
+            patched.setattr(Slot, "acknowledge", broken)
+            await sink.suspend("q", None, "ann", "")
+            pair.cluster.stuck.set()
+            await until(lambda: not sink._crew.pushing())
+            await asyncio.sleep(0.05)
+        await until(lambda: sink.overview()["workers"]["busy"] == 0)
+        await sink.resume("q", None)
+        pair.home.put(b"b")
+        await pair.equal()
+
+    joined(test)
+
+
+def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many slots have something to acknowledge at a source that has gone silent, they say it at once, and the
+    stop waits for a while and no longer: a request may take an hour."""
+
+    async def test(pair: Pair) -> None:
+        monkeypatch.setattr(worker_pool, "TELL_MOST_S", 0.7)
+        sink = await pair.sink("q", peer_limit_count=8)
+        told = 0
+
+        async def silent(_slot: Slot) -> bool:
+            nonlocal told
+            told += 1
+            await asyncio.sleep(60)
+            return False
+
+        monkeypatch.setattr(Slot, "acknowledge", silent)
+        for slots in sink._crew._slots.values():
+            for slot in slots:
+                slot.fetcher.ack = BatchAck(b"batch", 1)
+        began = time.monotonic()
+        await sink.stop()
+        assert time.monotonic() - began < 4, "one after the other would take 7 times 0.7 s"
+        assert told >= 7
+
+    joined(test)
+
+
+def test_seeds_that_say_nothing_hold_up_nothing_else_on_this_node() -> None:
+    """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
+
+    async def test(pair: Pair) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            await sink_of(pair, *(f"http://127.0.0.1:{each.getsockname()[1]}" for each in silent))
+            await asyncio.sleep(0.1)
+            await asyncio.wait_for(loop.run_in_executor(None, int), 1)
+
+    joined(test)

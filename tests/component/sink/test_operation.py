@@ -1,0 +1,658 @@
+"""Claims about what operators and peers do to a sink at work: limits, nodes that come and go, dead letters, liars."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import msgpack
+import pytest
+
+import isthmus.repl.http.client as client_room
+from isthmus.config.settings import PeerSettings, SinkSettings
+from isthmus.queues.queue_documents import AuditInfo
+from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
+from isthmus.repl.http.client import OPEN
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.property_digests import PlaceDigests, place_digest
+from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.dead_letters import DeadLetter, DeadLetters
+from isthmus.sink.limits import SinkLimits
+from isthmus.sink.service import Sink
+from tests.component.sink.test_sink import joined, until
+from tests.support.queue_source import OURS, SINK, THIRD
+from tests.support.sink_pair import Pair
+
+# ---------------------------------------------------------------- limits and discovery
+
+
+def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
+    """Another number of workers counts at once, on all nodes or one, and is there after a restart with who set it; a
+    rate holds, is told with what binds, and is lifted live."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q", "r")
+        await until(lambda: sink._crew.workers == 2)
+        await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
+        await until(lambda: sink._crew.workers == 1)
+        pair.home.put(*(b"k%d" % n for n in range(40)))
+        await pair.equal()
+        await sink.stop()
+        again = await pair.sink("q", "r")
+        overview = again.overview()
+        assert overview["workers"]["count"] == 1
+        assert overview["limits_set"] == {"by": "ann", "at_ms": 7, "reason": "night"}
+        await again.set_limits(SinkLimits(workers=3, objects_per_second=20, by="bob", at_ms=8), "w1")
+        assert again.overview()["workers"]["count"] == 3
+        pair.home.put(*(b"n%d" % n for n in range(60)))
+        await until(lambda: again.overview()["throttle"]["throttled_seconds"] > 0)
+        assert again.overview()["throttle"]["binding"] == "objects"
+        assert pair.cluster.pushed < 2 * (40 + 60), "two queues give each change"
+        await again.set_limits(SinkLimits(objects_per_second=0, by="bob", at_ms=9), "w1", forget=True)
+        await pair.equal(5)
+        assert again.overview()["throttle"]["configured"]["objects_per_second"] is None
+        with pytest.raises(Exception, match="no node 'w7'"):
+            await again.set_limits(SinkLimits(workers=3), "w7")
+
+    joined(test)
+
+
+def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
+    """By node it holds there only; without a node everywhere."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink()
+        await sink.suspend(None, None, "ann", "", "w2")
+        assert sink.status()["state"] == "running"
+        await sink.suspend(None, None, "ann", "", "w1")
+        assert sink.status()["state"] == "suspended"
+        await sink.resume(None, None, "w1")
+        pair.home.put(b"a")
+        await pair.equal()
+        assert [s["node"] for s in sink.overview()["suspensions"]] == ["w2"]
+
+    joined(test)
+
+
+class Peer:
+    """An HTTP peer that answers as it is told: `answer` to fetches, `nodes` to who asks which nodes live."""
+
+    def __init__(self, answer: Callable[[], bytes] | None = None) -> None:
+        self.nodes: bytes = b"{}"
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._send(peer.nodes)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                peer.fetches += 1
+                self._send(answer() if answer is not None else b"")
+
+            def _send(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Silent."""
+
+        self.fetches = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def listed(cluster: bytes, *urls: str) -> bytes:
+    nodes = [{"node": f"n{n}", "http": url} for n, url in enumerate(urls)]
+    return json.dumps({"cluster": "east", "cluster_uuid": cluster.hex(), "nodes": nodes}).encode()
+
+
+async def sink_of(
+    pair: Pair,
+    *peers: str,
+    properties: dict[bytes, bytes] | None = None,
+    places: PlaceDigests | None = None,
+    **more: Any,
+) -> Sink:
+    settings = SinkSettings(
+        peers=tuple(PeerSettings(url, "q", "east") for url in peers),
+        **{"poll_ms": 200, "delay_min_ms": 2, "delay_max_ms": 20, "request_timeout_ms": 2_000,
+           "discovery_interval_ms": 30, **more},
+    )  # fmt: skip
+    sink = Sink(
+        settings,
+        kv=pair.cluster,  # type: ignore[arg-type]
+        cluster_uuid=SINK,
+        cluster_name="west",
+        node_name="w1",
+        metastore=pair.metastore,
+        time=pair.home.clock,
+        letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+        conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
+        access_to=lambda _peer: OPEN,
+        nodes=lambda: ["w1"],
+        properties=lambda: properties or {},
+        places=lambda: places,
+    )
+    pair.sinks.append(sink)
+    await sink.start()
+    return sink
+
+
+def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
+    """The seed tells of the node that has the changes; when it is listed no more its link ends, after what it has to
+    acknowledge; when it is listed again everything goes on."""
+
+    async def test(pair: Pair) -> None:
+        def nothing() -> bytes:
+            return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
+
+        seed = Peer(nothing)
+        try:
+            seed.nodes = listed(OURS, seed.url, pair.bridge.url)
+            sink = await sink_of(pair, seed.url)
+            pair.home.put(b"a")
+            await pair.equal()
+            rows = {row["peer"]: row for row in sink.listing()}
+            assert rows[pair.bridge.url]["from"] == "discovery"
+            assert rows[seed.url]["from"] == "config"
+            seed.nodes = listed(OURS, seed.url)
+            await until(lambda: len(sink.listing()) == 1)
+            assert pair.home.served()[0].machine.in_flight_count() == 0
+            seed.nodes = listed(OURS, seed.url, pair.bridge.url)
+            pair.home.put(b"b")
+            await pair.equal()
+            assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, seed.close)
+
+    joined(test)
+
+
+def test_a_listed_node_that_is_passed_over_is_shown() -> None:
+    """A node that the seed lists and that cannot be dialled as the seed is has a row with its reason, is named in the
+    sink's state, and counts in the metrics; once it is listed otherwise, it does not."""
+
+    async def test(pair: Pair) -> None:
+        seed = Peer(lambda: encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ())))
+        try:
+            seed.nodes = listed(OURS, seed.url, "https://10.0.0.9:8098")
+            sink = await sink_of(pair, seed.url)
+            await until(lambda: len(sink.listing()) == 2)
+            row = sink.listing()[1]
+            assert (row["peer"], row["state"], row["source_cluster"]) == (
+                "https://10.0.0.9:8098",
+                "passed-over",
+                "east",
+            )
+            assert f"another scheme than the peer {seed.url}" in row["reason"]
+            assert row.keys() == sink.listing()[0].keys()
+            assert "nothing is fetched from a node of east (https://10.0.0.9:8098)" in sink.status()["reason"]
+            assert ("isthmus_sink_peers_passed_over", {}, 1) in sink.metrics()
+            seed.nodes = listed(OURS, seed.url)
+            await until(lambda: len(sink.listing()) == 1)
+            assert sink.passed_over() == ""
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, seed.close)
+
+    joined(test)
+
+
+def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
+    """A link that failed for long does not wait for its delay once another peer tells that the node lives again."""
+
+    async def test(pair: Pair) -> None:
+        answers: list[bytes] = [b"junk"]
+        seed, other = Peer(lambda: answers[0]), Peer(lambda: answers[0])
+        try:
+            seed.nodes = other.nodes = listed(OURS, seed.url)
+            sink = await sink_of(pair, seed.url, other.url, delay_max_ms=60_000, delay_factor=10)
+            for peer in (seed, other):
+                peer.nodes = b"no list"
+            await until(lambda: len(sink.listing()) == 2 and min(r["delay_ms"] for r in sink.listing()) > 10_000)
+            answers[0] = encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
+            await until(lambda: not sink._listed)
+            seed.nodes = listed(OURS, seed.url, other.url)
+            await until(lambda: {row["state"] for row in sink.listing()} == {"running"})
+        finally:
+            for peer in (seed, other):
+                await asyncio.get_running_loop().run_in_executor(None, peer.close)
+
+    joined(test)
+
+
+def test_bucket_types_whose_properties_differ_are_named() -> None:
+    """Both sides tell digests with each fetch; what is not told is the default, and a difference is shown by its type
+    while changes go on."""
+
+    async def test(pair: Pair) -> None:
+        def nothing() -> bytes:
+            theirs = {b"same": b"1" * 8, b"other": b"2" * 8, b"theirs": b"3" * 8}
+            return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", (), properties=theirs))
+
+        peer = Peer(nothing)
+        try:
+            sink = await sink_of(pair, peer.url, properties={b"same": b"1" * 8, b"other": b"9" * 8, b"ours": b"4" * 8})
+            await until(lambda: sink.listing()[0]["properties_differ"])
+            row = sink.listing()[0]
+            assert row["properties_differ"] == ["other", "ours", "theirs"]
+            assert (row["state"], row["reason"]) == (
+                "running",
+                "properties differ from the source's: other, ours, theirs, the bucket type's or of a bucket of it",
+            )
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, peer.close)
+
+    joined(test)
+
+
+def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
+    """A sink and a queue that tell their digests by place name the bucket and the property."""
+
+    async def test(pair: Pair) -> None:
+        ours, theirs = ({b"default": {b"orders": place_digest({"allow_mult": on})}} for on in (True, False))
+        pair.home.queues.digests, pair.home.queues.places = (lambda: {b"default": b"2" * 8}), (lambda: theirs)
+        sink = await sink_of(pair, pair.bridge.url, properties={b"default": b"1" * 8}, places=ours)
+        await until(lambda: sink.listing()[0]["properties_differ"])
+        row = sink.listing()[0]
+        assert row["property_differences"] == [
+            {"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}
+        ]
+        assert (row["state"], row["properties_differ"]) == ("running", ["default"])
+        assert row["reason"] == "properties differ from the source's: bucket default/orders: allow_mult"
+        (queue, *_) = await pair.home.acts.listing()
+        assert queue["property_differences"] == {"w1": row["property_differences"]}
+
+    joined(test)
+
+
+def test_a_source_that_is_overdue_with_its_answer_is_told_before_the_fetch_has_failed() -> None:
+    """A link that was cut amid a fetch fails only when the request's time is over: until then its reason says for how
+    long nothing came, and no more once something came."""
+
+    async def test(pair: Pair) -> None:
+        free = Event()
+
+        def held() -> bytes:
+            assert free.wait(8)
+            return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
+
+        peer = Peer(held)
+        try:
+            sink = await sink_of(pair, peer.url, request_timeout_ms=60_000, discover=False)
+            await until(lambda: peer.fetches > 0)
+            assert sink.listing()[0]["reason"] == "no answer yet"
+            pair.home.clock.skew_ms += 7_000
+            assert sink.listing()[0]["state"] == "starting"
+            assert re.fullmatch(r"no answer for [789] s to a fetch that goes on", sink.listing()[0]["reason"])
+            free.set()
+            await until(lambda: sink.listing()[0]["fetches"] > 0)
+            free.clear()
+            fetches = peer.fetches
+            await until(lambda: peer.fetches > fetches)
+            assert (sink.listing()[0]["state"], sink.listing()[0]["reason"]) == ("running", "")
+            pair.home.clock.skew_ms += 9_000
+            assert sink.listing()[0]["state"] == "running"
+            assert re.fullmatch(r"no answer for (9|1\d) s to a fetch that goes on", sink.listing()[0]["reason"])
+            free.set()
+            await until(lambda: sink.listing()[0]["reason"] == "")
+        finally:
+            free.set()
+            await asyncio.get_running_loop().run_in_executor(None, peer.close)
+
+    joined(test)
+
+
+def test_an_acknowledgement_by_itself_tells_no_properties() -> None:
+    """Before a suspended link rests it acknowledges without a fetch, which says nothing of properties: a queue whose
+    properties are the same on both sides must not name them as differing from then on."""
+
+    async def test(pair: Pair) -> None:
+        same = {b"same": b"1" * 8}
+        pair.home.queues.digests = lambda: same
+        sink = await sink_of(pair, pair.bridge.url, properties=same)
+        (queue, *_) = pair.home.served()
+        await until(lambda: sink.listing()[0]["fetches"] > 0)
+        pair.cluster.stuck.clear()
+        pair.home.put(b"a")
+        await until(lambda: queue.machine.in_flight_count() == 1)
+        await sink.suspend(None, None, "ann", "")
+        pair.cluster.stuck.set()
+        await until(lambda: queue.machine.counts.acknowledged == 1)
+        assert queue.differing == {}
+
+    joined(test)
+
+
+@pytest.mark.parametrize("status", ["503", "504"])
+def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_not(status: str) -> None:
+    """503 says that nothing was done, 504 that nobody knows: both may come when the source has taken the
+    acknowledgement in and made a batch. The sink believes neither: it backs off, tells the same acknowledgement again
+    under the same session, and gets what was on its way; nothing is lost, and nothing is a dead letter."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink(batch_count=4)
+        pair.bridge.faults.extend([None, status, status, None, status, None, None, status])
+        pair.home.put(*[b"k-%d" % number for number in range(40)])
+        await pair.equal()
+        await until(lambda: pair.bridge.seen[status] == 4 and not pair.bridge.faults)
+        pair.home.put(b"last")
+        await pair.equal()
+        (link,) = sink._crew.links.values()
+        assert link.errors == 4
+        assert sink._letters.counts() == (0, 0)
+        (queue, *_) = pair.home.served()
+        assert queue.machine.counts.acknowledged == 41
+        assert queue.machine.in_flight_count() == 0
+
+    joined(test)
+
+
+# ---------------------------------------------------------------- liars
+
+
+def reply(cluster: bytes = OURS, name: str = "east", items: Sequence[Any] = ()) -> bytes:
+    return encode_reply(FetchReply(cluster, name, 1, b"b" if items else b"", 1_000, 0, "serving", items))
+
+
+def versioned() -> bytes:
+    fields = msgpack.unpackb(reply())
+    return bytes(msgpack.packb({**fields, "v": 99}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: b"\x93junk", "malformed"),
+        (lambda: reply(items=[(1, 2, 3)]), "malformed"),
+        (versioned, "unknown-version"),
+        (lambda: reply(THIRD, "third"), "other-cluster"),
+        (lambda: reply(SINK, "west"), "own-cluster"),
+        (lambda: b"x" * 300_000, "peer-fault"),
+    ],
+)
+def test_a_lying_peer_is_named_by_its_reason_and_disturbs_nobody(
+    answer: Callable[[], bytes], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a peer answers wrongly backs its link off with a stable reason; nothing of it is stored, and what an honest
+    peer has goes on."""
+    monkeypatch.setattr("isthmus.sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
+
+    async def test(pair: Pair) -> None:
+        liar = Peer(answer)
+        try:
+            liar.nodes = listed(OURS, liar.url)
+            sink = await sink_of(pair, liar.url, pair.bridge.url, batch_bytes=200_000)
+            for n in range(20):
+                pair.home.put(b"k%d" % n)
+                await asyncio.sleep(0.005)
+            await pair.equal()
+            await until(lambda: {r["peer"]: r for r in sink.listing()}[liar.url]["last_error_reason"])
+            rows = {row["peer"]: row for row in sink.listing()}
+            assert rows[liar.url]["last_error_reason"] == reason
+            assert rows[liar.url]["state"] == "failing"
+            assert rows[liar.url]["running"] <= 1
+            assert rows[pair.bridge.url]["state"] == "running"
+            assert sum(row["applied"] for row in rows.values()) == 20
+            assert [source["source_cluster"] for source in sink.overview()["sources"]] == ["east"]
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, liar.close)
+
+    joined(test)
+
+
+def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends a byte now and then holds a thread for a bounded time."""
+    monkeypatch.setattr(client_room, "RATE_MIN_BYTES", 1_000_000)
+
+    class Trickle(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            for _ in range(200):
+                self.wfile.write(b"x")
+                self.wfile.flush()
+                if asyncio.run(asyncio.sleep(0.02)):  # type: ignore[func-returns-value]
+                    return
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+    server.daemon_threads, server.block_on_close = True, False
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        peer = client_room.HttpPeer(f"http://127.0.0.1:{server.server_address[1]}", 1)
+        with pytest.raises(client_room.PeerFault, match="trickles"):
+            peer.get("/", timeout_ms=200, limit_bytes=200_000)
+        peer.abort()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+def letter(name: bytes, size: int = 10, *, at_ms: int = 1, error: str = "no room") -> DeadLetter:
+    return DeadLetter(at_ms, "q", "http://p", OURS, "east", Key(b"default", b"b", name), "too-large", error, size,
+                      b"x" * size)  # fmt: skip
+
+
+def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
+    """A letter a key; objects beyond the bytes go first, the oldest of them first; letters beyond the number are not
+    kept, said to be so, and counted, but for a newer one of a key that has one; all of it survives a new process."""
+    file = tmp_path / "letters.sqlite"
+    letters = DeadLetters(file, 3, 25)
+    assert letters.letters() == []
+    assert letters.counts() == (0, 0)
+    assert not file.exists(), "nothing is made before there is something to keep"
+    letters.add([letter(b"a"), letter(b"b")])
+    letters.add([letter(b"a", at_ms=5, error="still")])
+    again = DeadLetters(file, 3, 25)
+    first, second = again.letters()
+    assert (first.key.key, first.tries, first.error, first.at_ms) == (b"a", 2, "still", 5)
+    assert (second.key.key, second.tries) == (b"b", 1)
+    assert again.add([letter(b"c", 30), letter(b"d"), letter(b"b", at_ms=7)]) == [1]
+    kept = again.letters()
+    assert [x.key.key for x in kept] == [b"a", b"b", b"c"]
+    assert [x.payload is not None for x in kept] == [True, True, False]
+    assert again.counts() == (3, 1)
+    found = again.find(kept[1].id)
+    assert found is not None
+    assert found.payload == b"x" * 10
+    assert again.drop([kept[0].id, 999]) == 1
+    assert again.counts() == (2, 1)
+    for store in (letters, again):
+        store.close()
+
+
+def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
+    """What cannot be read is kept under another name, told, and a new file begun: the sink goes on."""
+    file = tmp_path / "letters.sqlite"
+    file.write_bytes(b"this is no database, but long enough to be looked at as one" * 20)
+    letters = DeadLetters(file, 3, 1_000)
+    letters.add([letter(b"a")])
+    assert [x.key.key for x in letters.letters()] == [b"a"]
+    assert len(list(tmp_path.glob("letters.sqlite.damaged-*"))) == 1
+    letters.close()
+
+
+def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
+    """After the limit was raised a retry stores the object, asked for anew where it was not kept; what is refused again
+    stays with its new reason."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"big", b"bigger", b"huge"}
+        sink = await pair.sink()
+        pair.home.put(b"big", b"bigger", b"small")
+        pair.home.put(b"huge", size=5_000)
+        await until(lambda: sink.overview()["dead_letters"]["kept"] == 3)
+        letters = {row["key"][2]: row for row in await sink.dead_letters()}
+        pair.cluster.rejecting = {b"bigger"}
+        retried = {row["id"]: row for row in await sink.retry_dead_letters(None)}
+        assert retried[letters["big"]["id"]]["outcome"] == "applied"
+        again = retried[letters["bigger"]["id"]]
+        assert (again["outcome"], again["reason"]) == ("rejected", "too-large")
+        left = {row["key"][2]: row for row in await sink.dead_letters()}
+        assert "big" not in left
+        assert left["bigger"]["tries"] == 2
+        assert not letters["huge"]["object_kept"]
+        assert retried[letters["huge"]["id"]]["outcome"] == "applied"
+        assert "huge" not in left
+        assert (await sink.retry_dead_letters([99]))[0]["reason"] == "unknown-letter"
+        assert await sink.drop_dead_letters(None) == len(left)
+        assert await sink.dead_letters() == []
+
+    joined(test)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_refused_while_an_older_letter_of_its_key_is_retried_is_not_forgotten(refused: bool) -> None:
+    """A newer change of the key is refused, and acknowledged, while the older one is pushed once more: whatever becomes
+    of that, the letter that is left has the newer object."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"k"}
+        sink = await pair.sink()
+        pair.home.put(b"k")
+        await until(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+        letters = sink._letters
+        (row,) = letters.letters()
+        older = letters.find(row.id)
+        assert older is not None
+        newer = replace(older, payload=b"newer", size=5, error="still too large")
+
+        def meanwhile() -> None:
+            pair.cluster.before = None
+            letters.add([newer])
+
+        pair.cluster.before = meanwhile
+        pair.cluster.rejecting = {b"k"} if refused else set()
+        (told,) = await sink.retry_dead_letters([row.id])
+        assert told["outcome"] == ("rejected" if refused else "applied")
+        (left,) = letters.letters()
+        found = letters.find(left.id)
+        assert found is not None
+        assert (found.payload, found.error, found.tries) == (b"newer", "still too large", 2)
+
+    joined(test)
+
+
+def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() -> None:
+    """What comes is the object as it is at the source now; refused again it stays with its reason, and is kept if it
+    fits. A source that does not have it, is suspended, or is another cluster's leaves the letter, with the reason."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"huge"}
+        sink = await pair.sink()
+        pair.home.put(b"huge", size=5_000)
+        await until(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+
+        async def retried() -> dict[str, Any]:
+            (row,) = await sink.dead_letters()
+            assert not row["object_kept"]
+            (told,) = await sink.retry_dead_letters([row["id"]])
+            return told
+
+        async def said(reason: str) -> None:
+            for _ in range(20):  # a fetch of the link may meet the fault first, and a broken connection goes with it
+                if (told := await retried())["reason"] == reason:
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError(told)
+
+        told = await retried()
+        assert (told["outcome"], told["reason"]) == ("rejected", "too-large")
+        await pair.home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "because"))
+        told = await retried()
+        assert (told["outcome"], told["reason"]) == (None, "not-ready")
+        assert "suspended: because" in told["error"]
+        await pair.home.acts.resume("q", "serving", None, AuditInfo("ann", 1, ""))
+        read = pair.home.get_batch
+        pair.home.get_batch = lambda keys, isolation, room: asyncio.sleep(0, [None])  # type: ignore[method-assign, return-value, assignment]
+        assert (await retried())["reason"] == "gone-at-source"
+        pair.home.get_batch = read  # type: ignore[method-assign]
+        pair.bridge.faults += ["garbage"] * 4
+        await said("malformed")
+        pair.bridge.faults.clear()
+        uuid, pair.home.queues.cluster = pair.home.queues.cluster, (THIRD, "third")
+        await said("other-cluster")
+        pair.home.queues.cluster = uuid
+        pair.home.put(b"huge", size=30)
+        await until(lambda: (pair.home.served()[0].machine.counts.acknowledged) >= 2)
+        (row,) = await sink.dead_letters()
+        assert row["object_kept"], "the newer, smaller one was refused, too, and kept"
+        pair.cluster.rejecting = set()
+        (told,) = await sink.retry_dead_letters(None)
+        assert (told["outcome"], await sink.dead_letters()) == ("applied", [])
+
+    joined(test)
+
+
+def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
+    """Another cluster is refused by name, and nobody gets anything before somebody owns the queue."""
+
+    async def test(pair: Pair) -> None:
+        key = Key(b"default", b"bucket", b"a")
+        pair.home.put(b"a")
+        asked = ObjectRequest(SINK, "west", key)
+        with pytest.raises(OwnedByOther, match="belongs to nobody"):
+            await pair.home.acts.object_of("q", asked)
+        sink = await pair.sink()
+        await until(lambda: len(pair.cluster.objects) == 1)
+        assert (await pair.home.acts.object_of("q", asked)).payload is not None
+        with pytest.raises(OwnedByOther, match="belongs to cluster west"):
+            await pair.home.acts.object_of("q", ObjectRequest(THIRD, "north", key))
+        assert sink.overview()["dead_letters"]["kept"] == 0
+
+    joined(test)
+
+
+def test_a_letter_that_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors never lose a reference: when the disk refuses the letter, the change comes again until it can be kept."""
+
+    async def test(pair: Pair) -> None:
+        calls = []
+
+        def refuse(_letters: object) -> None:
+            calls.append(1)
+            raise LocalFault("no space left")
+
+        pair.cluster.rejecting = {b"a"}
+        sink = await pair.sink()
+        with monkeypatch.context() as patched:
+            patched.setattr(sink._letters, "add", refuse)
+            pair.home.put(b"a", b"b")
+            await until(lambda: len(calls) >= 2)
+            await until(lambda: sink.listing()[0]["last_error_reason"] == "local-fault")
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 2)
+        assert sink.overview()["dead_letters"]["kept"] == 1
+        assert sink.overview()["sources"][0][PushOutcome.REJECTED.value] == 1
+
+    joined(test)

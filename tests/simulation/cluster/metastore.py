@@ -1,0 +1,281 @@
+"""The simulated metastore: records, registrations, sessions; and the way there and back, which is not to be trusted.
+
+A request may be lost, held for seconds and then arrive, arrive twice, or be done while its answer is lost; the asker
+learns "undecided" after its time-out and may repeat while the first copy is still on its way. Reads come late and
+in any order. While the metastore is down nothing is answered and no session ends. A session needs both ways
+to the metastore; a write needs only the way there to happen, and the way back to be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from isthmus.repl.model.record import Member, PartitionRecord, Registration
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.process import Process
+    from tests.simulation.cluster.simulator import World
+
+METASTORE = "metastore"
+"""Its name among the ends of the network."""
+
+SESSION_MS = 2_500
+"""A session ends when nothing was heard for so long."""
+
+ANSWER_TIMEOUT_MS = 900
+"""How long an asker waits before it calls a request undecided."""
+
+HELD_MAX_MS = 8_000
+"""How long a held request, answer or watch is on its way at most."""
+
+Answer = Callable[[str, PartitionRecord, PartitionRecord], None]
+Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
+"""Records, registrations, and the metastore's `life` then."""
+
+
+class SimMetastore:
+    """All truth about who leads; `down` is an outage."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.records: dict[int, PartitionRecord] = {}
+        self.registrations: dict[str, Registration] = {}
+        self._owners: dict[str, Process] = {}
+        self._heard_ms: dict[int, int] = {}
+        self._last_inc = 100
+        self._last_gen = 10
+        self.down = False
+        self.life = 0
+        """How often it went back."""
+        self._void_inc = 0
+        world.after(200, self._expire)
+
+    def create(self, record: PartitionRecord) -> None:
+        """A new partition's record."""
+        self.records[record.partition] = record
+
+    def void(self, inc: int | None) -> bool:
+        """True of a session that it knew before it went back: it answers nothing to that one any more."""
+        return inc is not None and inc <= self._void_inc
+
+    def new_gen(self) -> int:
+        """A gen that was never given."""
+        self._last_gen += 1
+        return self._last_gen
+
+    # -- the way --------------------------------------------------------------------------------
+
+    def _delay_ms(self) -> int:
+        rng, plan = self.world.rng, self.world.plan
+        dice = rng.random()
+        if dice < plan.store_held:
+            self.world.counts["held"] += 1
+            return rng.randint(ANSWER_TIMEOUT_MS, HELD_MAX_MS)
+        return 1 + int(dice * 12)
+
+    def _lost(self) -> bool:
+        return self.world.rng.random() < self.world.plan.store_lost
+
+    def _hears(self, asker: str) -> bool:
+        """A request of `asker` gets here."""
+        return not self.down and self.world.network.open(asker, METASTORE)
+
+    def _reaches(self, asker: str) -> bool:
+        """An answer gets to `asker`."""
+        return self.world.network.open(METASTORE, asker)
+
+    # -- conditional writes ---------------------------------------------------------------------
+
+    def write(self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer) -> None:
+        """A conditional write; `answer(kind, asked, found)` is called once: "confirmed" with what was written,
+        "refused" with what is there, "undecided" with what was asked."""
+        world = self.world
+        if not world.network.open(asker, METASTORE) or self._lost():
+            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+            return
+        delay_ms = self._delay_ms()
+        if delay_ms >= ANSWER_TIMEOUT_MS:
+            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+            world.after(delay_ms, self._arrive_late, record, needs, self.life)
+        else:
+            world.after(delay_ms, self._arrive, asker, record, needs, answer, self.life)
+            if world.rng.random() < world.plan.store_held:
+                world.after(world.rng.randint(1, HELD_MAX_MS), self._arrive_late, record, needs, self.life)
+
+    def _arrive(
+        self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer, life: int
+    ) -> None:
+        world = self.world
+        if self.down or life != self.life:
+            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+            return
+        written = self._store(record, needs)
+        if self._lost() or not self._reaches(asker):
+            world.counts["answer_lost"] += 1
+            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+        elif written is not None:
+            world.after(world.rng.randint(1, 12), answer, "confirmed", record, written)
+        else:
+            world.after(world.rng.randint(1, 12), answer, "refused", record, self.records[record.partition])
+
+    def _arrive_late(self, record: PartitionRecord, needs: Collection[Member], life: int) -> None:
+        if not self.down and life == self.life:
+            self.world.counts["late_write_done" if self._store(record, needs) else "late_write_refused"] += 1
+
+    def _store(self, record: PartitionRecord, needs: Collection[Member]) -> PartitionRecord | None:
+        """The one place where a record changes."""
+        before = self.records[record.partition]
+        if before.version != record.version:
+            return None
+        if not self._fulfilled(record.partition, needs):
+            self.world.counts["needs_unmet"] += 1
+            return None
+        after = replace(record, version=before.version + 1)
+        self.records[record.partition] = after
+        self.world.tell(METASTORE, after)
+        self.world.checkers.record_changed(before, after)
+        for node in self.world.nodes.values():
+            for process in node.processes:
+                if not self._lost() and self._reaches(node.name) and not self.void(process.session.inc):
+                    self.world.after(self._delay_ms(), self._watched, process, after, self.life)
+        self._hint_controllers()
+        return after
+
+    def _watched(self, process: Process, record: PartitionRecord, life: int) -> None:
+        if life == self.life:
+            process.see(record)
+
+    def _fulfilled(self, partition: int, needs: Collection[Member]) -> bool:
+        """Each member that a write needs is registered, active, and has that gen."""
+        for member in needs:
+            found = self.registrations.get(member.node)
+            if found is None or not found.active or found.gen_of(partition) != member.gen:
+                return False
+        return True
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def read(self, asker: str, answer: Callable[[Look], None]) -> None:
+        """A look: the records, and then the registrations; may never be answered."""
+        if self.world.network.open(asker, METASTORE) and not self._lost():
+            self.world.after(self._delay_ms(), self._read_records, asker, answer)
+
+    def _read_records(self, asker: str, answer: Callable[[Look], None]) -> None:
+        if not self.down:
+            records = dict(self.records)
+            self.world.after(self.world.rng.randint(0, 5), self._read_registrations, asker, records, answer, self.life)
+
+    def _read_registrations(
+        self, asker: str, records: Mapping[int, PartitionRecord], answer: Callable[[Look], None], life: int
+    ) -> None:
+        if not self.down and self._reaches(asker):
+            look = (records, dict(self.registrations), life)
+            self.world.after(self._delay_ms(), answer, look)
+
+    def read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
+        """One record, as new as anything confirmed before the call; may never be answered."""
+        if self._hears(asker) and self._reaches(asker) and not self._lost():
+            self.world.after(self._delay_ms(), self._read_synced, asker, partition, answer)
+
+    def _read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
+        if not self.down and self._reaches(asker):
+            self.world.after(self._delay_ms(), self._answer_synced, self.records[partition], answer, self.life)
+
+    def _answer_synced(self, record: PartitionRecord, answer: Callable[[PartitionRecord], None], life: int) -> None:
+        if life == self.life:
+            answer(record)
+
+    # -- sessions -------------------------------------------------------------------------------
+
+    def register(self, process: Process, answer: Callable[[int], None]) -> None:
+        """Begin a session and register the process's node; may never be answered."""
+        if self._hears(process.node.name) and not self._lost():
+            self.world.after(self._delay_ms(), self._arrive_registration, process, answer)
+
+    def _arrive_registration(self, process: Process, answer: Callable[[int], None]) -> None:
+        name = process.node.name
+        owner = self._owners.get(name)
+        if not self._hears(name) or not self._reaches(name):
+            return
+        if (not process.alive and owner is not None) or (process.session.inc is not None and owner is process):
+            self.world.counts["late_registration_refused"] += 1
+            return  # a session that is over cannot replace what stands there
+        if owner is not None and owner is not process:
+            self.world.counts["registration_replaced"] += 1
+        self._last_inc += 1
+        inc = self._last_inc
+        self.registrations[name] = Registration(name, inc, not process.stopping, gens=dict(process.node.disk.gens))
+        self._owners[name] = process
+        self._heard_ms[inc] = self.world.now_ms
+        self.world.tell(METASTORE, f"{name} registers as {inc}")
+        self._hint_controllers()
+        self.world.after(self.world.rng.randint(1, 12), answer, inc)
+
+    def renew(self, process: Process, answer: Callable[[], None]) -> None:
+        """Register the same session again with what its directory holds now and whether it is leaving; may never be
+        answered."""
+        if self._hears(process.node.name) and not self._lost():
+            self.world.after(self._delay_ms(), self._arrive_renewal, process, answer)
+
+    def _arrive_renewal(self, process: Process, answer: Callable[[], None]) -> None:
+        name, inc = process.node.name, process.session.inc
+        known = self.registrations.get(name)
+        if self.down or not process.alive or known is None or known.inc != inc:
+            return
+        self.registrations[name] = replace(known, active=not process.stopping, gens=dict(process.node.disk.gens))
+        self.world.tell(METASTORE, f"{name} is {'leaving' if process.stopping else 'registered anew'}")
+        self._hint_controllers()
+        if self._reaches(name) and not self._lost():
+            self.world.after(self.world.rng.randint(1, 12), answer)
+
+    def ping(self, name: str, inc: int) -> bool | None:
+        """A heartbeat: True when the session and its registration stand, False when they are over, None when there
+        is no answer."""
+        if not self._hears(name) or not self._reaches(name):
+            return None
+        known = self.registrations.get(name)
+        if known is None or known.inc != inc:
+            return False
+        self._heard_ms[inc] = self.world.now_ms
+        return True
+
+    def close(self, name: str, inc: int | None) -> None:
+        """A session ended in order."""
+        known = self.registrations.get(name)
+        if known is not None and known.inc == inc and self._hears(name):
+            self._end(name)
+
+    def outage_over(self) -> None:
+        """Up again; a new metastore leader starts all session timers anew."""
+        self.down = False
+        for inc in self._heard_ms:
+            self._heard_ms[inc] = self.world.now_ms
+
+    def go_back(self, records: dict[int, PartitionRecord]) -> None:
+        """It is what it was once, and all sessions are over; what was under way to it before does not arrive."""
+        self.life += 1
+        self._void_inc = self._last_inc
+        self.records = dict(records)
+        for name in list(self.registrations):
+            self._end(name)
+
+    def _expire(self) -> None:
+        if not self.down:
+            for name, registration in list(self.registrations.items()):
+                if self.world.now_ms - self._heard_ms[registration.inc] > SESSION_MS:
+                    self.world.counts["session_expired"] += 1
+                    self._end(name)
+        self.world.after(200, self._expire)
+
+    def _end(self, name: str) -> None:
+        self.world.tell(METASTORE, f"session {self.registrations[name].inc} of {name} is over")
+        del self.registrations[name]
+        del self._owners[name]
+        self._hint_controllers()
+
+    def _hint_controllers(self) -> None:
+        for controller in self.world.controllers:
+            if not self._lost() and self._reaches(controller.name):
+                self.world.after(self._delay_ms(), controller.look)

@@ -1,0 +1,116 @@
+"""Small values of the simulated metastore, as source queues ask for them: see `repl.metastore.port.Metastore`.
+
+One tree for the world; each process has its own way to it, which is cut, slow or down as its way to the records is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from isthmus.repl.metastore.port import Ambiguous, Precondition, Unavailable, VersionConflict, Versioned
+from tests.simulation.cluster.metastore import METASTORE
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.loop import SimLoop
+    from tests.simulation.cluster.process import Process
+    from tests.simulation.cluster.simulator import World
+
+WAY_MS = (1, 6)
+"""One way to the metastore and back takes so long."""
+
+HINT_MS = 30
+"""Longest way of a hint; one in HINTS_LATE comes only after HINT_LATE_MS, as one after a lost connection."""
+
+HINTS_LATE = 10
+HINT_LATE_MS = 1_500
+
+
+class Values:
+    """All values, and who wants to hear of changes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.found: dict[str, Versioned] = {}
+        self.ways: list[ValuesOf] = []
+        self._version = 0
+
+    def write(self, path: str, value: bytes | None, version: int | None) -> int:
+        """Conditional; None removes it. Raises Conflict."""
+        before = self.found.get(path)
+        if (None if before is None else before.version) != version:
+            raise VersionConflict(path)
+        self._version += 1
+        if value is None:
+            self.found.pop(path, None)
+        else:
+            self.found[path] = Versioned(value, self._version)
+        for way in self.ways:
+            way.changed(path)
+        return self._version
+
+
+class ValuesOf:
+    """A process's way to them."""
+
+    def __init__(self, process: Process, loop: SimLoop, values: Values) -> None:
+        self._process = process
+        self._loop = loop
+        self._values = values
+        self._hear: list[Callable[[str], None]] = []
+        values.ways = [way for way in values.ways if way._process.alive]
+        values.ways.append(self)
+
+    async def get(self, path: str) -> Versioned | None:
+        """See the port."""
+        await self._way()
+        return self._values.found.get(path)
+
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Precondition] = ()) -> int:
+        """See the port."""
+        assert not unmoved
+        return await self._write(path, value, version)
+
+    async def delete(self, path: str, version: int) -> None:
+        """See the port."""
+        await self._write(path, None, version)
+
+    async def children(self, path: str) -> list[str]:
+        """See the port."""
+        await self._way()
+        below = [name.removeprefix(f"{path}/") for name in self._values.found if name.startswith(f"{path}/")]
+        return sorted({name.split("/")[0] for name in below})
+
+    def watch(self, on_change: Callable[[str], None]) -> None:
+        """See the port."""
+        self._hear.append(on_change)
+
+    async def _write(self, path: str, value: bytes | None, version: int | None) -> int:
+        await self._way()
+        world = self._values.world
+        written = self._values.write(path, value, version)
+        if not world.faults.over and world.rng.random() < world.plan.store_lost:
+            raise Ambiguous(path)
+        return written
+
+    async def _way(self) -> None:
+        world = self._values.world
+        await asyncio.sleep(world.rng.randint(*WAY_MS) / 1000)
+        if world.metastore.down or not world.network.both_open(self._process.node.name, METASTORE):
+            raise Unavailable("cut off")
+
+    def changed(self, path: str) -> None:
+        """Tell the process, in a while, whenever there is a way."""
+        world = self._values.world
+        late = not world.faults.over and world.rng.randrange(HINTS_LATE) == 0
+        world.after(HINT_LATE_MS if late else world.rng.randint(1, HINT_MS), self._tell, path)
+
+    def _tell(self, path: str) -> None:
+        if not self._process.alive:
+            return
+        if not self._values.world.network.open(METASTORE, self._process.node.name):
+            self._values.world.after(HINT_LATE_MS, self._tell, path)
+            return
+        for hear in self._hear:
+            self._loop.call_soon(hear, path)

@@ -1,0 +1,580 @@
+"""Deliberate defects of the core, the election and the shell, each of which the simulator must catch.
+
+A defect that no seed catches means that a check or a fault is missing here. Each is a function that puts the defect
+in by patching what the product's class does; its first line says what is wrong, and against which rule. `DEFECTS`
+says by which invariants that may be noticed, in which mix of faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from isthmus.repl.controller import election
+from isthmus.repl.controller.election import Decision, NoAction, ProposeRecord, elect
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import leader, state_transfer
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.candidate import Candidate
+from isthmus.repl.isr.epochs import epoch_at
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.lag_detector import AckLagTracker
+from isthmus.repl.isr.leader import Leader, Leadership
+from isthmus.repl.isr.read_index import ReadIndex
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.isr.states import Idle
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.simulation.cluster import forced_leader_mutants as forcing
+from tests.simulation.cluster import reassignment_mutants as moving
+from tests.simulation.cluster.disk_writers import LogWriter
+from tests.simulation.cluster.fault_mixes import (
+    cuts,
+    last_resorts,
+    losses,
+    moves,
+    pauses,
+    redirects,
+    settings,
+    storms,
+    unattended,
+)
+from tests.simulation.cluster.metastore import SimMetastore
+from tests.simulation.cluster.nodes import Node
+from tests.simulation.cluster.plan import Plan
+from tests.simulation.cluster.process import Process
+from tests.simulation.cluster.state_transfer import Far
+
+Patch = pytest.MonkeyPatch
+
+# -- truncation, fencing, identity ------------------------------------------------------------------------------------
+
+
+def truncates_to_its_hw(patch: Patch) -> None:
+    """A follower cuts its log to what it knows to be committed (against R-TRUNC, H1)."""
+    sound = Follower.accepted
+
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
+        progress = standing.progress
+        sound(self, message._replace(common=min(message.common, max(progress.hw, standing.log_start))), standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def truncates_nothing(patch: Patch) -> None:
+    """A follower keeps what contradicts its leader, and appends over it (against R-TRUNC, H4)."""
+    accepts, takes = Follower.accepted, Follower.take
+
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
+        accepts(self, message._replace(common=standing.progress.leo), standing)
+
+    def take(self: Follower, message: ms.AppendEntries, standing: Any, now_ms: int) -> None:
+        leo = standing.progress.leo
+        if message.start <= leo:
+            fresh = tuple(entry for entry in message.entries if entry.offset >= leo)
+            message = message._replace(start=leo, before=epoch_at(standing.table, leo - 1), entries=fresh)
+        takes(self, message, standing, now_ms)
+
+    patch.setattr(Follower, "accepted", accepted)
+    patch.setattr(Follower, "take", take)
+
+
+def takes_any_epoch(patch: Patch) -> None:
+    """A message counts whatever the epoch in which it was said (against R-FENCE)."""
+    sound = Replica._receive
+
+    def receive(self: Replica, node: str, message: ms.Message, now_ms: int) -> None:
+        if not isinstance(message, ms.StaleEpoch):
+            message = message._replace(epoch=self._standing.epoch_wanted)
+        sound(self, node, message, now_ms)
+
+    patch.setattr(Replica, "_receive", receive)
+
+
+def takes_any_nonce(patch: Patch) -> None:
+    """A late answer to a FollowRequest counts (against R-NONCE, H5)."""
+    sound = Follower.accepted
+
+    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
+        self.following = False
+        sound(self, message._replace(nonce=self.nonce), standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
+    """A copy that lost its data comes back under its old gen (against R-GEN, H7, H8)."""
+    sound = Node.replace_disk
+
+    def replace_disk(self: Node) -> None:
+        before = dict(self.disk.gens)
+        patch.setattr(Node, "take_new_gen", lambda node, each: node.disk.gens.setdefault(each, before[each]))
+        sound(self)
+
+    patch.setattr(Node, "replace_disk", replace_disk)
+
+
+def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
+    """A leader takes what a node acknowledges for what the member in sync holds, whatever its log (against R-GEN)."""
+    sound = Leadership.acknowledged
+
+    def acknowledged(self: Leadership, node: str, ack: ms.AppendAck, standing: Any, now_ms: int) -> None:
+        sound(self, node, ack, standing, now_ms)
+        for member in standing.known.isr:
+            if member.node == node:
+                self.acked[member] = max(ack.durable, self.acked.get(member, 0))
+
+    patch.setattr(Leadership, "acknowledged", acknowledged)
+
+
+def acts_before_its_epoch_is_durable(patch: Patch) -> None:
+    """A replica stands for an epoch that its disk has not noted yet (against H27)."""
+    sound = Replica._follow_record
+
+    def follow(self: Replica, now_ms: int) -> None:
+        self._standing.epoch_seen = self._standing.epoch_wanted
+        sound(self, now_ms)
+
+    patch.setattr(Replica, "_follow_record", follow)
+
+
+def believes_old_records(patch: Patch) -> None:
+    """Any record is news, however old (against H32 and the version rule)."""
+    sound = Replica._see
+
+    def see(self: Replica, record: PartitionRecord, now_ms: int) -> None:
+        standing = self._standing
+        if standing.record is not None and record.version < standing.record.version:
+            standing.record = None
+            standing.epoch_wanted = min(standing.epoch_wanted, record.epoch)
+        sound(self, record, now_ms)
+
+    patch.setattr(Replica, "_see", see)
+
+
+def resumes_leadership(patch: Patch) -> None:
+    """A process takes up the leadership of an earlier session of its node (against R-INC, H11)."""
+    sound = Replica._follow_record
+
+    def follow(self: Replica, now_ms: int) -> None:
+        standing, record = self._standing, self._standing.record
+        if (
+            isinstance(self._state, Idle)
+            and record is not None
+            and record.leader is not None
+            and record.leader.node == standing.member.node
+            and standing.me is not None
+            and record.epoch == standing.epoch_seen
+        ):
+            standing.record = replace(record, leader=standing.me)
+            durable = standing.progress.durable
+            state = Leader(
+                record.epoch, self.leo - 1, AckLagTracker.since(now_ms), {standing.member: durable}, ready=True
+            )
+            self._become(state, "resumed")
+        sound(self, now_ms)
+
+    patch.setattr(Replica, "_follow_record", follow)
+
+
+# -- commit and apply -------------------------------------------------------------------------------------------------
+
+
+def _commit_rule(patch: Patch, rule: Callable[[Leadership, PartitionRecord, int], int | None]) -> None:
+    patch.setattr(Leadership, "committed_end", rule)
+
+
+def commits_what_is_durable_here(patch: Patch) -> None:
+    """A leader asks nobody (against R-COMMIT)."""
+    _commit_rule(patch, lambda self, record, durable: durable if durable > self.barrier else None)
+
+
+def commits_below_min_isr(patch: Patch) -> None:
+    """A leader commits with fewer than min-ISR members in sync (against R-ELR, H9)."""
+    sound = Leadership.committed_end
+    _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, min_isr=1), durable))
+
+
+def commits_beside_the_elr(patch: Patch) -> None:
+    """A leader commits while somebody outside the ISR may be elected (against R-ELR)."""
+    sound = Leadership.committed_end
+    _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, elr=frozenset()), durable))
+
+
+def commits_without_whom_it_proposed(patch: Patch) -> None:
+    """A leader forgets whom its undecided write may have added (against R-MAX, H13)."""
+    patch.setattr(Leadership, "maximal", lambda self, record: record.isr)
+
+
+def commits_before_the_stalled_are_out(patch: Patch) -> None:
+    """A leader leaves a stalled member out before the metastore has confirmed it (against ISR before apply)."""
+    sound = Leadership.committed_end
+
+    def rule(self: Leadership, record: PartitionRecord, durable: int) -> int | None:
+        stay = record.isr - self.stalled
+        if self.pending is not None and self.pending.record.isr < record.isr:
+            stay = self.pending.record.isr
+        return sound(self, replace(record, isr=stay), durable)
+
+    _commit_rule(patch, rule)
+
+
+def commits_before_the_barrier(patch: Patch) -> None:
+    """A leader takes older epochs' entries for committed before its barrier is (against R-COMMIT, H17)."""
+
+    def persisted(self: Replica, end: int, now_ms: int) -> None:
+        sound(self, end, now_ms)
+        if isinstance(self._state, Candidate):
+            self._standing.commit(self.durable)
+
+    sound = Replica._persisted
+    patch.setattr(Replica, "_persisted", persisted)
+
+
+def believes_its_tail(patch: Patch) -> None:
+    """A restarted replica takes all of its log for committed (against H1)."""
+    sound = Replica.__init__
+
+    def init(self: Replica, **found: Any) -> None:
+        sound(self, **found)
+        progress = self._standing.progress
+        progress.hw = max(progress.hw, progress.durable)
+
+    patch.setattr(Replica, "__init__", init)
+
+
+def applies_what_its_leader_has(patch: Patch) -> None:
+    """A follower takes what it was sent for committed (against R-COMMIT)."""
+    sound = Follower.take
+
+    def take(self: Follower, message: ms.AppendEntries, standing: Any, now_ms: int) -> None:
+        sound(self, message._replace(hw=message.leo), standing, now_ms)
+
+    patch.setattr(Follower, "take", take)
+
+
+def acknowledges_what_is_written(patch: Patch) -> None:
+    """A follower acknowledges what is not synced (against R-FSYNC)."""
+    sound = Follower.acknowledge
+
+    def acknowledge(self: Follower, standing: Any) -> None:
+        kept = standing.progress.durable
+        standing.progress.durable = standing.progress.leo
+        sound(self, standing)
+        standing.progress.durable = kept
+
+    patch.setattr(Follower, "acknowledge", acknowledge)
+
+
+def keeps_what_it_refuses(patch: Patch) -> None:
+    """A leader refuses a batch as too much, and appends it (against I-NO-FALSE-NACK)."""
+    sound = Replica._append
+
+    def append(self: Replica, event: ev.Append, now_ms: int) -> None:
+        sound(self, event, now_ms)
+        if self._standing.effects == [fx.AppendRefused("overloaded", len(event.entries))]:
+            self._standing.progress.leo += len(event.entries)
+            self._standing.effects.append(fx.Persist(event.entries))
+
+    patch.setattr(Replica, "_append", append)
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
+
+
+def drops_members_for_good(patch: Patch) -> None:
+    """Who leaves the ISR may not be elected, however few stay (against R-ELR, H9)."""
+
+    def drop(record: PartitionRecord, gone: frozenset[Member]) -> PartitionRecord:
+        return replace(record, isr=record.isr - gone)
+
+    patch.setattr(leader, "drop_members", drop)
+    patch.setattr(election, "drop_members", drop)
+
+
+def joins_before_it_has_caught_up(patch: Patch) -> None:
+    """A follower joins with whatever it has (against H17)."""
+
+    def joining(self: Leadership, standing: Any, now_ms: int) -> Any:
+        record = standing.known
+        return next((p for p in self.peers.values() if p.member not in record.isr and p.linked), None)
+
+    patch.setattr(Leadership, "_joining", joining)
+
+
+# -- conditional writes -----------------------------------------------------------------------------------------------
+
+
+def forgets_an_undecided_write(patch: Patch) -> None:
+    """A write without an answer never was (against R-AMBIG, H14)."""
+
+    def undecided(self: Replica, base_version: int, now_ms: int) -> None:
+        if isinstance(self._state, Leadership):
+            self._state.pending = None
+
+    patch.setattr(Replica, "_undecided", undecided)
+
+
+def never_repeats_a_write(patch: Patch) -> None:
+    """A write without an answer is waited for, for ever (against R-AMBIG, H14)."""
+
+    def repeat(self: Leadership, standing: Any, now_ms: int) -> None:
+        if self.pending is not None and self.pending.repeat_at_ms <= now_ms:
+            self.pending.repeat_at_ms = now_ms + 10**9
+
+    patch.setattr(Leadership, "repeat", repeat)
+
+
+def forgets_a_refused_write(patch: Patch) -> None:
+    """A refused write has no copy under way (against R-AMBIG and R-MAX)."""
+    patch.setattr(Leadership, "refused_as_it_stands", lambda self, standing, now_ms: setattr(self, "pending", None))
+
+
+# -- reads ------------------------------------------------------------------------------------------------------------
+
+
+def reads_without_asking(patch: Patch) -> None:
+    """A leader serves reads because it believes that it leads (against R-READ, H24)."""
+    sound = ReadIndex.ask
+
+    def ask(self: ReadIndex, token: int, standing: Any, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+        sound(self, token, standing, epoch, frozenset({standing.member}), now_ms)
+
+    patch.setattr(ReadIndex, "ask", ask)
+
+
+def reads_before_the_barrier(patch: Patch) -> None:
+    """A new leader serves reads while its log is still being applied (against R-READ)."""
+    sound = Replica._lead
+
+    def lead(self: Replica, now_ms: int) -> None:
+        sound(self, now_ms)
+        if isinstance(self._state, Leader):
+            self._state.ready = True
+            self._standing.effects.append(fx.LeadershipReady(self.epoch))
+
+    patch.setattr(Replica, "_lead", lead)
+
+
+# -- election ---------------------------------------------------------------------------------------------------------
+
+
+def elects_in_an_old_epoch(record: PartitionRecord, *args: Any, **options: Any) -> Decision:
+    """A nomination without a new epoch (against I-EPOCH-ONE)."""
+    decision = elect(record, *args, **options)
+    if isinstance(decision, ProposeRecord) and decision.record.epoch > max(1, record.epoch):
+        return ProposeRecord(replace(decision.record, epoch=record.epoch))
+    return decision
+
+
+def takes_the_node_for_the_leader(
+    record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
+) -> Decision:
+    """Another session of the leader's node will do (against R-INC)."""
+    if record.status is PartitionStatus.ONLINE and record.leader is not None and record.leader.node in registrations:
+        return NoAction("its node is there")
+    return elect(record, registrations, *args, **options)
+
+
+def brings_the_silent_online(
+    record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
+) -> Decision:
+    """A candidate leads that said nothing yet."""
+    if record.status is PartitionStatus.CANDIDATE_FOUND and record.candidate is not None:
+        return ProposeRecord(replace(record, status=PartitionStatus.ONLINE, leader=record.candidate, candidate=None))
+    return elect(record, registrations, *args, **options)
+
+
+def elects_anybody(
+    record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
+) -> Decision:
+    """Whoever is there may lead, in sync or not (an unclean election)."""
+    there = frozenset(
+        Member(n, registrations[n].gen_of(record.partition)) for n in record.replicas if n in registrations
+    )
+    if record.status is PartitionStatus.ELECTION and there:
+        candidate = max(there)
+        return ProposeRecord(
+            replace(
+                record,
+                epoch=record.epoch + 1,
+                status=PartitionStatus.CANDIDATE_FOUND,
+                candidate=Incarnation(candidate.node, registrations[candidate.node].inc),
+                isr=there,
+            )
+        )
+    return elect(record, registrations, *args, **options)
+
+
+# -- the shell and the metastore --------------------------------------------------------------------------------------
+
+
+def says_durable_before_the_sync(patch: Patch) -> None:
+    """The log's writer reports what is only written (against R-FSYNC)."""
+
+    def write(self: LogWriter) -> None:
+        batch = list(self.unwritten)
+        sound(self)
+        if self.process.holds_directory():
+            self.tell_durable(batch, {})
+
+    sound = LogWriter._write
+    patch.setattr(LogWriter, "_write", write)
+
+
+def never_says_that_it_trimmed(patch: Patch) -> None:
+    """The core is not told where its log begins."""
+    patch.setattr(Process, "tell_trimmed", lambda self, partition: None)
+
+
+def answers_when_appended(patch: Patch) -> None:
+    """A client is told of success before its entry is applied (against I-ACK)."""
+    sound = Process._step
+
+    def step(self: Process, partition: int, event: ev.Event) -> Any:
+        effects = sound(self, partition, event)
+        if isinstance(event, ev.Persisted):
+            self._answer(partition, event.end)
+        return effects
+
+    patch.setattr(Process, "_step", step)
+
+
+def writes_unconditionally(patch: Patch) -> None:
+    """The metastore does not look at versions."""
+    sound = SimMetastore._store
+
+    def store(self: SimMetastore, record: PartitionRecord, needs: Any) -> Any:
+        return sound(self, replace(record, version=self.records[record.partition].version), needs)
+
+    patch.setattr(SimMetastore, "_store", store)
+
+
+# -- rows instead of entries ------------------------------------------------------------------------------------------
+
+
+def sends_rows_of_now(patch: Patch) -> None:
+    """A leader reads a round's chunks from the store as it is, not as it was when the round began (against R-FAR)."""
+    sound = Far._chunk
+
+    def chunk(self: Far, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
+        of = self.snapshots.get((partition, to))
+        if of is not None:
+            of.rows = self.snapshot(partition).rows
+        return sound(self, partition, to, asked)
+
+    patch.setattr(Far, "_chunk", chunk)
+
+
+def forgets_that_it_is_far(patch: Patch) -> None:
+    """A process does not look at the far mark of its store when it starts (against R-FAR)."""
+
+    def found(_self: Far, _store: Any) -> None:
+        return None
+
+    patch.setattr(Far, "found", found)
+
+
+def skips_to_the_end(patch: Patch) -> None:
+    """A follower takes a round for whole when its first rows are here (against R-FAR)."""
+    sound = state_transfer._take_rows
+
+    def take_rows(copy: Any, message: ms.TransferRows, standing: Any) -> None:
+        sound(copy, message._replace(upto=message.end), standing)
+
+    patch.setattr(state_transfer, "_take_rows", take_rows)
+
+
+def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
+    """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
+    sound = state_transfer.horizon
+
+    def horizon(electable: bool, common: int, rounds: int, standing: Any) -> Any:
+        found = sound(False, common, rounds, standing)
+        return ms.FollowRejection.BEYOND_LOG if electable and standing.progress.leo - common > 3 else found
+
+    def serve(node: str, asked: ms.TransferRequest, _electable: bool, standing: Any, *, later: bool) -> Any:
+        return serves(node, asked, False, standing, later=later)
+
+    serves = state_transfer.serve
+    patch.setattr(state_transfer, "horizon", horizon)
+    patch.setattr(state_transfer, "serve", serve)
+
+
+class Defect(NamedTuple):
+    """`put_in` patches it; or `decide` is it. `names`: how the violation may begin. `plan`: the mix, the drawn one
+    without."""
+
+    put_in: Callable[[Patch], None] | None
+    names: tuple[str, ...]
+    plan: Callable[[], Plan] | None = None
+    decide: Callable[..., Decision] = elect
+
+
+COMMIT = ("I-COMMIT-RULE", "I-GUARD-COMPLETE", "I-COMMIT-AGREE")
+LOGS = ("I-LOG", "I-DOT", "I-EPOCH-ASC", "I-TABLE", "I-APPLY", "I-TRUNC-SAFE", "I-CONVERGE")
+
+FAR = ("I-FAR-COMMITTED", "I-FAR-GUARD")
+
+DEFECTS = (
+    Defect(truncates_to_its_hw, (*COMMIT, *LOGS), storms()),
+    Defect(truncates_nothing, (*COMMIT, *LOGS), storms()),
+    Defect(takes_any_epoch, (*COMMIT, *LOGS, "I-READ-LIN"), pauses),
+    Defect(takes_any_nonce, (*COMMIT, *LOGS), storms(repeated=0.3, overtaken=0.4)),
+    Defect(keeps_the_gen_of_a_lost_log, (*COMMIT, "I-EPOCH-MONO"), losses()),
+    Defect(counts_acknowledgements_of_any_gen, COMMIT, unattended),
+    Defect(acts_before_its_epoch_is_durable, ("I-EPOCH-MONO", "I-COMMIT-RULE"), None),
+    Defect(believes_old_records, ("I-EPOCH-MONO", "I-EPOCH-ONE"), None),
+    Defect(resumes_leadership, ("I-EPOCH-ONE", "I-READ-LIN", "I-DOT"), storms()),
+    Defect(commits_what_is_durable_here, ("I-COMMIT-RULE",), None),
+    Defect(commits_below_min_isr, ("I-COMMIT-RULE",), settings),
+    Defect(commits_beside_the_elr, ("I-COMMIT-RULE",), settings),
+    Defect(commits_without_whom_it_proposed, ("I-COMMIT-RULE",), storms()),
+    Defect(commits_before_the_stalled_are_out, ("I-COMMIT-RULE",), storms()),
+    Defect(commits_before_the_barrier, ("I-COMMIT-RULE", "I-APPLY"), storms()),
+    Defect(believes_its_tail, ("I-APPLY", "I-TRUNC-SAFE"), storms()),
+    Defect(applies_what_its_leader_has, ("I-APPLY",), None),
+    Defect(acknowledges_what_is_written, COMMIT, None),
+    Defect(keeps_what_it_refuses, ("I-NO-FALSE-NACK",), None),
+    Defect(drops_members_for_good, ("I-MIN-GUARD",), storms()),
+    Defect(joins_before_it_has_caught_up, COMMIT, storms()),
+    Defect(forgets_an_undecided_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms(store_lost=0.4)),
+    Defect(never_repeats_a_write, ("I-CONVERGE",), storms(store_lost=0.3)),
+    Defect(forgets_a_refused_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms(store_held=0.4)),
+    Defect(reads_without_asking, ("I-READ-LIN",), cuts()),
+    Defect(reads_before_the_barrier, ("I-READ-LIN",), storms()),
+    Defect(None, ("I-EPOCH", "I-CONVERGE"), None, elects_in_an_old_epoch),
+    Defect(None, ("I-CONVERGE",), None, takes_the_node_for_the_leader),
+    Defect(None, ("elected before the barrier was durable", "I-CONVERGE"), None, brings_the_silent_online),
+    Defect(None, ("I-MIN-GUARD", "I-SOME-GUARD", *COMMIT), storms(), elects_anybody),
+    Defect(says_durable_before_the_sync, COMMIT, None),
+    Defect(never_says_that_it_trimmed, ("I-CONVERGE",), losses(harsh_trims=True, trims=0.9)),
+    Defect(sends_rows_of_now, (*FAR, "I-CONVERGE"), losses(harsh_trims=True, trims=0.9)),
+    Defect(forgets_that_it_is_far, (*FAR, *LOGS, *COMMIT), losses(harsh_trims=True, trims=0.9)),
+    Defect(skips_to_the_end, FAR, losses(harsh_trims=True, trims=0.9)),
+    Defect(sends_rows_to_whom_it_counts_on, (*FAR, *COMMIT), storms()),
+    Defect(moving.removes_without_asking, ("I-REMOVE-ASKED",), moves()),
+    Defect(moving.removes_beside_the_elr, ("I-REMOVE",), moves(min_isr=3)),
+    Defect(moving.removes_before_newcomers_are_in_sync, ("I-REMOVE", "I-FACTOR"), moves()),
+    Defect(moving.removes_below_min_isr, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3)),
+    Defect(moving.removes_itself, ("I-REMOVE",), moves()),
+    Defect(moving.counts_a_newcomer_that_goes, ("I-FACTOR",), redirects(factor=1, min_isr=2)),
+    Defect(moving.forgets_who_is_a_newcomer, ("I-FACTOR",), redirects(factor=1, min_isr=2)),
+    Defect(moving.never_ends_a_change, ("I-CONVERGE",), moves()),
+    Defect(None, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3), moving.lets_a_controller_remove),
+    Defect(moving.deletes_what_is_still_to_go, ("I-CLEARED",), moves()),
+    Defect(moving.goes_on_following_where_it_is_none, ("I-CONVERGE",), moves()),
+    Defect(forcing.forces_in_the_old_epoch, ("I-FORCED",), last_resorts()),
+    Defect(forcing.forces_without_a_lineage, ("I-FORCED",), last_resorts()),
+    Defect(forcing.forces_beside_the_old_guard, ("I-FORCED",), last_resorts()),
+    Defect(None, ("I-FORCED",), last_resorts(), forcing.lets_a_controller_force),
+    Defect(forcing.gives_up_what_its_leader_lacks, ("I-TRUNC-SAFE", "I-APPLY"), last_resorts()),
+    Defect(forcing.counts_for_what_its_leader_lacks, ("I-DIVERGED",), last_resorts()),
+    Defect(forcing.forgets_what_it_replays, ("I-DIVERGED",), last_resorts(gap_ms=250, write_gap_ms=20)),
+    Defect(forcing.keeps_a_divergence_to_itself, ("I-CONVERGE",), last_resorts()),
+    Defect(answers_when_appended, ("I-ACK",), None),
+    Defect(writes_unconditionally, ("I-EPOCH-MONO", "I-EPOCH-ONE", "I-COMMIT-RULE"), None),
+)

@@ -1,0 +1,159 @@
+"""The simulated network: messages between nodes, and the connections that the shells hear of.
+
+A message may be lost, repeated, overtaken, or held and delivered many seconds later, to another process even. A cut
+goes one way; it may swallow what comes, or hold it until it is healed. Between two ends of which nothing
+is cut, and in calm weather, messages arrive in order after DELAY_MS. The ends are nodes, the metastore and the
+controllers. What shells hear of connections is a hint: it may be late, and in some worlds it is at times missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.messages import Message
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.process import Process
+    from tests.simulation.cluster.simulator import World
+
+DELAY_MS = 2
+"""One way, in calm weather."""
+
+HELD_MIN_MS, HELD_MAX_MS = 10_000, 14_000
+"""How long a held message is on its way: longer than sessions, elections and restarts."""
+
+LINK_CHECK_MS = 120
+"""How often, after something changed, connections are looked after: the time-out of a silent one."""
+
+FOR_GOOD_MS = 10**9
+"""A cut that is not healed by itself."""
+
+
+class Network:
+    """All ways between all ends."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._slow: dict[tuple[str, str], int] = {}
+        self._links_checked = True
+        self.calm = False
+        """Nothing is lost, repeated, overtaken or held any more."""
+        self.held_until_ms = 0
+        """When the last held message arrives."""
+
+    # -- cuts -----------------------------------------------------------------------------------
+
+    def open(self, sender: str, to: str) -> bool:
+        """True when messages pass from one end to the other."""
+        return (sender, to) not in self._cuts
+
+    def both_open(self, one: str, other: str) -> bool:
+        """True when messages pass both ways."""
+        return (one, other) not in self._cuts and (other, one) not in self._cuts
+
+    def cut(self, sender: str, to: str, for_ms: int) -> None:
+        """Nothing passes from `sender` to `to` for so long."""
+        until_ms = self.world.now_ms + for_ms
+        self._cuts[sender, to] = max(until_ms, self._cuts.get((sender, to), 0))
+        self.links_changed()
+        if for_ms < FOR_GOOD_MS:
+            self.world.after(for_ms, self._join, sender, to)
+
+    def join(self, sender: str, to: str) -> None:
+        """Messages pass from `sender` to `to` again."""
+        self._cuts.pop((sender, to), None)
+        self.links_changed()
+
+    def join_all(self, among: frozenset[str] | None = None) -> None:
+        """Nothing is cut or slow any more (between the ends `among`), and nothing else happens to messages."""
+        self.calm = True
+        for ways in (self._cuts, self._slow):
+            for way in list(ways):
+                if among is None or (way[0] in among and way[1] in among):
+                    del ways[way]
+        self.links_changed()
+
+    def slow_down(self, sender: str, to: str, delay_ms: int, for_ms: int) -> None:
+        """Messages from `sender` to `to` take so much longer, for so long."""
+        self._slow[sender, to] = delay_ms
+        self.world.after(for_ms, self._slow.pop, (sender, to), None)
+
+    def _join(self, sender: str, to: str) -> None:
+        if self._cuts.get((sender, to), FOR_GOOD_MS) <= self.world.now_ms:
+            self.join(sender, to)
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def send(self, sender: Process, to: str, partition: int, message: Message) -> None:
+        """A message on its way; nobody hears what became of it."""
+        world, name = self.world, sender.node.name
+        assert to != name, "a message to oneself"
+        delay_ms = DELAY_MS + self._slow.get((name, to), 0)
+        if (name, to) in self._cuts:
+            if world.rng.random() < world.plan.held:
+                self._hold(name, to, partition, message)
+            return
+        if self.calm:
+            world.after(delay_ms, self._arrive, name, to, partition, message)
+            return
+        plan, dice = world.plan, world.rng.random()
+        if dice < plan.lost:
+            world.counts["message_lost"] += 1
+            return
+        dice -= plan.lost
+        if dice < plan.repeated:
+            world.counts["message_repeated"] += 1
+            world.after(delay_ms + world.rng.randint(1, 300), self._arrive, name, to, partition, message)
+        elif dice < plan.repeated + plan.overtaken:
+            delay_ms += world.rng.randint(1, 60)
+        elif dice < plan.repeated + plan.overtaken + plan.held:
+            self._hold(name, to, partition, message)
+            if world.rng.random() < 0.5:
+                return
+        world.after(delay_ms, self._arrive, name, to, partition, message)
+
+    def _hold(self, name: str, to: str, partition: int, message: Message) -> None:
+        world = self.world
+        world.counts["message_held"] += 1
+        delay_ms = world.rng.randint(HELD_MIN_MS, HELD_MAX_MS)
+        self.held_until_ms = max(self.held_until_ms, world.now_ms + delay_ms)
+        world.after(delay_ms, self._arrive, name, to, partition, message)
+
+    def _arrive(self, name: str, to: str, partition: int, message: Message) -> None:
+        if (name, to) in self._cuts:
+            return
+        for process in self.world.nodes[to].processes:
+            process.receive(partition, ev.Received(name, message))
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def links_changed(self) -> None:
+        """A node, a process or a way came or went: shells will hear of it after a while."""
+        if self._links_checked:
+            self._links_checked = False
+            self.world.after(LINK_CHECK_MS, self._check_links)
+
+    def flap(self, one: str, other: str) -> None:
+        """The connections between two nodes break and are made again at once."""
+        world = self.world
+        for name, peer in ((one, other), (other, one)):
+            for process in world.nodes[name].processes:
+                process.link_down(peer)
+        self.links_changed()
+
+    def _check_links(self) -> None:
+        self._links_checked = True
+        nodes = self.world.nodes
+        for name, node in nodes.items():
+            for process in list(node.processes):
+                for peer in nodes:
+                    if peer != name:
+                        stands = self._stands(name, peer)
+                        if stands is not (peer in process.links):
+                            (process.link_up if stands else process.link_down)(peer)
+
+    def _stands(self, name: str, peer: str) -> bool:
+        process = self.world.nodes[peer].current
+        return process is not None and not process.paused and self.both_open(name, peer)

@@ -1,0 +1,190 @@
+"""A machine with its disk, and the supervisor that starts the node's process again when it ended.
+
+At most one process has the directory. A second one that is started while the first merely sleeps is
+refused by the directory's lock, as on a real machine; `take_over` is the worse case, a lock that was lost
+(a remounted disk): then two processes of one node run at once, and only the newer is obeyed by the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.replica import ReplicaRole
+from tests.simulation.cluster.disk import Disk
+from tests.simulation.cluster.process import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.simulator import World
+
+ZOMBIE_LIMIT_MS = 2_500
+"""How long a process that lost its directory may go on after it woke up."""
+
+STOP_LIMIT_MS = 6_000
+"""How long a process that is asked to leave may take before it is killed."""
+
+LEADS = (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING)
+
+
+class Node:
+    """One machine."""
+
+    def __init__(self, world: World, name: str, partitions: Sequence[int]) -> None:
+        self.world = world
+        self.name = name
+        self.disk = Disk(partitions, world.new_store)
+        for partition in range(world.plan.partition_count):
+            self.disk.gens[partition] = world.metastore.new_gen()
+        self.processes: list[Process] = []
+        """Living ones, the one that holds the directory last."""
+        self.ambush: type[fx.Effect] | None = None
+        """A crash waits for the next effect of this kind."""
+        self.gone = False
+        """Nobody starts it again."""
+        self._started = 0
+
+    @property
+    def partitions(self) -> list[int]:
+        """Those of which a copy is here that counts."""
+        return sorted(self.disk.logs.keys() - self.disk.condemned)
+
+    @property
+    def current(self) -> Process | None:
+        """The process that holds the directory, if there is one."""
+        holder = self.disk.holder
+        return holder if isinstance(holder, Process) else None
+
+    def start(self) -> None:
+        """Start a process, unless the directory is taken."""
+        if self.gone:
+            return
+        if self.disk.holder is not None:
+            self.world.counts["lock_refused"] += 1
+            return
+        self._started += 1
+        process = self.world.shell(self.world, self, self._started)
+        self.processes.append(process)
+        self.world.tell(process.name, "starts")
+        process.boot()
+        self.world.network.links_changed()
+
+    def died(self, process: Process) -> None:
+        """A process ended; another one follows after a while."""
+        self.processes.remove(process)
+        self.world.network.links_changed()
+        delay_ms = self.world.rng.randint(30, 1_200)
+        if self.world.faults.over:
+            delay_ms = 50
+        self.world.after(delay_ms, self.start)
+
+    # -- what may happen to it ------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.current is not None:
+            self.world.counts["kill"] += 1
+            self.current.die("killed")
+
+    def power_loss(self) -> None:
+        """The machine loses power and everything that was not synced. Where that may be acknowledged data, its copies
+        of the log are not believed any more."""
+        world = self.world
+        world.counts["power_loss"] += 1
+        for process in list(self.processes):
+            process.die("power lost")
+        world.checkers.data_lost(self)
+        if self.disk.power_loss(world.rng):
+            world.counts["tail_lost"] += 1
+        for partition, log in self.disk.logs.items():
+            if world.plan.asynchronous and partition not in self.disk.condemned:
+                before = self.disk.gens[partition]
+                self.take_new_gen(partition)
+                world.checkers.declared.renamed(self, partition, before)
+            log.sync()  # what is left is what the disk has
+        world.checkers.disk_changed(self)
+
+    def replace_disk(self) -> None:
+        """The machine comes back with an empty disk."""
+        world = self.world
+        world.counts["disk_replaced"] += 1
+        for process in list(self.processes):
+            process.die("its disk is replaced")
+        world.checkers.data_lost(self)
+        here = [p for p, record in world.metastore.records.items() if self.name in record.replicas]
+        self.disk = Disk(here, world.new_store)
+        for partition in world.metastore.records:
+            self.take_new_gen(partition)
+        world.checkers.disk_changed(self)
+
+    def take_new_gen(self, partition: int) -> None:
+        """The copy of `partition` here is another log from now on (R-GEN)."""
+        world = self.world
+        self.disk.gens[partition] = world.metastore.new_gen()
+        world.counts["gen_lost"] += 1
+
+    def pause(self, for_ms: int) -> None:
+        """SIGSTOP, and SIGCONT later; somebody may try to start the node meanwhile."""
+        process = self.current
+        if process is not None and not process.paused:
+            process.paused = True
+            self.world.counts["pause"] += 1
+            self.world.tell(process.name, f"sleeps for {for_ms} ms")
+            if for_ms > 1_000:
+                self.world.network.links_changed()
+            self.world.after(for_ms // 2, self.start)
+            self.world.after(for_ms, self._wake, process)
+
+    def _wake(self, process: Process) -> None:
+        if process.alive and process.paused and not self.gone:
+            process.resume()
+            self.world.network.links_changed()
+            if not process.holds_directory():
+                self.world.after(ZOMBIE_LIMIT_MS, process.die, "its place is taken")
+
+    def take_over(self, sleep_ms: int) -> None:
+        """The process sleeps, its lock is lost, another one starts; then the first wakes up."""
+        process = self.current
+        if process is not None and not process.paused:
+            process.paused = True
+            self.world.counts["take_over"] += 1
+            self.world.tell(process.name, f"sleeps for {sleep_ms} ms and loses its lock")
+            self.disk.holder = None
+            self.start()
+            self.world.after(sleep_ms, self._wake, process)
+
+    def stop(self, patience: int = 10) -> None:
+        """Ask the process to leave in order, if need be a little later, when it has something to give up."""
+        process = self.current
+        if process is None or process.stopping or process.paused or self.world.faults.over:
+            return
+        if patience and not any(replica.ready for replica in process.replicas.values()):
+            self.world.after(150, self.stop, patience - 1)
+        else:
+            process.stopping = True
+            self.world.counts["stop"] += 1
+            self.world.tell(process.name, "is asked to stop")
+            process.session.say_again()
+            process.post_all(ev.Resign())
+            self._stopped(process, self.world.now_ms + STOP_LIMIT_MS)
+
+    def _stopped(self, process: Process, limit_ms: int) -> None:
+        """Let it end once it gave everything up."""
+        if not process.alive:
+            return
+        disk = self.disk
+        done = process.holds_directory() and all(
+            replica.role not in LEADS and disk.stores[partition].applied >= replica.applied
+            for partition, replica in process.replicas.items()
+        )
+        if done and not process.paused:
+            self.world.counts["stopped_clean"] += 1
+            process.checkpoint()
+            self.world.metastore.close(self.name, process.session.inc)
+            process.die("stopped in order")
+        elif self.world.now_ms >= limit_ms and not process.paused:
+            self.world.counts["stop_forced"] += 1
+            process.die("did not stop in time")
+        else:
+            self.world.after(40, self._stopped, process, limit_ms)

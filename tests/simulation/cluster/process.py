@@ -1,0 +1,460 @@
+"""One process of a node: it carries out what the core asks for, as the product's runtime does.
+
+What the core asked for is answered by events, in order. Entries for followers are read when they are sent, not when
+that was asked for. A paused process takes nothing in until it goes on (disk requests that were already
+made are finished by the machine). A killed one never speaks again; a process that lost the directory's lock gets
+errors from the disk. A subclass may carry a defect of the shell (`mutants.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Replica, ReplicaRole
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.record import Incarnation, PartitionRecord
+from tests.simulation.cluster.declared_losses import DIVERGED
+from tests.simulation.cluster.disk_writers import LogWriter, StoreWriter
+from tests.simulation.cluster.replicas import Copies
+from tests.simulation.cluster.session import Session
+from tests.simulation.cluster.state_transfer import Far
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.clients import Client
+    from tests.simulation.cluster.nodes import Node
+    from tests.simulation.cluster.simulator import World
+
+INBOX_LIMIT = 600
+"""What a paused process's connections hold; more is lost."""
+
+LEADING = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
+
+ORIGIN = bytes(16)
+
+
+class Process:
+    """A running program on `node`."""
+
+    def __init__(self, world: World, node: Node, number: int) -> None:
+        self.world = world
+        self.node = node
+        self.name = f"{node.name}#{number}"
+        self.alive = True
+        self.paused = False
+        self.stopping = False
+        self.session = Session(self)
+        self.log = LogWriter(self)
+        self.store = StoreWriter(self)
+        self.far = Far(self)
+        self.copies = Copies(self)
+        self.links: set[str] = set()
+        """Nodes to which a connection stands, as far as this process could know."""
+        self.replicas: dict[int, Replica] = {}
+        self.undecided: dict[int, list[PartitionRecord]] = {}
+        """Conditional writes that this process asked for, on versions that are not overtaken as far as it knows."""
+        self.tails: dict[int, dict[int, Entry]] = {}
+        """Entries by offset that this process appended and that are not applied."""
+        self.waiting: dict[int, deque[tuple[int, bytes, Client]]] = {}
+        """Appended requests that wait for their entry to be applied."""
+        self.reads: dict[int, tuple[int, int]] = {}
+        """token -> (partition, least offset that must be applied when it is served)."""
+        self._inbox: deque[tuple[int, ev.Event]] = deque()
+        self._untold_trims: set[int] = set()
+        self._renewed: dict[int, int] = {}
+        self._tick_at_ms: int | None = None
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Take the directory, recover, begin a session."""
+        world, disk = self.world, self.node.disk
+        assert disk.holder is None
+        disk.holder = self
+        unsynced = {}
+        self.copies.boot()
+        for partition in self.node.partitions:
+            log, store = disk.logs[partition], disk.stores[partition]
+            if log.synced < log.end:
+                world.counts["unsynced_tail_found"] += 1
+                if world.plan.sync_on_open:
+                    log.sync()
+                else:
+                    unsynced[partition] = log.end
+            if store.target:
+                world.counts["replay"] += 1
+            self.attach(partition)
+        if unsynced:
+            self.log.sync_recovered(unsynced)
+        self.session.start()
+        self._checkpoint()
+
+    def attach(self, partition: int) -> None:
+        """Make the replica of what is on the disk."""
+        world, disk = self.world, self.node.disk
+        log, store = disk.logs[partition], disk.stores[partition]
+        self.replicas[partition] = world.replica_class(
+            partition=partition,
+            node=self.node.name,
+            gen=disk.gens[partition],
+            leo=log.end,
+            epoch_table=log.table(),
+            applied=store.applied,
+            epoch_seen=disk.epochs_seen[partition],
+            epoch_owner=disk.owner_of(partition),
+            options=world.plan.options,
+            durable=log.end if world.plan.asynchronous else log.synced,
+            log_start=log.start,
+            nonce_base=self.nonce_base(),
+            far=self.far.found(store),
+            committed=0 if store.far is not None else min(disk.committed(partition), log.end),
+        )
+        if store.far is None and store.target > store.applied:
+            self.replicas[partition].must_replay(store.target_epoch, store.target)
+        self.undecided[partition] = []
+        self.tails[partition] = {}
+        self.waiting[partition] = deque()
+        world.checkers.attached(self, partition)
+
+    def nonce_base(self) -> int:
+        """Where this process's nonces begin."""
+        return self.world.rng.getrandbits(60)
+
+    def holds_directory(self) -> bool:
+        """True while the disk obeys this process."""
+        return self.node.disk.holder is self
+
+    def die(self, why: str) -> None:
+        """Gone at once; what it had not handed to the machine is lost, its clients never get an answer."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.tell(self.name, f"dies: {why}")
+        if self.holds_directory():
+            self.log.leave_behind()
+            self.store.leave_behind()
+            self.node.disk.holder = None
+        for waiting in self.waiting.values():
+            for _, _, client in waiting:
+                client.unknown()
+            waiting.clear()
+        self.reads.clear()
+        self.node.died(self)
+
+    def resume(self) -> None:
+        """Go on after a pause with all that came meanwhile."""
+        self.paused = False
+        self.world.tell(self.name, "goes on")
+        while self._inbox and not self.paused and self.alive:
+            self.post(*self._inbox.popleft())
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def post(self, partition: int, event: ev.Event) -> None:
+        """An event for a partition's core; waits while paused."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._inbox.append((partition, event))
+        elif partition in self.replicas:
+            self._step(partition, event)
+
+    def post_all(self, event: ev.Event) -> None:
+        """An event for every core."""
+        for partition in list(self.replicas):
+            self.post(partition, event)
+
+    def see(self, record: PartitionRecord) -> None:
+        """A record reaches this process, however late."""
+        if record.partition in self.replicas:
+            self.post(record.partition, ev.RecordSeen(record))
+        self.copies.seen(record)
+
+    def receive(self, partition: int, event: ev.Received) -> None:
+        """A message arrives."""
+        if partition in self.replicas and len(self._inbox) < INBOX_LIMIT:
+            self.post(partition, event)
+
+    def link_up(self, peer: str) -> None:
+        """The connection dialled to `peer` stands; whether anybody says so is another matter."""
+        self.links.add(peer)
+        if self.world.network.calm or self.world.rng.random() >= self.world.plan.link_silence:
+            self.post_all(ev.LinkUp(peer))
+
+    def link_down(self, peer: str) -> None:
+        """A connection with `peer` broke."""
+        self.links.discard(peer)
+        if self.world.network.calm or self.world.rng.random() >= self.world.plan.link_silence:
+            self.world.counts["link_down"] += 1
+            self.post_all(ev.LinkDown(peer))
+
+    def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
+        replica = self.replicas[partition]
+        world = self.world
+        if partition in self._untold_trims and type(event) is ev.Received and type(event.message) is ms.FollowRequest:
+            self.tell_trimmed(partition)
+        effects = replica.step(event, world.now_ms)
+        world.story.append((world.now_ms, self.name, partition, event, effects))
+        world.checkers.stepped(self, partition, event, effects)
+        made_here = type(event) is ev.Append
+        self.stepped(partition, event)
+        for effect in effects:
+            self.perform(partition, effect, made_here)
+        if type(event) is ev.AppliedTo:
+            self._answer(partition, event.end)
+        due_ms = replica.deadline_ms()
+        if due_ms is not None and (self._tick_at_ms is None or due_ms < self._tick_at_ms):
+            self._tick_at_ms = due_ms
+            world.after(max(1, due_ms - world.now_ms), self._tick, due_ms)
+        return effects
+
+    def stepped(self, partition: int, event: ev.Event) -> None:
+        """The core took an event; nothing of what it asks for is done yet."""
+
+    def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
+        """Do what the core asked for."""
+        world = self.world
+        if self.node.ambush is type(effect) and self.holds_directory():
+            world.faults.ambushed(self.node)
+        match effect:
+            case fx.Send(to, message):
+                world.network.send(self, to, partition, message)
+            case fx.Replicate():
+                world.after(1 if effect.live else world.rng.randint(2, 12), self.replicate, partition, effect)
+            case fx.Persist(entries):
+                self._append(partition, entries, made_here)
+            case fx.Apply(end):
+                self.store.ask(partition, end)
+            case fx.PersistEpoch(epoch, owner):
+                self.log.note_epoch(partition, epoch, owner)
+            case fx.AppendBarrier(epoch, offset):
+                barrier = make_entry(
+                    EntryKind.BARRIER, epoch, offset, request_id=b"", origin=ORIGIN, time_ms=world.now_ms
+                )
+                self._append(partition, (barrier,), True)
+            case fx.Truncate(to_offset, _):
+                self.truncate(partition, to_offset)
+            case fx.WriteRecord(record, needs):
+                self.undecided[partition].append(record)
+                self.session.write(record, needs)
+            case fx.ReadReady(tokens):
+                for token in tokens:
+                    self._read(token)
+            case fx.ReadRefused(tokens, reason):
+                for token in tokens:
+                    del self.reads[token]
+                    world.counts[f"read_refused_{reason}"] += 1
+            case fx.ReadRecordSync(nonce):
+                self.session.sync_record(partition, nonce)
+            case fx.RefreshRecord():
+                self.session.look()
+            case fx.NewLogIdentity():
+                world.counts["gen_renewed"] += 1
+                world.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
+            case fx.Promoted():
+                for controller in world.controllers:
+                    if world.rng.random() >= world.plan.lost and world.network.open(self.node.name, controller.name):
+                        world.after(world.rng.randint(1, 30), controller.heard, partition, effect)
+            case fx.SteppedDown(_, unknown_from, _):
+                waiting = self.waiting[partition]
+                while waiting and waiting[-1][0] >= unknown_from:
+                    waiting.pop()[2].unknown()
+                    world.counts["unknown"] += 1
+            case fx.RoleChanged(role, _, reason):
+                if role is ReplicaRole.FAILED and not reason.startswith(DIVERGED):
+                    world.after(30, self.die, "its disk failed")
+            case (
+                fx.BeginTransfer()
+                | fx.InstallRows()
+                | fx.InstallMetadata()
+                | fx.FinishTransfer()
+                | fx.SendTransferChunk()
+            ):
+                self.far.perform(partition, effect)
+            case fx.LeadershipReady() | fx.AppendRefused():
+                pass
+            case _:
+                raise AssertionError(f"the shell does not know {effect}")
+
+    def _tick(self, due_ms: int) -> None:
+        if self._tick_at_ms != due_ms:
+            return  # an earlier one was asked for meanwhile, and has asked for the next
+        self._tick_at_ms = None
+        now_ms = self.world.now_ms
+        for partition, replica in list(self.replicas.items()):
+            due = replica.deadline_ms()
+            if due is None:
+                continue
+            if due <= now_ms:
+                self.post(partition, ev.Tick())
+            elif self._tick_at_ms is None or due < self._tick_at_ms:
+                self._tick_at_ms = due
+                self.world.after(due - now_ms, self._tick, due)
+
+    def disk_error(self, what: str) -> None:
+        """The disk failed; every core hears of it."""
+        self.post_all(ev.PersistFailed(what))
+
+    def _renew_gen(self, partition: int) -> None:
+        if self.alive and self.holds_directory() and partition in self.replicas:
+            gen = self.world.metastore.new_gen()
+            self.node.disk.gens[partition] = gen
+            self._renewed[partition] = gen
+            self.session.say_again()
+
+    def registered_again(self) -> None:
+        """The metastore has noted what this process's directory holds."""
+        renewed, self._renewed = self._renewed, {}
+        for partition, gen in renewed.items():
+            self.post(partition, ev.GenRenewed(gen))
+
+    # -- clients --------------------------------------------------------------------------------
+
+    def submit(self, client: Client, count: int, epoch_shift: int, offset_shift: int) -> str | None:
+        """A client's batch at the partition's leader; the code of its refusal, or None when it was appended.
+        The shifts make a batch that was built for another state."""
+        partition = client.partition
+        replica = self.replicas[partition]
+        epoch, offset = replica.epoch + epoch_shift, replica.leo + offset_shift
+        entries = tuple(
+            make_entry(
+                EntryKind.DATA,
+                max(1, epoch),
+                max(0, offset + step),
+                request_id=self.world.request_id(),
+                origin=ORIGIN,
+                time_ms=self.world.now_ms,
+            )
+            for step in range(count)
+        )
+        effects = self._step(partition, ev.Append(epoch, entries))
+        refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
+        if refused is not None:
+            assert refused.count == count
+            self.world.checkers.refused(partition, entries)
+            return refused.reason
+        self.waiting[partition].extend((entry.offset, entry.request_id, client) for entry in entries)
+        return None
+
+    def _answer(self, partition: int, end: int) -> None:
+        waiting = self.waiting[partition]
+        while waiting and waiting[0][0] < end:
+            offset, request_id, client = waiting.popleft()
+            self.world.checkers.acknowledged(self, partition, request_id, offset)
+            client.acknowledged()
+
+    def read(self, partition: int) -> None:
+        """Somebody asks this process for committed state."""
+        token = self.world.token()
+        self.reads[token] = (partition, self.world.checkers.read_begins(partition))
+        alone = self.replicas[partition].confirms_alone
+        effects = self._step(partition, ev.ReadRequested(token))
+        assert not alone or fx.ReadReady((token,)) in effects, "a read that was confirmed unasked would not have been"
+
+    def _read(self, token: int) -> None:
+        partition, least = self.reads.pop(token)
+        self.world.checkers.read_served(self, partition, least)
+
+    # -- the log --------------------------------------------------------------------------------
+
+    def _append(self, partition: int, entries: tuple[Entry, ...], made_here: bool) -> None:
+        self.world.checkers.appended(self, partition, entries, made_here)
+        tail = self.tails[partition]
+        for entry in entries:
+            tail[entry.offset] = entry
+        self.log.ask(partition, entries)
+
+    def truncate(self, partition: int, to_offset: int) -> None:
+        """Drop the log's end."""
+        tail = self.tails[partition]
+        for offset in [offset for offset in tail if offset >= to_offset]:
+            del tail[offset]
+        self.log.ask(partition, to_offset)
+
+    def replicate(self, partition: int, effect: fx.Replicate) -> None:
+        """Send entries as they are now, if this is still what was asked for."""
+        head = effect.head
+        if not self.may_replicate(partition, head):
+            self.world.counts["replicate_dropped"] += 1
+            return
+        end = min(effect.end, head.start + self.world.plan.message_entries)
+        entries = tuple(self.read_log(partition, head.start, end))
+        self.world.network.send(self, effect.to, partition, head._replace(entries=entries))
+
+    def may_replicate(self, partition: int, head: ms.AppendEntries) -> bool:
+        """The check at the time of sending: it leads still in this epoch, and the log reaches back."""
+        replica = self.replicas[partition]
+        return (
+            self.alive
+            and not self.paused
+            and replica.role in LEADING
+            and replica.epoch == head.epoch
+            and head.start >= self.node.disk.logs[partition].start
+        )
+
+    def read_log(self, partition: int, start: int, end: int) -> Sequence[Entry]:
+        """Entries that this process can see: those that it appended, or those in the log."""
+        tail = self.tails[partition]
+        if start in tail:
+            return [tail[offset] for offset in range(start, end)]
+        log = self.node.disk.logs[partition]
+        if end <= log.end and not tail:
+            return log.read(start, end)
+        found = []
+        for offset in range(start, end):
+            mine = tail.get(offset)
+            found.append(mine if mine is not None else log.read(offset, offset + 1)[0])
+        return found
+
+    def forget_tail(self, partition: int, end: int) -> None:
+        """What is applied is read from the log from now on."""
+        tail = self.tails[partition]
+        for offset in [offset for offset in tail if offset < end]:
+            del tail[offset]
+
+    def _checkpoint(self) -> None:
+        if not self.alive:
+            return
+        if not self.paused and self.holds_directory():
+            self.checkpoint()
+        self.world.after(self.world.rng.randint(600, 2_500), self._checkpoint)
+
+    def checkpoint(self) -> None:
+        """Move the store's floors up to what is applied, then trim the log below them."""
+        rng, plan = self.world.rng, self.world.plan
+        for partition in self.replicas:
+            store = self.node.disk.stores[partition]
+            if plan.asynchronous:
+                self.node.disk.logs[partition].sync()  # floors stand on a synced log
+            if not store.target and store.far is None:
+                store.floor = store.applied
+            log = self.node.disk.logs[partition]
+            if rng.random() < plan.trims:
+                limit = self.world.trim_limit(partition)
+                pin = self.far.pin(partition)
+                limit = limit if pin is None else min(limit, pin)
+                to = min(store.floor, log.synced, limit, rng.randint(log.start, log.end))
+                if to > log.start:
+                    self.trim(partition, to)
+
+    def trim(self, partition: int, to: int) -> None:
+        """Free the log below `to`; the core is told, at the latest before the next FollowRequest."""
+        self.world.counts["trim"] += 1
+        self.node.disk.logs[partition].trim(to)
+        self._untold_trims.add(partition)
+        self.world.after(self.world.rng.randint(0, 600), self.tell_trimmed, partition)
+
+    def tell_trimmed(self, partition: int) -> None:
+        """Tell the core where its log begins."""
+        if partition in self._untold_trims and partition in self.replicas:
+            self._untold_trims.discard(partition)
+            self.post(partition, ev.Trimmed(self.node.disk.logs[partition].start))
+
+    def me(self) -> Incarnation | None:
+        """Who this process is to the metastore."""
+        inc = self.session.inc
+        return None if inc is None else Incarnation(self.node.name, inc)

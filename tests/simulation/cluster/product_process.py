@@ -1,0 +1,431 @@
+"""A process that runs the product's own shell above the core: promises, coordinator, source queues.
+
+Writes go through `repl.coordinator.coordinator` and are answered by `repl.runtime.waiters`; `queues.service` with its
+cursor keeper serves sinks, on an event loop in virtual time. What lies below (log, store, links, metastore) is the
+simulator's. As the product's runtime this tells promises and hooks what became of entries and leaderships; soft cursors
+travel along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from isthmus.queues.admin import QueueActs
+from isthmus.queues.service import QueueService
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import ReplicaRole
+from isthmus.repl.model.entry import Entry, EntryKind
+from isthmus.repl.model.errors import IsthmusError, NotReady
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.vclock import actor_of
+from isthmus.repl.runtime.metrics import ReplicationLatency
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.waiters import Waiters, refusal
+from isthmus.repl.store.port import PartitionStep
+from isthmus.repl.transport.port import NO_CURSORS
+from tests.simulation.cluster.disk_writers import StoreWriter
+from tests.simulation.cluster.invariants import Violation
+from tests.simulation.cluster.loop import SimLoop
+from tests.simulation.cluster.metastore_values import ValuesOf
+from tests.simulation.cluster.process import ORIGIN, Process
+from tests.simulation.cluster.reaps import LIMITS, PROPERTIES, TYPE, P, RowFar, RowStore
+from tests.support.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.nodes import Node
+    from tests.simulation.cluster.queues import Asked, QueueWorld
+
+WALL_MS = 1_700_000_000_000
+SOFT_INTERVAL_MS = 1_000
+REQUEST_TIMEOUT_MS = 3_000
+KEY_LIMIT = 100
+
+
+class Riding(NamedTuple):
+    """An AppendEntries with the soft cursors that travel along."""
+
+    forward: ms.AppendEntries
+    cursors: dict[bytes, bytes]
+
+
+class Clock:
+    """Virtual time."""
+
+    def __init__(self, world: QueueWorld) -> None:
+        self._world = world
+
+    def now_ms(self) -> int:
+        """Of the world."""
+        return self._world.now_ms
+
+    def wall_ms(self) -> int:
+        """Of the world."""
+        return WALL_MS + self._world.now_ms
+
+
+class Shelves:
+    """The rows of all copies of a process, as one store; each copy's own store has its partition under `P`."""
+
+    def __init__(self, process: QueueProcess) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def ask(partition: int, *args: Any) -> Any:
+            return getattr(self._process.rows_of(partition), name)(P, *args)
+
+        return ask
+
+
+class SoftStoreWriter(StoreWriter):
+    """Writes soft cursors along with what is applied; keeps what was applied until the core has heard of it."""
+
+    def __init__(self, process: QueueProcess) -> None:
+        super().__init__(process)
+        self.untold: dict[int, list[Entry]] = {}
+        self.soft: dict[int, dict[bytes, bytes]] = {}
+
+    def _apply(self, jobs: dict[int, int]) -> None:
+        before = {partition: self.disk.stores[partition].applied for partition in jobs}
+        super()._apply(jobs)
+        for partition, start in before.items():
+            store = self.disk.stores[partition]
+            if store.applied > start:
+                self.untold.setdefault(partition, []).extend(store.history[start : store.applied])
+            self.write_soft(partition)
+
+    def write_soft(self, partition: int) -> None:
+        """Write the soft cursors that wait."""
+        soft, store = self.soft.pop(partition, {}), self.disk.stores.get(partition)
+        if soft and isinstance(store, RowStore) and store.far is None:
+            store.rows.write([PartitionStep(P, (), soft)])
+
+    def flush(self) -> None:
+        """Those that found nothing to travel with."""
+        if self._amid is None and not self._asked and self.process.holds_directory():
+            for partition in list(self.soft):
+                self.write_soft(partition)
+
+
+class Queues(QueueService):
+    """A task that fails is a violation, whatever the log says."""
+
+    process: QueueProcess
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self.process.alive:
+            self.process.world.broken = self.process.world.broken or error
+        super()._ended(task)
+
+    def tick(self) -> None:
+        """And the ledger closes at each."""
+        super().tick()
+        for queue in self._queues.values():
+            if queue.ledger_off:
+                raise Violation("I-Q-LEDGER", f"{queue.name!r} at {self.node} does not close by {queue.ledger_off}")
+
+
+class QueueProcess(Process):
+    """See the module's text. It stands for the product's runtime, too, as the coordinator knows that."""
+
+    world: QueueWorld
+    store: SoftStoreWriter
+
+    def __init__(self, world: QueueWorld, node: Node, number: int) -> None:
+        super().__init__(world, node, number)
+        self.far = RowFar(self)
+        self.store = SoftStoreWriter(self)
+        self.loop = SimLoop(self)
+        self.rows: Any = Shelves(self)
+        self.time = Clock(world)
+        self.partitions: dict[int, Partition] = {}
+        self.hooks: list[Any] = []
+        self.entry_times = ReplicationLatency()
+        self.asked: dict[Asked, None] = {}
+        """What clients asked of this process and has no answer."""
+        self.appended_ids: set[bytes] = set()
+        self._records: dict[int, PartitionRecord] = {}
+        self._heads: dict[tuple[int, str], ms.AppendEntries] = {}
+        self.runtime = Runtime(self)
+        with self.loop.entered():
+            self.promises = Waiters()
+            self.coordinator = Coordinator(
+                cast(Any, self.runtime),
+                links=cast(Any, None),
+                read_pool=cast(Executor, None),
+                limits=LIMITS,
+                key_limit_bytes=KEY_LIMIT,
+                request_timeout_ms=REQUEST_TIMEOUT_MS,
+                read_isolation="committed",
+                properties_of=lambda _type: PROPERTIES,
+            )
+            self.queues = Queues(
+                world.settings,
+                node=node.name,
+                enabled=True,
+                store=self.rows,
+                cursors=self.coordinator,
+                kv=self.coordinator,
+                metastore=cast(Any, ValuesOf(self, self.loop, world.values)),
+                cluster_uuid=ORIGIN,
+                cluster_name="ours",
+                partitions=lambda: dict.fromkeys(self.replicas, TYPE),
+                time=self.time,
+                read_pool=cast(Executor, None),
+            )
+            self.queues.process = self
+            self.hooks.append(self.queues)
+            self.coordinator.owed = self.queues.owed
+            self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
+            self.settled = TombstoneBarrier(
+                self.queues.machines,
+                self.rows,
+                lambda: self.queues.steering.unread,
+                lineage=self.coordinator.lineage,
+            )
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """See Process."""
+        super().boot()
+        with self.loop.entered():
+            self.loop.create_task(self._start())
+            self.loop.call_later(SOFT_INTERVAL_MS / 1000, self._each_second)
+
+    async def _start(self) -> None:
+        while True:
+            try:
+                return await self.queues.start()
+            except NotReady:
+                await asyncio.sleep(0.2)
+
+    def attach(self, partition: int) -> None:
+        """See Process."""
+        super().attach(partition)
+        record = self.world.metastore.records[partition]
+        place = Partition(record, self.replicas[partition], actor_of(ORIGIN, partition), 0)
+        self.partitions[partition] = place
+        self.store.untold.pop(partition, None)
+
+    def die(self, why: str) -> None:
+        """See Process: clients get no answer."""
+        if not self.alive:
+            return
+        super().die(why)
+        asked, self.asked = self.asked, {}
+        for each in asked:
+            each.client.lost(each)
+        self.world.after(0, self.loop.wind_up)
+
+    def resume(self) -> None:
+        """See Process."""
+        super().resume()
+        self.loop.go_on()
+
+    def see(self, record: PartitionRecord) -> None:
+        """See Process; the coordinator's map follows."""
+        super().see(record)
+        known = self._records.get(record.partition)
+        if self.alive and not self.paused and (known is None or known.version < record.version):
+            self._records[record.partition] = record
+            with self.loop.entered():
+                self.coordinator.learn_records(self._records)
+
+    def rows_of(self, partition: int) -> MemoryStore:
+        """The rows of a copy; of one that is gone, none."""
+        store = self.node.disk.stores.get(partition)
+        return store.rows if isinstance(store, RowStore) else MemoryStore()
+
+    def place(self, partition: int) -> Partition:
+        """Of a copy that is here."""
+        return self.partitions[partition]
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def post(self, partition: int, event: ev.Event) -> None:
+        """See Process; soft cursors that ride along are taken from the leader that is followed."""
+        if self.paused or not self.alive or type(event) is not ev.Received or type(event.message) is not Riding:
+            super().post(partition, event)
+            return
+        forward, cursors = event.message
+        replica = self.replicas.get(partition)
+        if replica is not None and replica.following and forward.epoch == replica.epoch:
+            for queue, payload in cursors.items():
+                self.world.counts["soft_taken"] += 1
+                self.soft_cursor(partition, queue, payload)
+        super().post(partition, ev.Received(event.node, forward))
+
+    def stepped(self, partition: int, event: ev.Event) -> None:
+        """Entries are applied: answer who waited for them, tell the hooks."""
+        if type(event) is not ev.AppliedTo:
+            return
+        untold, place = self.store.untold.get(partition, []), self.partitions[partition]
+        entries = [entry for entry in untold if entry.offset < event.end]
+        self.store.untold[partition] = [entry for entry in untold if entry.offset >= event.end]
+        if not entries:
+            return
+        with self.loop.entered():
+            place.forget_pending(entries)
+            self.promises.applied(place, event.end)
+            for hook in self.hooks:
+                hook.applied(partition, entries, place.told_leading)
+
+    def _answer(self, partition: int, end: int) -> None:
+        """Promises did."""
+
+    def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
+        """See Process."""
+        place = self.partitions.get(partition)
+        if place is None:
+            super().perform(partition, effect, made_here)
+            return
+        with self.loop.entered():
+            match effect:
+                case fx.ReadReady(tokens):
+                    self.promises.read_ready(place, tokens)
+                case fx.ReadRefused(tokens, reason):
+                    self.promises.read_refused(place, tokens, reason)
+                case fx.LeadershipReady():
+                    place.told_leading = True
+                    self._lead(partition, True)
+                case fx.SteppedDown():
+                    self.promises.stepped_down(place, effect)
+                    place.told_leading = False
+                    self._lead(partition, False)
+                case _:
+                    if type(effect) is fx.RoleChanged and effect.role is ReplicaRole.RESIGNING:
+                        self._share(place, at_once=True)
+                    super().perform(partition, effect, made_here)
+
+    def _lead(self, partition: int, leading: bool) -> None:
+        applied = self.replicas[partition].applied
+        for hook in self.hooks:
+            hook.leadership(partition, leading, applied)
+
+    # -- soft cursors ---------------------------------------------------------------------------
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        """As the runtime's."""
+        if partition in self.partitions:
+            self.store.soft.setdefault(partition, {})[queue] = payload
+            self.partitions[partition].soft.note(queue, payload)
+
+    def riding(self, partition: int, to: str, forward: ms.AppendEntries) -> ms.AppendEntries | Riding:
+        """An AppendEntries on its way, with the soft cursors that are due."""
+        place = self.partitions.get(partition)
+        if place is None:
+            return forward
+        self._heads[partition, to] = forward._replace(entries=())
+        cursors = place.soft.due(to, self.world.now_ms, at_once=place.replica.role is ReplicaRole.RESIGNING)
+        if cursors is NO_CURSORS or not cursors:
+            return forward
+        place.soft.sent(to, self.world.now_ms)
+        self.world.counts["soft_sent"] += 1
+        return Riding(forward, dict(cursors))
+
+    def link_down(self, peer: str) -> None:
+        """See Process."""
+        super().link_down(peer)
+        for partition, place in self.partitions.items():
+            place.soft.lost(peer)
+            self._heads.pop((partition, peer), None)
+
+    def _share(self, place: Partition, *, at_once: bool = False) -> None:
+        for follower in place.replica.followers():
+            head = self._heads.get((place.id, follower.node))
+            stands = head is not None and head.epoch == place.replica.epoch and follower.linked
+            if stands and place.soft.due(follower.node, self.world.now_ms, at_once=at_once):
+                self.world.network.send(self, follower.node, place.id, head)
+
+    def _each_second(self) -> None:
+        self.loop.call_later(SOFT_INTERVAL_MS / 1000, self._each_second)
+        self.store.flush()
+        for place in self.partitions.values():
+            if place.id in self.replicas and place.leads:
+                self._share(place)
+
+    # -- clients --------------------------------------------------------------------------------
+
+    def ask(self, asked: Asked) -> None:
+        """A client's requests, all of one kind."""
+        self.asked[asked] = None
+        with self.loop.entered():
+            future = self.coordinator._submit(asked.requests, forward=False)
+            future.add_done_callback(lambda done: self._answered(asked, done.result()))
+
+    def _answered(self, asked: Asked, results: list[object]) -> None:
+        if asked not in self.asked:
+            return
+        del self.asked[asked]
+        asked.client.answered(asked, results)
+
+    def read(self, partition: int) -> None:
+        """See Process; the promise is the product's."""
+        least, place = self.world.checkers.read_begins(partition), self.partitions[partition]
+
+        def served(confirmed: asyncio.Future[None]) -> None:
+            error = confirmed.exception()
+            if error is None and partition in self.replicas:
+                self.world.checkers.read_served(self, partition, least)
+            elif isinstance(error, IsthmusError):
+                self.world.counts[f"read_refused_{error.reason}"] += 1
+
+        with self.loop.entered():
+            self.runtime.committed(place).add_done_callback(served)
+
+
+class Runtime:
+    """What the coordinator knows of `repl.runtime.runtime`."""
+
+    def __init__(self, process: QueueProcess) -> None:
+        self._process = process
+        self.node = process.node.name
+        self.cluster_uuid = ORIGIN
+        self.partitions = process.partitions
+        self.store = process.rows
+        self.time = process.time
+        self.entry_times = process.entry_times
+        self.hooks = process.hooks
+        self.soft_cursor = process.soft_cursor
+        self.replog = self
+
+    @staticmethod
+    def together() -> contextlib.AbstractContextManager[None]:
+        """Of the log: one write for all that is appended meanwhile; here each turn of the writer is one."""
+        return contextlib.nullcontext()
+
+    def append(self, place: Partition, entries: Sequence[Entry]) -> IsthmusError | None:
+        """As the runtime's."""
+        process = self._process
+        if not process.alive or process.stopping or place.id not in process.replicas:
+            return NotReady("the node is stopping")
+        effects = process._step(place.id, ev.Append(place.replica.epoch, tuple(entries)))
+        refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
+        if refused is not None:
+            return refusal(place, refused.reason)
+        for entry in entries:
+            process.world.counts[f"appended_{EntryKind(entry.kind).name.lower()}"] += 1
+            if entry.request_id:
+                process.appended_ids.add(entry.request_id)
+        return None
+
+    def committed(self, place: Partition) -> asyncio.Future[None]:
+        """As the runtime's."""
+        process = self._process
+        if place.replica.confirms_alone:
+            return process.promises.kept
+        token, future = process.promises.read(place)
+        if process.alive and place.id in process.replicas:
+            process.post(place.id, ev.ReadRequested(token))
+        else:
+            process.promises.break_all(place)
+        return future

@@ -1,0 +1,178 @@
+"""Deliberate defects of the promises and of the source queues, each of which the world of queues must catch.
+
+As in `mutants.py`: each puts a defect in by patching what the product does; its first line says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from isthmus.queues import cursor_keeper, source_queue
+from isthmus.queues.cursors import CursorPosition, CursorState
+from isthmus.queues.leases import LeasedBatch, Session
+from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.window import Window
+from isthmus.repl.coordinator.write_batch import Proposal
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.runtime.partition import Partition, PendingBatch
+from isthmus.repl.runtime.waiters import Waiters
+from tests.simulation.cluster.plan import Plan
+
+Patch = pytest.MonkeyPatch
+
+
+def deposed() -> Plan:
+    """Leaders are cut off among writes, and come back to lead."""
+    return Plan.only(
+        "isolate", "cut_nodes", "cut_metastore", "hand_over", gap_ms=350, write_gap_ms=30, store_lost=0.05, lost=0.02
+    )
+
+
+# -- promises ---------------------------------------------------------------------------------------------------------
+
+
+def unknown_not_told(patch: Patch) -> None:
+    """Who waits for an entry beyond what is committed when leadership ends goes on waiting for its offset (R-WAIT)."""
+
+    def stepped_down(_self: Waiters, partition: Partition, _effect: fx.SteppedDown) -> None:
+        partition.pending_rows.clear()
+
+    patch.setattr(Waiters, "stepped_down", stepped_down)
+
+
+def pending_rows_outlive_leader(patch: Patch) -> None:
+    """The next leadership builds on entries of the last one that were dropped."""
+    sound = Waiters.stepped_down
+
+    def stepped_down(self: Waiters, partition: Partition, effect: fx.SteppedDown) -> None:
+        rows = dict(partition.pending_rows)
+        sound(self, partition, effect)
+        partition.pending_rows.update(rows)
+
+    patch.setattr(Waiters, "stepped_down", stepped_down)
+
+
+def answered_before_it_is_applied(patch: Patch) -> None:
+    """A write is answered once it is appended."""
+    sound = PendingBatch.__init__
+
+    def made(self: PendingBatch, _end: int, *rest: Any) -> None:
+        sound(self, 1, *rest)
+
+    patch.setattr(PendingBatch, "__init__", made)
+
+
+def a_repeat_is_answered_at_once(patch: Patch) -> None:
+    """A request that is sent again is answered before the entry is applied that it rests on (R-WAIT, H40)."""
+    sound = Proposal._repeated
+
+    def repeated(self: Proposal, *asked: Any) -> Any:
+        answer, _ = sound(self, *asked)
+        return answer, 0
+
+    patch.setattr(Proposal, "_repeated", repeated)
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+def cursor_told_early(patch: Patch) -> None:
+    """The cursor moves over what is given out, before it is acknowledged."""
+    sound = SourceQueue.sent
+
+    def sent(self: SourceQueue, batch: LeasedBatch) -> None:
+        sound(self, batch)
+        self.acknowledge(batch.session, batch.id, batch.owner_version, ())
+
+    patch.setattr(SourceQueue, "sent", sent)
+
+
+def owner_version_ignored(patch: Patch) -> None:
+    """A window serves a new owner before a CURSOR entry says that it stands under that owner's version (R-OWNER)."""
+    sound = SourceQueue.set_owner
+
+    def set_owner(self: SourceQueue, cluster: bytes, version: int) -> None:
+        sound(self, cluster, version)
+        for window in self.windows.values():
+            window.owner_version = version
+
+    patch.setattr(SourceQueue, "set_owner", set_owner)
+
+
+def a_new_owner_leaves_the_window(patch: Patch) -> None:
+    """A window stays as it is though another owner, or another act, is decided."""
+
+    def needs_no_new_window(window: Window, after: CursorState) -> bool:
+        return after.cursor <= window.cursor
+
+    patch.setattr(source_queue, "needs_no_new_window", needs_no_new_window)
+
+
+def the_next_owner_goes_on_where_the_last_stood(patch: Patch) -> None:
+    """An operator's release does not move the cursor back."""
+
+    def obeyed(state: CursorState, cursor: int, decree: Any, _start: int, *_: int) -> CursorState:
+        return replace(state, cursor=cursor, decree=decree.version)
+
+    patch.setattr(cursor_keeper, "obeyed", obeyed)
+
+
+def failed_is_settled(patch: Patch) -> None:
+    """What a sink wants again is settled."""
+    sound = SourceQueue.acknowledge
+
+    def acknowledge(self: SourceQueue, session: Session, batch: bytes, version: int, _failed: Any, *rest: Any) -> None:
+        sound(self, session, batch, version, (), *rest)
+
+    patch.setattr(SourceQueue, "acknowledge", acknowledge)
+
+
+def what_is_given_up_is_forgotten(patch: Patch) -> None:
+    """What a sink refuses for good leaves no gap."""
+
+    def missing(self: Window, places: Any, items: Any) -> None:
+        self.done(places, items)
+
+    patch.setattr(Window, "missing", missing)
+
+
+def another_leader_begins_at_its_end(patch: Patch) -> None:
+    """Who comes to lead offers only what is applied from then on."""
+    sound = SourceQueue.lead
+
+    def lead(self: SourceQueue, partition: int, bucket_type: bytes, position: CursorPosition, applied: int) -> None:
+        if position.cursor:
+            position = replace(position, cursor=max(position.cursor, applied))
+        sound(self, partition, bucket_type, position, applied)
+
+    patch.setattr(SourceQueue, "lead", lead)
+
+
+class Defect(NamedTuple):
+    """`put_in` patches it; `names`: how the violation may begin; `plan`: the mix, the drawn one without."""
+
+    put_in: Callable[[Patch], None]
+    names: tuple[str, ...]
+    plan: Callable[[], Plan] | None = None
+
+
+ACKED = ("I-ACK", "I-ANSWER")
+CURSORS = ("I-Q-CURSOR", "I-ALO")
+
+DEFECTS = (
+    Defect(unknown_not_told, ACKED, deposed),
+    Defect(pending_rows_outlive_leader, ("I-BASIS", *ACKED), deposed),
+    Defect(answered_before_it_is_applied, ACKED, deposed),
+    Defect(a_repeat_is_answered_at_once, ACKED, deposed),
+    Defect(cursor_told_early, CURSORS),
+    Defect(owner_version_ignored, CURSORS),
+    Defect(a_new_owner_leaves_the_window, CURSORS),
+    Defect(the_next_owner_goes_on_where_the_last_stood, CURSORS),
+    Defect(failed_is_settled, CURSORS),
+    Defect(what_is_given_up_is_forgotten, CURSORS),
+    Defect(another_leader_begins_at_its_end, CURSORS),
+)

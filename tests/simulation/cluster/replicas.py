@@ -1,0 +1,154 @@
+"""Which copies a process has: it makes those that records want of its node, and deletes those that none names any more.
+
+As in the product (`repl.runtime.replica_lifecycle`, `repl.runtime.replica_lifecycle`): a copy that no record names is
+left alone for a while, then the record is read once more behind a sync, then the copy is condemned and its place has
+another gen, and only then does anything go. What is condemned is deleted in the end, by whichever process has the
+directory then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.effects import ReplicaRole
+from isthmus.repl.model.record import PartitionRecord
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.process import Process
+
+GRACE_MS = 1_500
+"""How long a copy that no record names is left alone."""
+
+AGAIN_MS = 400
+"""Pause before a copy that could not be condemned is looked at again."""
+
+
+class Copies:
+    """Of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.world = process.world
+        self._records: dict[int, PartitionRecord] = {}
+        self._looked_after: set[int] = set()
+
+    def boot(self) -> None:
+        """Before replicas are made: go on with what is condemned, and drop rows that nobody would say how to replay."""
+        process = self.process
+        disk = process.node.disk
+        for partition in sorted(disk.condemned):
+            self.world.after(process.store.disk_ms(1, 40), self._delete, partition)
+        for partition in process.node.partitions:
+            named = process.node.name in self.world.metastore.records[partition].replicas
+            if disk.stores[partition].target and not named and disk.stores[partition].far is None:
+                self.world.counts["removed_copy_emptied"] += 1
+                disk.stores[partition].begin_far(empty=True)
+
+    def seen(self, record: PartitionRecord) -> None:
+        """A record reached this process: is a copy wanted, or not wanted any more?"""
+        partition, process = record.partition, self.process
+        known = self._records.get(partition)
+        if not process.alive or (known is not None and known.version >= record.version):
+            return
+        self._records[partition] = record
+        if process.node.name in record.replicas:
+            self._want(partition)
+        elif partition in process.replicas and partition not in self._looked_after:
+            self._looked_after.add(partition)
+            self.world.after(self.world.rng.randint(1, GRACE_MS), self.consider, partition)
+
+    def _want(self, partition: int) -> None:
+        if partition not in self.process.replicas:
+            self.world.after(self.process.store.disk_ms(1, 20), self._make, partition)
+
+    def _make(self, partition: int) -> None:
+        process, disk = self.process, self.process.node.disk
+        record = self._records[partition]
+        if not process.alive or not process.holds_directory() or partition in process.replicas:
+            return
+        if process.paused or partition in disk.condemned:
+            self.world.after(AGAIN_MS, self._make, partition)
+            return
+        if process.node.name not in record.replicas:
+            return
+        self.world.counts["copy_made"] += 1
+        disk.make_copy(partition)
+        process.attach(partition)
+        if process.session.inc is not None:
+            process.post(partition, ev.SessionStarted(process.session.inc))
+        process.post(partition, ev.RecordSeen(record))
+
+    # -- deleting -------------------------------------------------------------------------------
+
+    def consider(self, partition: int) -> None:
+        """The grace time is over: read the record once more, if this copy is still none that is named."""
+        process = self.process
+        self._looked_after.discard(partition)
+        named = process.node.name in self._records[partition].replicas
+        if not process.alive or not process.holds_directory() or named or partition not in process.replicas:
+            return
+        self._looked_after.add(partition)
+        if process.paused or not self._removed(partition) or not self._idle(partition):
+            self.world.after(AGAIN_MS, self.consider, partition)
+            return
+        self.world.after(3 * AGAIN_MS, self.consider, partition)  # the answer may be lost
+        self.world.metastore.read_synced(process.node.name, partition, self._read)
+
+    def _removed(self, partition: int) -> bool:
+        replica = self.process.replicas.get(partition)
+        record = None if replica is None else replica.record
+        return record is not None and self.process.node.name not in record.replicas
+
+    def _idle(self, partition: int) -> bool:
+        """Nothing of the copy is on its way."""
+        process = self.process
+        replica, store = process.replicas[partition], process.node.disk.stores[partition]
+        in_log = replica.durable < replica.leo or process.log.asked(partition)
+        in_store = replica.applied < replica.hw or process.far.busy(partition) or process.store.asked(partition)
+        return (
+            replica.role is ReplicaRole.IDLE
+            and not in_log
+            and not in_store
+            and (store.far or store.applied >= replica.hw)
+        )
+
+    def _read(self, record: PartitionRecord) -> None:
+        process, partition = self.process, record.partition
+        if not process.alive or process.paused or not process.holds_directory() or not self._removed(partition):
+            return
+        known = process.replicas[partition].record
+        assert known is not None
+        if record.version >= known.version and process.node.name not in record.replicas and self._idle(partition):
+            self.condemn(partition)
+
+    def condemn(self, partition: int) -> None:
+        """There is no way back: another gen, then everything goes."""
+        process, disk = self.process, self.process.node.disk
+        self.world.checkers.condemned(process.node, partition)
+        self.world.counts["copy_condemned"] += 1
+        self.world.tell(process.name, f"condemns its copy of partition {partition}")
+        disk.condemn(partition, self.next_gen(partition))
+        for kept in (process.replicas, process.undecided, process.tails, process.waiting):
+            kept.pop(partition, None)  # type: ignore[attr-defined]
+        process.session.say_again()
+        self.world.after(process.store.disk_ms(1, 40), self._delete, partition)
+
+    def next_gen(self, _partition: int) -> int:
+        """The gen of a copy that may be made here later."""
+        return self.world.metastore.new_gen()
+
+    def _delete(self, partition: int) -> None:
+        process, disk = self.process, self.process.node.disk
+        if not process.alive or not process.holds_directory() or partition not in disk.condemned:
+            return
+        if process.paused:
+            self.world.after(AGAIN_MS, self._delete, partition)
+            return
+        self.world.counts["copy_deleted"] += 1
+        disk.delete_copy(partition)
+        for zombie in process.node.processes:
+            zombie.replicas.pop(partition, None)
+        record = self._records.get(partition)
+        if record is not None and process.node.name in record.replicas:
+            self._want(partition)

@@ -1,0 +1,129 @@
+"""A process's way to the metastore: its session, its heartbeats, what it reads and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from isthmus.repl.isr import events as ev
+from isthmus.repl.model.record import Member, PartitionRecord
+from tests.simulation.cluster.metastore import ANSWER_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster.metastore import Look
+    from tests.simulation.cluster.process import Process
+
+PING_MS = 600
+"""Pause between heartbeats; four fit into a session."""
+
+POLL_MS = 2_000
+"""Pause between looks at the records, were every watch lost."""
+
+
+class Session:
+    """`inc` is None without a session; a lost connection is not an ended session."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.world = process.world
+        self.inc: int | None = None
+        self._unsaid = False
+        """What is registered is not what the directory holds now, or not that the process is leaving."""
+        self._looking = False
+
+    def start(self) -> None:
+        """Register, and look at the records, from now on."""
+        self._heartbeat()
+        self._poll()
+
+    def write(self, record: PartitionRecord, needs: Collection[Member]) -> None:
+        """Ask for a conditional write; the core gets the answer."""
+        if self.world.metastore.void(self.inc):
+            self.world.after(ANSWER_TIMEOUT_MS, self._written, "undecided", record, record)
+        else:
+            self.world.metastore.write(self.process.node.name, record, needs, self._written)
+
+    def look(self) -> None:
+        """Read the records soon; one look at a time is enough."""
+        if not self._looking:
+            self._looking = True
+            self.world.after(20, self._look)
+
+    def say_again(self) -> None:
+        """Register anew, with other gens or as leaving; repeated until it is confirmed."""
+        self._unsaid = True
+        self._renew()
+
+    def sync_record(self, partition: int, nonce: int) -> None:
+        """Read a record after a sync; the core gets the answer, if there is one."""
+        name = self.process.node.name
+        if self.world.metastore.void(self.inc):
+            return
+        self.world.metastore.read_synced(
+            name, partition, lambda record: self.process.post(partition, ev.RecordSynced(nonce, record))
+        )
+
+    def _heartbeat(self) -> None:
+        process = self.process
+        if not process.alive:
+            return
+        self.world.after(PING_MS, self._heartbeat)
+        if process.paused:
+            return
+        if self.inc is None:
+            if not process.stopping:
+                self.world.metastore.register(process, self._registered)
+        elif self.world.metastore.ping(process.node.name, self.inc) is False:
+            self.inc = None
+            self.world.counts["expiry_noticed"] += 1
+            process.post_all(ev.SessionExpired())
+        elif self._unsaid:
+            self._renew()
+
+    def _renew(self) -> None:
+        if self.inc is not None:
+            self.world.metastore.renew(self.process, self._renewed)
+
+    def _renewed(self) -> None:
+        self._unsaid = False
+        self.process.registered_again()
+
+    def _registered(self, inc: int) -> None:
+        process = self.process
+        if process.paused:
+            self.world.after(PING_MS, self._registered, inc)
+        elif process.alive and self.inc is None:
+            self.inc = inc
+            process.post_all(ev.SessionStarted(inc))
+            self._renewed()
+
+    def _poll(self) -> None:
+        if self.process.alive:
+            self.world.after(POLL_MS, self._poll)
+            if not self.process.paused:
+                self.world.metastore.read(self.process.node.name, self._polled)
+
+    def _look(self) -> None:
+        self._looking = False
+        if self.process.alive and not self.process.paused:
+            self.world.metastore.read(self.process.node.name, self._polled)
+
+    def _polled(self, look: Look) -> None:
+        metastore = self.world.metastore
+        if look[2] == metastore.life and not metastore.void(self.inc):
+            for record in look[0].values():
+                self.process.see(record)
+
+    def _written(self, kind: str, asked: PartitionRecord, found: PartitionRecord) -> None:
+        self.world.counts[f"write_{kind}"] += 1
+        event: ev.Event
+        match kind:
+            case "confirmed":
+                event = ev.WriteConfirmed(found)
+            case "refused":
+                event = ev.WriteRefused(asked.version, found)
+                if found.version == asked.version:
+                    self.world.counts["write_refused_by_needs"] += 1
+            case _:
+                event = ev.WriteOutcomeUnknown(asked.version)
+        self.process.post(asked.partition, event)

@@ -1,0 +1,313 @@
+"""The simulated world: one virtual clock, one source of chance, everything that happens in one heap.
+
+A world is made from a seed and nothing else, so a seed replays exactly. It holds the machines (`nodes`), the
+network, the metastore, the controllers and the clients; `faults.py` breaks them, `checkers.py` looks after every event.
+Nothing here sleeps or reads a clock. Run it with `python -m tests.simulation.cluster --seeds A:B`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from isthmus.repl.controller.election import elect
+from isthmus.repl.controller.placement import computed
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.model.record import Member, PartitionRecord
+from tests.simulation.cluster.checkers import Checkers
+from tests.simulation.cluster.clients import Client
+from tests.simulation.cluster.controllers import Controller
+from tests.simulation.cluster.disk import SimStore
+from tests.simulation.cluster.faults import Faults
+from tests.simulation.cluster.invariants import Violation
+from tests.simulation.cluster.metastore import SimMetastore
+from tests.simulation.cluster.network import Network
+from tests.simulation.cluster.nodes import Node
+from tests.simulation.cluster.plan import Plan
+from tests.simulation.cluster.process import Process
+from tests.simulation.cluster.trace import told
+from tests.simulation.cluster.unclean_election import LastResort
+
+FAULT_PHASE_MS = 12_000
+"""Virtual time under faults: several sessions, elections and restarts long."""
+
+LIVE_LIMIT_MS = 60_000
+"""Virtual time within which a partition takes writes again once enough nodes are well for good: a session, the longest
+pause and back-off of an election, a stall, and a member's pause before it may join again."""
+
+HEAL_LIMIT_MS = 120_000
+"""Virtual time after the last fault within which everything must be well again: the same, and the longest pauses
+between two attempts to follow."""
+
+LOOK_EVERY_MS = 100
+"""Pause between two looks at whether the world is well."""
+
+LATE_MS = 8_500
+"""Virtual time after which even a held request to the metastore has arrived."""
+
+SETTLE_MS = 8_000
+"""Virtual time after that within which what came late is done: two looks at records, of which one may be stale, and the
+time for which a copy that no record names is left alone."""
+
+QUIET_MS = 3_000
+"""Virtual time after that in which no record may change any more."""
+
+STORY_LINES = 500
+"""How many of the last happenings a failure prints."""
+
+
+class World:
+    """One run. `replica_class`, `decide`, `shell` and `metastore_class` are the sound ones unless a test puts a defect
+    in; `new_store` and `new_client` make what stores rows, and who writes."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        replica_class: type[Replica] = Replica,
+        decide: Callable[..., Any] = elect,
+        shell: type[Process] = Process,
+        metastore_class: type[SimMetastore] = SimMetastore,
+        new_store: Callable[[], SimStore] = SimStore,
+        new_client: Callable[[World, int], Client] = Client,
+        plan: Plan | None = None,
+    ) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now_ms = 0
+        self.replica_class = replica_class
+        self.decide = decide
+        self.shell = shell
+        self.new_store = new_store
+        self.counts: Counter[str] = Counter()
+        self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_LINES)
+        self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._sequence = 0
+        self._last_request = 0
+        self._last_token = 0
+        self.plan = plan if plan is not None else Plan.drawn(self.rng)
+        self.checkers = Checkers(self)
+        self.network = Network(self)
+        self.metastore = metastore_class(self)
+        names = [f"n{number + 1}" for number in range(self.plan.node_count)]
+        placement = computed(self.plan.partition_count, self.plan.factor, names)
+        self.nodes = {
+            name: Node(self, name, [partition for partition, replicas in enumerate(placement) if name in replicas])
+            for name in names
+        }
+        for partition, replicas in enumerate(placement):
+            isr = frozenset(Member(name, self.nodes[name].disk.gens[partition]) for name in replicas)
+            self.metastore.create(
+                PartitionRecord(
+                    partition,
+                    "default",
+                    partition,
+                    self.plan.partition_count,
+                    replicas,
+                    isr=isr,
+                    min_isr=self.plan.min_isr,
+                    version=0,
+                )
+            )
+        self.controllers = [Controller(self, name) for name in ("c1", "c2")]
+        self.clients = [new_client(self, partition) for partition in range(self.plan.partition_count)]
+        self.faults = Faults(self)
+        self.operator = LastResort(self)
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def after(self, delay_ms: int, function: Callable[..., Any], *args: Any) -> None:
+        """Let `function(*args)` happen `delay_ms` from now; equal times in the order of asking."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, function, args))
+
+    def tell(self, actor: str, *what: object) -> None:
+        """One line of the story; rendered only when somebody asks."""
+        self.story.append((self.now_ms, actor, *what))
+
+    def request_id(self) -> bytes:
+        """A request id that was never used."""
+        self._last_request += 1
+        return b"r%d" % self._last_request
+
+    def token(self) -> int:
+        """A token of a read that was never used."""
+        self._last_token += 1
+        return self._last_token
+
+    def run_until(self, until_ms: int) -> None:
+        """Let things happen until `until_ms`."""
+        heap, events = self._heap, 0
+        while heap and heap[0][0] <= until_ms:
+            self.now_ms, _, function, args = heapq.heappop(heap)
+            function(*args)
+            events += 1
+        self.now_ms = until_ms
+        self.counts["events"] += events
+
+    def wait_for(self, limit_ms: int, done: Callable[[], object]) -> bool:
+        """Let things happen until `done()`, at most for `limit_ms`; False when it did not come."""
+        until_ms = self.now_ms + limit_ms
+        while not done():
+            if self.now_ms >= until_ms:
+                return False
+            self.run_until(self.now_ms + LOOK_EVERY_MS)
+        return True
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everybody begins."""
+        for node in self.nodes.values():
+            node.start()
+        for controller in self.controllers:
+            controller.start()
+        for client in self.clients:
+            client.start()
+        self.faults.start()
+        self.operator.start()
+
+    def run(self) -> Counter[str]:
+        """Faults, then some nodes well for good, then all, then quiet; returns what happened how often. Raises
+        Violation."""
+        self.start()
+        self.run_until(FAULT_PHASE_MS)
+        if self.plan.liveness:
+            self.live()
+        self.heal()
+        self.quiet()
+        self.checkers.final()
+        return self.counts
+
+    def live(self) -> None:
+        """Some nodes and the metastore are well from now on, the others are broken for good: these must go on."""
+        core = self._core()
+        rest = [name for name in self.nodes if name not in core]
+        self.tell(
+            "world", f"from now on {', '.join(sorted(core))} are well; broken for good: {', '.join(rest) or 'none'}"
+        )
+        self.faults.end(core)
+        self.faults.leave_broken(rest)
+        for client in self.clients:
+            client.begin()
+        if not self.wait_for(LIVE_LIMIT_MS, lambda: all(self._serves(client, core) for client in self.clients)):
+            partition = next(client.partition for client in self.clients if not self._serves(client, core))
+            raise Violation(
+                "I-CONVERGE",
+                f"{sorted(core)} are well, and {LIVE_LIMIT_MS} ms later partition {partition} takes no write: "
+                f"{self.checkers.unwell()}",
+            )
+        self.counts["lived_without_some"] += bool(rest)
+
+    def _core(self) -> frozenset[str]:
+        """As few nodes as suffice, drawn at random: of each partition enough copies that can be brought up to date
+        from the log, and one that may be elected."""
+        core = list(self.nodes)
+        for name in self.rng.sample(core, len(core)):
+            fewer = [other for other in core if other != name]
+            if all(self._suffices(partition, fewer) for partition in self.metastore.records):
+                core = fewer
+        return frozenset(core)
+
+    def _suffices(self, partition: int, names: list[str]) -> bool:
+        record = self.metastore.records[partition]
+        there = [name for name in record.replicas if name in names]
+        electable = self.electable(record, there)
+        return bool(electable) and len(there) >= record.effective_min_isr
+
+    def electable(self, record: PartitionRecord, names: list[str]) -> list[str]:
+        """Those of `names` that may be elected with the log that they have."""
+        members = {m.node for m in guard(record) if self.nodes[m.node].disk.gens[record.partition] == m.gen}
+        return [name for name in names if name in members]
+
+    def _serves(self, client: Client, core: frozenset[str]) -> bool:
+        """True when writes go through; also when these nodes do not suffice any more: a leader that is broken now could
+        still, before its end, take the last of them out of the guard, or a late write set min-ISR higher."""
+        if client.done or self._suffices(client.partition, sorted(core)):
+            return client.done
+        self.counts["core_not_enough"] += 1
+        return True
+
+    def heal(self) -> None:
+        """No fault any more: everything must become well, and every client must get a write through."""
+        self.tell("world", "the last fault is over")
+        self.faults.end()
+        for client in self.clients:
+            client.begin()
+        if not self.wait_for(HEAL_LIMIT_MS, self._well):
+            raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._unwell()}")
+
+    def quiet(self) -> None:
+        """Without faults and without writes nothing changes any more."""
+        self.tell("world", "nobody writes any more")
+        for client in self.clients:
+            client.stop()
+        self.run_until(max(self.now_ms + LATE_MS, self.network.held_until_ms + 500))
+        if not self.wait_for(SETTLE_MS, lambda: not self.checkers.unwell()):
+            raise Violation("I-CONVERGE", f"not well though nobody writes: {self.checkers.unwell()}")
+        before = {partition: record.version for partition, record in self.metastore.records.items()}
+        self.run_until(self.now_ms + QUIET_MS)
+        after = {partition: record.version for partition, record in self.metastore.records.items()}
+        if before != after or self.checkers.unwell():
+            raise Violation("I-CONVERGE", f"not quiet: versions {before} -> {after}; {self.checkers.unwell()}")
+
+    def _well(self) -> bool:
+        return not self._unwell()
+
+    def _unwell(self) -> str:
+        """What is not well while clients write: who is in sync, and whether writes go through."""
+        for client in self.clients:
+            if not client.done:
+                return f"partition {client.partition} takes no write; {self.checkers.unwell()}"
+        return self.checkers.unwell(writing=True)
+
+    # -- logs -----------------------------------------------------------------------------------
+
+    def holders(self, partition: int) -> list[Node]:
+        """The nodes that have a copy of a partition."""
+        return [node for node in self.nodes.values() if partition in node.partitions]
+
+    def trim_limit(self, partition: int) -> int:
+        """How far logs may be trimmed so that all copies can still be brought up to date from them; with `harsh_trims`
+        only as many as writes need: the others take rows."""
+        named = self.metastore.records[partition].replicas
+        agreed = sorted(
+            (
+                min(self.checkers.agreed(node, partition), node.disk.logs[partition].synced)
+                for node in self.holders(partition)
+                if node.name in named
+            ),
+            reverse=True,
+        )
+        if not agreed:
+            return 0
+        if self.plan.harsh_trims:
+            return agreed[min(len(agreed), max(2, self.plan.min_isr)) - 1]
+        return agreed[-1]
+
+    # -- telling --------------------------------------------------------------------------------
+
+    def narrate(self) -> str:
+        """The last happenings, one a line."""
+        return told(self.story)
+
+
+def run_seed(seed: int, *, whole_story: bool = False, **options: Any) -> World:
+    """Run a seed to its end, in a `world_class` made with the other options; a Violation or a broken assertion carries
+    the seed and the story."""
+    world = options.pop("world_class", World)(seed, **options)
+    if whole_story:
+        world.story = deque()
+    try:
+        world.run()
+    except AssertionError as error:
+        error.add_note(
+            f"{world.narrate()}\n\nseed {seed}: {error}\n"
+            f"replay: python -m tests.simulation.cluster --seeds {seed}:{seed + 1} --story"
+        )
+        raise
+    return world

@@ -1,0 +1,90 @@
+"""Promises and source queues in clusters under faults: what is acknowledged is committed, and reaches the owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.cluster import simulator
+from tests.simulation.cluster.fault_mixes import cuts, last_resorts
+from tests.simulation.cluster.plan import Plan
+from tests.simulation.cluster.queue_mutants import DEFECTS, Defect, deposed
+from tests.simulation.cluster.queues import QueueWorld
+from tests.simulation.cluster.simulator import run_seed
+
+SEEDS = range(20)
+MIXED = range(6)
+DEFECT_SEEDS = range(60)
+MANY = range(20, 320)
+
+DEFECT_HEAL_LIMIT_MS = 40_000
+
+EXPECTED = {
+    "acked": 500, "unknown": 30, "repeated": 50, "delivered": 200, "soft_taken": 100, "appended_cursor": 40,
+    "act_release": 1, "act_register": 4, "ack_again": 15, "fetch_lost": 50, "reply_lost": 50, "sink_restarted": 10,
+    "elections": 30, "power_loss": 10, "far_rounds": 2, "push_merged": 20, "reap_waits_for_queues": 30,
+}  # fmt: skip
+"""What happens at least so often in SEEDS; about a third of what a run shows."""
+
+
+def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
+    """I-ALO, I-Q-CURSOR, I-Q-COMMITTED, I-Q-LEDGER, I-ANSWER, I-BASIS over crashes, losses of power, changes of leader,
+    moves, lost and repeated acknowledgements, and operators who move cursors and owners; and all of that happens."""
+    counts: Counter[str] = Counter()
+    for seed in SEEDS:
+        counts.update(run_seed(seed, world_class=QueueWorld).counts)
+    missing = {name: (counts[name], least) for name, least in EXPECTED.items() if counts[name] < least}
+    assert not missing, f"happened too rarely (seen, at least): {missing}"
+
+
+@pytest.mark.parametrize("plan", [cuts(), last_resorts(), deposed])
+def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> None:
+    """Without a defect the special mixes are harmless, forced leaders and their lost entries among them."""
+    assert callable(plan)
+    for seed in MIXED:
+        run_seed(seed, world_class=QueueWorld, plan=plan())
+
+
+@pytest.mark.parametrize(
+    ("plan", "seeds"),
+    [
+        (last_resorts(last_resort_ms=4_000), (27, 28, 58, 68, 94, 100, 255)),
+        (last_resorts(gap_ms=3_000, write_gap_ms=30, last_resort_ms=4_000), (4, 5, 74)),
+    ],
+)
+def test_what_comes_back_after_a_forced_leader_reaches_every_owner(
+    plan: Callable[[], Plan], seeds: tuple[int, ...]
+) -> None:
+    """Seeds in which a write that a forced leader had lost came back from another cluster and went to no third one,
+    over a key that was gone or replaced; and in which a queue was cleared before it stood anywhere, without a gap."""
+    for seed in seeds:
+        run_seed(seed, world_class=QueueWorld, plan=plan())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_seeds() -> None:
+    """The same over many more seeds."""
+    for seed in MANY:
+        run_seed(seed, world_class=QueueWorld)
+
+
+def caught(defect: Defect) -> str:
+    """The first violation that some seed shows; empty when none does."""
+    for seed in DEFECT_SEEDS:
+        try:
+            run_seed(seed, world_class=QueueWorld, plan=defect.plan() if defect.plan is not None else None)
+        except AssertionError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.put_in.__name__)
+def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world of queues notices the defect, and for the right reason."""
+    monkeypatch.setattr(simulator, "HEAL_LIMIT_MS", DEFECT_HEAL_LIMIT_MS)
+    defect.put_in(monkeypatch)
+    assert caught(defect).startswith(defect.names)

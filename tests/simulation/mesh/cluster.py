@@ -1,0 +1,351 @@
+"""One cluster in virtual time: one partition with its rows and log, and a source queue for each town that fetches.
+
+Everything that decides is the product's: proposals, queues, cursors, who may be reaped. A town only says when what
+happens: an entry is appended, some time later it is in the store, and only then the node's loop hears of it; a read of
+objects or of rows sees the store as it is at that moment. The world that moves it is `tests.simulation.mesh.simulator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, TypeVar
+
+from isthmus.queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
+from isthmus.queues.object_reader import read_changes
+from isthmus.queues.origin_check import owed
+from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.tombstone_barrier import TombstoneBarrier
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import Budget
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
+from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
+from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
+from isthmus.repl.store.port import Change, PartitionStep
+from isthmus.repl.store.reaped_pushes import ReapedPushes
+from tests.support.memory_store import MemoryStore
+
+Proposed = TypeVar("Proposed", bound=Proposal)
+
+P: Final = 3
+TYPE: Final = b"default"
+BUCKET: Final = b"b"
+KEYS: Final = [b"a", b"b", b"c", b"d"]
+LEASE_MS: Final = 5_000
+BUDGET: Final = (300, 4, 9)
+"""Object size, whole objects, references: small, so that overflow and reading from rows happen all the time."""
+
+DISCARDING_FROM: Final = 2
+"""References of a queue that discards: fewer than keys, so that it does."""
+
+LIMITS: Final = WriteLimits(1_000_000, 1_000, 10_000_000)
+
+
+class Road(NamedTuple):
+    """What one town fetches from another. `moved` names the queue where it was made for another sink, and released."""
+
+    source: str
+    sink: str
+    cascade: bool = False
+    moved: str = ""
+
+    @property
+    def queue(self) -> str:
+        """The queue's key at its source: the sink that it was made for."""
+        return self.moved or self.sink
+
+
+class Read(NamedTuple):
+    """A read of the change index under way; `rows` None: not read yet."""
+
+    window: Window
+    start: int
+    limit: int
+    rows: list[Change] | None
+
+
+class Town:
+    """One cluster. `look_at(key, before, after)` is called for every object that is stored."""
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        roads: list[Road],
+        look_at: Callable[[Town, bytes, Object | None, Object], None],
+        *,
+        owing: bool = True,
+        repl_reap: bool = False,
+        discard: bool = False,
+    ) -> None:
+        """`discard`: its queues give up what is above their budget."""
+        self.name = name
+        self._discard = discard
+        self.claiming: set[str] = set()
+        """Sinks of whose queue a CURSOR entry is under way."""
+        self.properties = TypeProperties(Properties(repl_reap=repl_reap), {})
+        self.uuid = bytes([number]) * 16
+        self.actor = actor_of(self.uuid, P)
+        self.store = MemoryStore()
+        self.replica = SimpleNamespace(epoch=1, leo=0, applied=0)
+        self.place: Any = SimpleNamespace(
+            id=P,
+            bucket_type=TYPE,
+            actor=self.actor,
+            replica=self.replica,
+            pending_rows={},
+            reaped_pushes=ReapedPushes(),
+        )
+        self.log: list[Entry] = []
+        """Committed, and not in the store."""
+        self.untold: list[Entry] = []
+        """In the store, and the loop has not heard of it."""
+        self.reads: list[Read] = []
+        self.queues: dict[str, SourceQueue] = {}
+        self.settled = TombstoneBarrier(
+            lambda: {queue.name: queue for queue in self.queues.values()}, self.store, lineage=lambda _partition: 0
+        )
+        self.now_ms = 0
+        self.life = 0
+        self.read_count = 0
+        self._roads = roads
+        self._look_at = look_at
+        self._owing = owing
+
+    def start(self, owner_of: Callable[[str], bytes]) -> None:
+        """A new life: memory is gone, log, rows and cursors are there."""
+        self.life += 1
+        self.apply(len(self.log))
+        self.untold = []
+        self.claiming.clear()
+        self.reads = []
+        self.place.pending_rows.clear()
+        self.place.reaped_pushes = ReapedPushes()
+        self.replica.applied = self.replica.leo
+        for road in self._roads:
+            if road.source == self.name:
+                owner = owner_of(road.queue)
+                queue = self._make_queue(road, owner)
+                if position_of(self.store.cursor(P, queue.name.encode()), 0) is None:
+                    self._decide(queue.name.encode(), CursorState(0, 1, owner))
+        for queue in self.queues.values():
+            position = position_of(self.store.cursor(P, queue.name.encode()), 0)
+            assert position is not None
+            queue.lead(P, TYPE, position, self.replica.applied)
+
+    def _make_queue(self, road: Road, owner: bytes) -> SourceQueue:
+        budget = Budget(*BUDGET, discard=self._discard)
+        if self._discard:
+            budget.reference_limit = DISCARDING_FROM
+        prefix = self.life.to_bytes(8, "big")
+        queue = SourceQueue(f"to-{road.queue}", self.uuid, road.cascade, LEASE_MS, budget, prefix)
+        queue.set_owner(owner, 1)
+        self.queues[road.queue] = queue
+        return queue
+
+    def register(self, road: Road, owner: bytes, start: int) -> None:
+        """A queue registered while the town lives: its first CURSOR entry is on its way; it stands once that is
+        applied, and belongs to nobody until `owner` has claimed it."""
+        self._make_queue(road, owner)
+        self.claim(road.queue, CursorState(start, decree=1))
+
+    def lead_anew(self, *, saved: bool, known: bool) -> None:
+        """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied
+        meanwhile was told to nobody who leads. `saved`: moved cursors were written when it went; `known`: soft ones are
+        on the replica that comes to lead, else the last CURSOR entry holds."""
+        if saved:
+            self.save_cursors()
+        for queue in self.queues.values():
+            queue.unlead(P)
+        self.apply(len(self.log))
+        self.untold = []
+        self.claiming.clear()
+        self.place.pending_rows.clear()
+        self.replica.applied = self.replica.leo
+        for queue in self.queues.values():
+            position = position_of(self.store.cursor(P, queue.name.encode()), 0)
+            assert position is not None
+            if not known:
+                position = replace(position, cursor=position.state.cursor)
+            queue.lead(P, TYPE, position, self.replica.applied)
+
+    def _decide(self, queue: bytes, state: CursorState) -> None:
+        self._log_cursor(queue, state)
+        self.apply(1)
+        self.replica.applied, self.untold = self.replica.leo, []
+
+    def _log_cursor(self, queue: bytes, state: CursorState) -> None:
+        offset = self.replica.leo
+        self.log.append(
+            make_entry(EntryKind.CURSOR, 1, offset, request_id=b"", origin=self.uuid, time_ms=0, key=queue,
+                       payload=encode_state(state))
+        )  # fmt: skip
+        self.replica.leo = offset + 1
+
+    def claim(self, sink: str, state: CursorState) -> None:
+        """A CURSOR entry of the queue that was made for `sink` is on its way; one at a time."""
+        assert sink not in self.claiming
+        self.claiming.add(sink)
+        self.queues[sink].deciding(P)
+        self._log_cursor(self.queues[sink].name.encode(), state)
+
+    # ---------------------------------------------------------------- what is written
+
+    def get(self, key: bytes) -> Object | None:
+        """What the key holds, with what is not applied yet."""
+        entry = self.place.pending_rows.get((BUCKET, key))
+        payload = self.store.object(P, BUCKET, key) if entry is None else entry.payload
+        return decode_object(payload) if payload else None
+
+    def proposal(self, kind: type[Proposed]) -> Proposed:
+        """What is written next."""
+        owes = self._owed if self._owing else lambda *_: False
+        return kind(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, owes)
+
+    def _owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+        return owed(self.queues.values(), partition, offset, pusher, key)
+
+    def append(self, proposal: Proposal) -> None:
+        """Its entries are committed."""
+        for entry in proposal.entries:
+            if entry.kind == EntryKind.DATA:
+                self._look_at(self, entry.key, self.get(entry.key), decode_object(entry.payload))
+            self.log.append(entry)
+            self.replica.leo = entry.offset + 1
+            self.place.pending_rows[entry.bucket, entry.key] = entry
+
+    def put(self, key: bytes, content: Content, context: Clock) -> Dot | None:
+        """A client's write; its dot, None when nothing was written."""
+        proposal = self.proposal(Proposal)
+        request = WriteRequest(Key(TYPE, BUCKET, key), content, context)
+        answer, _ = proposal.write(request, key_hash(BUCKET, key))
+        assert isinstance(answer, WriteResult)
+        dot = (self.actor, pack_counter(1, self.replica.leo))
+        self.append(proposal)
+        return dot if proposal.entries else None
+
+    def push(self, changes: list[tuple[bytes, bytes, bool]], pusher: bytes) -> list[tuple[object, int]]:
+        """(answer, offset below which all must be applied first) for each (key, object, whether it leaves)."""
+        proposal = self.proposal(Proposal)
+        answers = [
+            proposal.push(PushItem(Key(TYPE, BUCKET, key), pusher, payload, leaving), key_hash(BUCKET, key))
+            for key, payload, leaving in changes
+        ]
+        self.append(proposal)
+        return answers
+
+    def delete(self, key: bytes, clock: Clock) -> Dot | None:
+        """A client's delete of what it has read."""
+        return self.put(key, TOMBSTONE, clock)
+
+    # ---------------------------------------------------------------- apply
+
+    def apply(self, count: int) -> None:
+        """The writer's thread has written `count` entries more."""
+        entries, self.log = self.log[:count], self.log[count:]
+        if entries:
+            self.store.write([PartitionStep(P, entries)])
+            self.untold += entries
+
+    def tell(self, count: int) -> None:
+        """The loop hears of the next `count` entries that are applied."""
+        entries, self.untold = self.untold[:count], self.untold[count:]
+        if not entries:
+            return
+        self.replica.applied = entries[-1].offset + 1
+        for entry in entries:
+            if self.place.pending_rows.get((entry.bucket, entry.key)) is entry:
+                del self.place.pending_rows[entry.bucket, entry.key]
+        for sink, queue in self.queues.items():
+            start = 0
+            for at, entry in enumerate(entries):
+                if entry.kind == EntryKind.CURSOR and entry.key == queue.name.encode():
+                    queue.add(P, entries[start : at + 1], self.now_ms)
+                    queue.decided(P, TYPE, entry.offset, decode_state(entry.payload))
+                    self.claiming.discard(sink)
+                    start = at + 1
+            if start < len(entries):
+                queue.add(P, entries[start:], self.now_ms)
+
+    def begin_reads(self) -> None:
+        """Reads of the change index that windows want."""
+        for queue in self.queues.values():
+            self.reads += [Read(window, start, limit, None) for window, start, limit in queue.refills()]
+
+    def go_on_reading(self, number: int) -> None:
+        """One of the reads is done, or comes home."""
+        read = self.reads.pop(number)
+        if read.rows is None:
+            rows = read_changes(self.store, read.window, read.start, read.limit)
+            self.reads.insert(number, read._replace(rows=rows))
+            self.read_count += 1
+        else:
+            read.window.refilled(read.rows, read.limit)
+
+    def save_cursors(self) -> None:
+        """What acknowledgements moved is written, softly."""
+        for queue in self.queues.values():
+            for _, base, cursor in queue.soft_positions():
+                self.store.write([PartitionStep(P, (), {queue.name.encode(): encode_soft(base, cursor, 0)})])
+
+    # ---------------------------------------------------------------- reaping
+
+    def reap(self, key: bytes) -> str:
+        """One key's tombstone goes, if it may: why it must wait; "" when something was done or there is none. As
+        `repl.coordinator.tombstone_reaper` does it."""
+        hash64 = key_hash(BUCKET, key)
+        found = self.store.key_row(P, hash64, BUCKET, key)
+        row = None if found is None else decode_key_row(found)
+        if row is None or not row.tombstone:
+            return ""
+        name, proposal = Key(TYPE, BUCKET, key), self.proposal(ReapBatch)
+        (change,) = self.store.changes(P, row.offset, 1)
+        leaving = change.kind == EntryKind.LEAVING
+        if change.origin != self.uuid and self.settled.offers(TYPE, BUCKET):
+            proposal.restate(name, hash64, row.offset, leaving=leaving)
+        else:
+            waits = self.settled.waits(P, row.offset, TYPE, BUCKET)
+            if waits:
+                return waits
+            if self.properties.default.repl_reap and not leaving:
+                proposal.restate(name, hash64, row.offset, leaving=True)
+            else:
+                proposal.reap(name, hash64, row.offset)
+        self.append(proposal)
+        return ""
+
+    def leaves(self, key: bytes) -> bool:
+        """Whether the key has a tombstone that is about to be reaped here or elsewhere."""
+        rows = self.store.changes(P, 0, 1_000)
+        return any(row.key == key and row.kind == EntryKind.LEAVING for row in rows)
+
+    # ---------------------------------------------------------------- what is seen
+
+    @property
+    def at_rest(self) -> bool:
+        """Everything is applied and told, and every queue has given all."""
+        return (
+            not self.log
+            and not self.untold
+            and all(
+                window.advance() == self.replica.applied
+                for queue in self.queues.values()
+                for window in queue.windows.values()
+            )
+        )
+
+    def shown(self) -> list[tuple[bytes, bytes]]:
+        """Key and object of all keys."""
+        found = ((key, self.store.object(P, BUCKET, key)) for key in KEYS)
+        return [(key, payload) for key, payload in found if payload is not None]
+
+
+def clock_bytes(obj: Object | None) -> bytes:
+    """For messages."""
+    return b"" if obj is None else encode_clock(obj.clock)

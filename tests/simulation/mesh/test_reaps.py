@@ -1,0 +1,159 @@
+"""Deletes and reaps in clusters that replicate to each other, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import PushOutcome, PushResult
+from isthmus.sink.backoff import CycleResult
+from tests.simulation.mesh.cluster import KEYS, LEASE_MS
+from tests.simulation.mesh.scenarios import TOPOLOGIES, both_ways
+from tests.simulation.mesh.simulator import Errand, World
+from tests.support.memory_store import MemoryStore
+
+SEEDS = 3
+STEPS = 2_500
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("repl_reap", [False, True])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("name", ["two-way", "mesh", "mesh with cascade", "chain", "hub"])
+def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(
+    name: str, faults: bool, repl_reap: bool, seed: int
+) -> None:
+    """I-NO-RESURRECT, I-NO-LOST, I-SIB with random deletes, reaps, cuts, late pushes and restarts: no town ever stores
+    again what it knew to be replaced; once all is calm every tombstone can be reaped everywhere, without any going
+    round, and what is left is exactly the writes that no later write has seen."""
+    world = World(seed, TOPOLOGIES[name], faults=faults, reaps=True, repl_reap=repl_reap)
+    world.run(STEPS)
+    world.drain()
+    world.equal()
+    world.reap_all()
+    world.equal()
+    assert not any(obj.deleted for town in world.towns.values() for obj in world.objects_of(town))
+
+
+@pytest.mark.parametrize("name", ["two-way", "mesh", "chain", "hub"])
+def test_a_reap_at_one_town_goes_everywhere(name: str) -> None:
+    """`repl_reap`: one town reaps; the others do what they are told, and nothing else."""
+    world = World(2, TOPOLOGIES[name], faults=False, reaps=True, repl_reap=True)
+    first = next(iter(world.towns.values()))
+    for key in KEYS:
+        dot = first.put(key, Content(b"v"), ())
+        assert dot is not None
+        world.note(first, key, (), dot)
+        current = first.get(key)
+        assert current is not None
+        world.note(first, key, current.clock, first.delete(key, current.clock))
+    world.drain()
+    assert all(len(world.objects_of(town)) == len(KEYS) for town in world.towns.values())
+    for _ in range(30):
+        world.drain()
+        for town in world.towns.values():
+            town.save_cursors()
+            for key in KEYS:
+                if town is first or town.leaves(key):
+                    town.reap(key)
+    world.drain()
+    assert not any(world.objects_of(town) for town in world.towns.values())
+
+
+def a_late_push() -> World:
+    """A value is fetched and lies with a slow worker; its lease ends, it is deleted at its home, the tombstone is
+    acknowledged and reaped at both ends. Then the worker goes on."""
+    world = World(1, both_ways(("a", "b")), reaps=True)
+    world.faults = False
+    a, b = world.towns["a"], world.towns["b"]
+
+    def written(key: bytes, content: Content | None) -> None:
+        current = a.get(key)
+        clock = () if current is None else current.clock
+        world.note(a, key, clock, a.delete(key, clock) if content is None else a.put(key, content, clock))
+        a.apply(9)
+        a.tell(9)
+
+    def late() -> Errand | None:
+        return next((errand for errand in world.errands if errand.step == "pushes"), None)
+
+    written(b"a", Content(b"old"))
+    while late() is None:
+        world.fetches()
+        world.reads()
+        world.goes_on()
+        world.time_passes()
+    slow = late()
+    assert slow is not None
+    world.errands.remove(slow)
+    world.now += LEASE_MS
+    world.time_passes()
+    written(b"a", None)
+    world.reap_all()
+    assert a.get(b"a") is b.get(b"a") is None
+    world.errands.append(slow)
+    world.drain()
+    world.equal()
+    return world
+
+
+def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one_that_leaves() -> None:
+    """I-NO-RESURRECT: in a chain, what c has not fetched from b yet is deleted at a, and reaped there, so that c hears
+    of the delete only as one that is about to go, and never had the key. Then a worker of c that was slow goes on."""
+    world = World(1, TOPOLOGIES["chain"], faults=False, reaps=True, repl_reap=True)
+    a, b, c = world.towns.values()
+
+    def goes_on_until(done: Callable[[], bool]) -> None:
+        for _ in range(2_000):
+            for _ in range(3):
+                world.fetches()
+                world.goes_on()
+                world.reads()
+                world.applies()
+                world.hears()
+            world.time_passes()
+            for town in world.towns.values():
+                town.save_cursors()
+                if town is a or town.leaves(b"a"):
+                    town.reap(b"a")
+            if done():
+                return
+        raise AssertionError("it does not come about")
+
+    def late() -> Errand | None:
+        return next((errand for errand in world.errands if errand.step == "pushes" and errand.road.sink == "c"), None)
+
+    world.note(a, b"a", (), a.put(b"a", Content(b"old"), ()))
+    goes_on_until(lambda: late() is not None)
+    slow = late()
+    assert slow is not None
+    world.ends(slow, CycleResult.ERROR)
+    world.now += LEASE_MS
+    world.time_passes()
+    world.cut.add(slow.road)
+    current = a.get(b"a")
+    assert current is not None
+    world.note(a, b"a", current.clock, a.delete(b"a", current.clock))
+    goes_on_until(lambda: a.get(b"a") is None)
+    world.cut.clear()
+    goes_on_until(lambda: b.get(b"a") is None)
+    assert c.get(b"a") is None
+    ((answer, _),) = c.push([(item[5], item[8], False) for item in slow.items], b.uuid)
+    assert answer == PushResult(PushOutcome.SUPERSEDED)
+    world.drain()
+    assert not any(world.objects_of(town) for town in world.towns.values())
+
+
+def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:
+    """I-NO-RESURRECT: the sink remembers the clocks of what it reaped, so the value is nothing new."""
+    world = a_late_push()
+    assert world.outcomes[PushOutcome.SUPERSEDED]
+
+
+def test_the_memory_of_what_was_reaped_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the late push brings the deleted value back."""
+    monkeypatch.setattr(MemoryStore, "reaped_clocks", lambda *_: {})
+    with pytest.raises(AssertionError, match="I-NO-RESURRECT"):
+        a_late_push()

@@ -1,0 +1,83 @@
+"""A client in a process of its own, to be stopped, starved and watched: prints one JSON line for each thing it sees.
+
+    python -m tests.support.metastore_client_process HOSTS SESSION_MS BUSY_S
+
+It registers as n1 in each session. For BUSY_S seconds its loop is saturated with pieces of work of 50 to 100 ms, and
+a second thread works beside it without a pause (with Python's own switch interval, ten times a node's). It ends
+when its stdin is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+
+import structlog
+
+from isthmus.repl.metastore.port import SessionState
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.model.record import Registration
+
+
+def say(**fields: object) -> None:
+    """One line to whoever watches."""
+    print(json.dumps(fields), flush=True)
+
+
+def work(until_s: float) -> int:
+    """Keep the interpreter busy."""
+    rounds = 0
+    while time.monotonic() < until_s:
+        rounds += sum(range(200))
+    return rounds
+
+
+async def saturated(seconds: float) -> None:
+    """The loop and a thread have no idle moment for so long."""
+    loop, end = asyncio.get_running_loop(), time.monotonic() + seconds
+    over = loop.create_future()
+    thread = threading.Thread(target=work, args=(end,), daemon=True)
+    thread.start()
+
+    def piece(length_s: float) -> None:
+        work(time.monotonic() + length_s)
+        if time.monotonic() < end:
+            loop.call_soon(piece, 0.15 - length_s)
+        else:
+            over.set_result(None)
+
+    loop.call_soon(piece, 0.05)
+    loop.call_soon(piece, 0.1)
+    await over
+
+
+async def main(hosts: str, session_ms: int, busy_s: float) -> None:
+    """Be a node's client until stdin closes."""
+    client = ZooKeeperMetastore(hosts, "/process", "east", session_timeout_ms=session_ms, connect_timeout_ms=20_000)
+    sessions: asyncio.Queue[SessionState] = asyncio.Queue()
+    await client.start(sessions.put_nowait)
+
+    async def follow() -> None:
+        while True:
+            state = await sessions.get()
+            say(state=state)
+            if state is SessionState.CONNECTED:
+                say(inc=await client.register(Registration("n1", 0, True, id=1)))
+
+    following = asyncio.ensure_future(follow())
+    loop = asyncio.get_running_loop()
+    line = await loop.run_in_executor(None, sys.stdin.readline)
+    if line:
+        await saturated(busy_s)
+        say(busy="over")
+        await loop.run_in_executor(None, sys.stdin.readline)
+    following.cancel()
+    await client.stop()
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

@@ -1,0 +1,211 @@
+"""A cluster of one node around its source queues: memory store, memory metastore, a write path of two lines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.admin import QueueActs
+from isthmus.queues.leases import Session
+from isthmus.queues.service import QueueService
+from isthmus.queues.wire import NO_PROPERTIES, BatchAck, FetchReply, FetchRequest
+from isthmus.repl.model import vclock
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import Isolation
+from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.store.port import PartitionStep
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.memory_store import MemoryStore
+from tests.support.queue_source import OURS, SINK, Pen, Shelf
+
+PARTITIONS = (3, 8)
+
+
+class Clock:
+    """Real time, which a test may push on, or stop."""
+
+    def __init__(self) -> None:
+        self.skew_ms = 0
+        self._stands_ms: int | None = None
+
+    def stand(self) -> None:
+        """From now on time moves by `skew_ms` alone."""
+        self._stands_ms = time.monotonic_ns() // 1_000_000
+
+    def now_ms(self) -> int:
+        now = time.monotonic_ns() // 1_000_000 if self._stands_ms is None else self._stands_ms
+        return now + self.skew_ms
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.skew_ms
+
+
+class Home:
+    """`start` makes a life of the node; `crash` forgets its memory. Partitions are led from the start."""
+
+    def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None, node: str = "e1") -> None:
+        self.settings = settings or (QueueSettings("q"),)
+        self.node = node
+        self.clock = Clock()
+        self.shelf = Shelf()
+        self.pen = Pen(self.shelf)
+        self.store = MemoryStore()
+        self.metastore = MemoryMetastore(ensemble)
+        self.refusals: list[IsthmusError] = []
+        """Errors that the next CURSOR entries meet, one each."""
+        self.soft_writes = 0
+        self.lineages: dict[int, int] = {}
+        """Partition -> lineage of its record, as this node knows it, where that is not 0."""
+        self.pool = ThreadPoolExecutor(2)
+        self.queues: QueueService
+        self._started = False
+        self.enabled = True
+        self.types = dict.fromkeys(PARTITIONS, b"default")
+        """Partition -> its bucket type."""
+
+    async def start(self, *, lead: bool = True) -> None:
+        if not self._started:
+            await self.metastore.start(lambda state: None)
+            self._started = True
+        self.queues = QueueService(
+            self.settings,
+            node=self.node,
+            enabled=self.enabled,
+            store=self.store,
+            cursors=self,
+            kv=self,  # type: ignore[arg-type]
+            metastore=self.metastore,
+            cluster_uuid=OURS,
+            cluster_name="east",
+            partitions=lambda: self.types,
+            time=self.clock,
+            read_pool=self.pool,
+        )
+        self.acts = QueueActs(self.queues, self.store, self.pool)
+        await self.queues.start()
+        if lead:
+            for partition in PARTITIONS:
+                self.lead(partition)
+            await self.until(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in self.served()))
+
+    def served(self) -> list:  # type: ignore[type-arg]
+        return list(self.queues._queues.values())
+
+    def lead(self, partition: int) -> None:
+        self.queues.leadership(partition, True, self.shelf.ends.get(partition, 0))
+
+    async def crash(self) -> None:
+        """The process dies: nothing more is saved."""
+        self.queues._running = False
+        await self.queues.stop()
+
+    async def close(self) -> None:
+        await self.queues.stop()
+        self.pool.shutdown()
+
+    # ------------------------------------------------------------------ the write path
+
+    def apply(self, partition: int, *entries: Entry) -> None:
+        """`entries`, made one after the other, are stored, then told."""
+        self.store.write([PartitionStep(partition, entries)])
+        self.queues.applied(partition, entries, True)
+
+    def put(
+        self,
+        *keys: bytes,
+        partition: int = PARTITIONS[0],
+        origin: bytes = OURS,
+        size: int = 20,
+        seen: vclock.Clock = (),
+    ) -> None:
+        entries = []
+        for key in keys:
+            entry = self.pen.data(partition, key, origin=origin, size=size, time_ms=self.clock.wall_ms(), seen=seen)
+            self.shelf.put(partition, entry)
+            entries.append(entry)
+        self.apply(partition, *entries)
+
+    async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
+        await asyncio.sleep(0.001)
+        if self.refusals:
+            raise self.refusals.pop()
+        entry = self.pen.cursor(partition, queue, payload)
+        self.shelf.put(partition, entry)
+        self.apply(partition, entry)
+        return entry.offset
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
+    ) -> list[bytes | IsthmusError | None]:
+        return [
+            next(
+                (
+                    self.store.object(p, key.bucket, key.key)
+                    for p in PARTITIONS
+                    if self.store.object(p, key.bucket, key.key)
+                ),
+                None,
+            )
+            for key in keys
+        ]
+
+    async def get(self, key: Key) -> bytes | None:
+        (found,) = await self.get_batch([key], None, 1)
+        assert not isinstance(found, IsthmusError)
+        return found
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        self.soft_writes += 1
+        self.store.write([PartitionStep(partition, (), {queue: payload})])
+
+    def lineage(self, partition: int) -> int:
+        return self.lineages.get(partition, 0)
+
+    # ------------------------------------------------------------------ the sink's part
+
+    async def until(self, condition: object, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < deadline, "waited too long"
+            await asyncio.sleep(0.002)
+
+    async def fetch(
+        self,
+        *,
+        acks: Sequence[BatchAck] = (),
+        cluster: bytes = SINK,
+        link: int = 0,
+        holding: tuple[bytes, ...] | None = None,
+        count: int = 512,
+        size: int = 4_000_000,
+        wait_ms: int = 2_000,
+        queue: str = "q",
+        types: frozenset[bytes] | None = None,
+        node: str = "w1",
+        properties: Mapping[bytes, bytes] = NO_PROPERTIES,
+        places: PlaceDigests | None = None,
+    ) -> FetchReply:
+        session = Session(cluster, node, b"incarnat", link)
+        request = FetchRequest(
+            session, "west", tuple(acks), holding, count, size, wait_ms, "", properties, types, places
+        )
+        return await self.queues.fetch(queue, request)
+
+    async def drain(self, **how: object) -> list[bytes]:
+        """Keys in the order of arrival, all acknowledged, until a short poll stays empty."""
+        got: list[bytes] = []
+        acks: list[BatchAck] = []
+        while True:
+            reply = await self.fetch(acks=acks, wait_ms=50, **how)  # type: ignore[arg-type]
+            acks = []
+            unread = self.queues.named(str(how.get("queue", "q"))).machine.unknown()
+            if not reply.items and all(window.barred for window in unread):
+                return got
+            if reply.items:
+                got += [item[5] for item in reply.items]
+                acks = [BatchAck(reply.batch, reply.owner_version)]

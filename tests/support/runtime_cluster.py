@@ -1,0 +1,366 @@
+"""Nodes of one cluster in one process: runtime, controller and coordinator on real disk files, with the metastore's
+memory twin, and with connections in memory (`wires`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
+from isthmus.repl.controller.leader_balancer import BalanceOptions
+from isthmus.repl.controller.log_positions import Position
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.isr.epochs import last_epoch
+from isthmus.repl.isr.replica_state import ReplicaOptions
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.replog.files import SystemFiles
+from isthmus.repl.replog.log import FileLog
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
+from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.storage.identity import NodeIdentity
+from isthmus.repl.store.leveldb import LevelStore
+from tests.support.memory_links import MemoryLinks, Wires
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+
+UUID = b"east-cluster-016"
+PARTITIONS = 4
+
+
+class FullableFiles(SystemFiles):
+    """Real files on a disk whose free space a test can set."""
+
+    free: int | None = None
+
+    def free_bytes(self, directory: Path) -> int:
+        return super().free_bytes(directory) if self.free is None else self.free
+
+
+@dataclass
+class House:
+    """What a test talks to."""
+
+    node: str
+    runtime: Runtime
+    coordinator: Coordinator
+    controller: Controller
+    metastore: MemoryMetastore
+    identity: NodeIdentity
+    registrar: Registrar
+    links: MemoryLinks
+    disk: FullableFiles
+    failures: list[Exception]
+
+    def partition(self, partition: int = 0) -> Partition:
+        return self.runtime.partitions[partition]
+
+    @property
+    def ready(self) -> bool:
+        """All replicas of the cluster's partitions that are to be here do their work."""
+        records = self.controller.records
+        mine = [p for p, record in records.items() if self.node in record.replicas]
+        partitions = self.runtime.partitions
+        return bool(records) and all(p in partitions and partitions[p].serves for p in mine)
+
+
+@asynccontextmanager
+async def opened(
+    directory: Path,
+    ensemble: MemoryEnsemble,
+    *,
+    node: str = "n1",
+    number: int = 1,
+    wires: Wires | None = None,
+    default_type: DefaultType | None = None,
+    boot_id: str = "boot-1",
+    durability: str = "fsync",
+    stop: bool = True,
+    wait: bool = True,
+    options: ReplicaOptions | None = None,
+    window_bytes: int = 64_000_000,
+    log_size_bytes: int = 100_000_000,
+    log_file_bytes: int = 10_000_000,
+    checkpoint_interval_ms: int = 100_000,
+    removed_grace_ms: int = 600_000,
+    balance: BalanceOptions | None = None,
+) -> AsyncIterator[House]:
+    """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over."""
+    metastore = MemoryMetastore(ensemble)
+    await metastore.start(lambda _state: None)
+    identity = NodeIdentity.open(directory)
+    identity.check_node(node)
+    if identity.is_new:
+        identity.adopt(UUID, node, boot_id, {})
+    store = LevelStore.open(
+        directory / "store",
+        cluster_uuid=UUID,
+        write_buffer_bytes=1_000_000,
+        block_cache_bytes=1_000_000,
+        boot_id=boot_id,
+    )
+    disk = FullableFiles()
+    replog = FileLog.open(
+        directory / "log",
+        cluster_uuid=UUID,
+        durability=durability,
+        size_limit_bytes=log_size_bytes,
+        file_bytes=log_file_bytes,
+        batch_bytes=1_000_000,
+        known_durable={**dict.fromkeys(identity.partitions(), 0), **store.applied_offsets()},
+        io=disk,
+    )
+    records = await verify_local_replicas(
+        metastore,
+        identity,
+        replog.recovered(),
+        store,
+        node=node,
+        cluster_uuid=UUID,
+        boot_id=boot_id,
+        durability=durability,
+    )
+    failures: list[Exception] = []
+    registrar = Registrar(metastore, identity, Registration(node, 0, True, cluster_address=f"{node}:1", id=number))
+    handlers: dict[str, Callable[[str, bytes], Awaitable[bytes]]] = {}
+
+    async def answer(sender: str, method: str, body: bytes) -> bytes:
+        if method not in handlers:
+            raise BadInput(f"no method {method}")
+        return await handlers[method](sender, body)
+
+    links = MemoryLinks(
+        wires or Wires(),
+        node,
+        on_deliveries=lambda sender, deliveries: runtime.received(sender, deliveries),
+        on_link=lambda peer, up: runtime.link_changed(peer, up),
+        on_request=answer,
+    )
+    runtime = Runtime(
+        node=node,
+        cluster_uuid=UUID,
+        store=store,
+        replog=replog,
+        metastore=metastore,
+        identity=identity,
+        registrar=registrar,
+        links=links,
+        time=SystemTime(),
+        options_of=lambda _bucket_type: options or ReplicaOptions(),
+        window_bytes=window_bytes,
+        entry_limit_bytes=3_000_000,
+        checkpoint_interval_ms=checkpoint_interval_ms,
+        removed_grace_ms=removed_grace_ms,
+        on_fatal=failures.append,
+    )
+    pool = ThreadPoolExecutor(1)
+    coordinator = Coordinator(
+        runtime,
+        links=links,
+        read_pool=pool,
+        limits=WriteLimits(1_000_000, 5, 3_000_000),
+        key_limit_bytes=100,
+        request_timeout_ms=10_000,
+        read_isolation="committed",
+    )
+
+    def on_records(records: Mapping[int, PartitionRecord]) -> None:
+        runtime.records_seen(records)
+        coordinator.learn_records(records)
+
+    def position_of(partition: int) -> Position | None:
+        found = runtime.partitions.get(partition)
+        return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
+
+    controller = Controller(
+        metastore,
+        node=node,
+        time=SystemTime(),
+        request=links.request,
+        position_of=position_of,
+        default_type=default_type or DefaultType(PARTITIONS, 1, settle_ms=0),
+        on_records=on_records,
+        on_registrations=lambda found: links.set_nodes(
+            {r.node: r.cluster_address for r in found.values() if r.node != node}
+        ),
+    )
+    handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
+    if balance is not None:
+        handlers |= LeaderBalanceApi(controller, runtime, balance).request_handlers()
+    runtime.on_promoted = controller.promoted
+    runtime.on_record_hint = controller.wake
+    for record in records.values():
+        if identity.partition(record.partition) is not None:
+            runtime.attach(record)
+    runtime.start()
+    runtime.session_started(await registrar.register())
+    controller.start()
+    house = House(node, runtime, coordinator, controller, metastore, identity, registrar, links, disk, failures)
+    try:
+        if wait:
+            await until(lambda: house.ready)
+        yield house
+    finally:
+        if stop:
+            await controller.resign()
+            await runtime.resign(10.0)
+            await controller.stop()
+            links._wires.unplug(node)
+            assert await runtime.stop(10.0)
+        else:
+            await _left(house)
+        await metastore.stop()
+        identity.close(clean=stop)
+        pool.shutdown()
+
+
+async def _left(house: House) -> None:
+    """Leave a node as a kill would: it says and hears nothing more, and what was written stays."""
+    bugs = [p.reason for p in house.runtime.partitions.values() if "bug:" in p.reason]
+    assert not bugs, bugs
+    runtime, storage = house.runtime, house.runtime._storage
+    house.links._wires.unplug(house.node)
+    await house.controller.stop()
+    runtime._closed = True
+    for part in (runtime._round_trips, runtime._copies):
+        part.cancel()  # type: ignore[attr-defined]
+    runtime._outbox.stop()
+    for using_the_store in (runtime._far, runtime._copies):
+        await runtime._loop.run_in_executor(None, using_the_store.stop)  # type: ignore[attr-defined]
+    runtime._ticking.stop()
+    if runtime._second is not None:
+        runtime._second.cancel()
+    storage._checkpointer.stop(10.0)
+    await until(lambda: storage.idle or bool(house.failures))
+    storage._applier.stop(10.0)
+    runtime.replog.close()
+    runtime.store._db.close()  # type: ignore[attr-defined]
+
+
+@dataclass
+class Town:
+    """A cluster: its nodes by name, the wires between them, and what each is opened with."""
+
+    directory: Path
+    default_type: DefaultType
+    given: dict[str, object]
+    ensemble: MemoryEnsemble = field(default_factory=MemoryEnsemble)
+    wires: Wires = field(default_factory=Wires)
+    houses: dict[str, House] = field(default_factory=dict)
+    _open: dict[str, AbstractAsyncContextManager[House]] = field(default_factory=dict)
+
+    async def open(self, node: str, **given: object) -> House:
+        """Start a node, on the directory that it had; `kill` leaves it."""
+        entered = opened(
+            self.directory / node,
+            self.ensemble,
+            node=node,
+            number=int(node[1:]),
+            wires=self.wires,
+            default_type=self.default_type,
+            stop=False,
+            wait=False,
+            **{**self.given, **given},  # type: ignore[arg-type]
+        )
+        self.houses[node] = await entered.__aenter__()
+        self._open[node] = entered
+        return self.houses[node]
+
+    async def kill(self, node: str) -> None:
+        """End a node as a kill would, and its session."""
+        del self.houses[node]
+        await self._open.pop(node).__aexit__(None, None, None)
+
+    async def settled(self, timeout_s: float = 15.0) -> None:
+        """Wait until all replicas of the nodes that run do their work."""
+        await until(lambda: all(house.ready for house in self.houses.values()), timeout_s)
+
+    def leader(self, partition: int = 0) -> House | None:
+        """The node that leads and serves a partition."""
+        return next(
+            (
+                house
+                for house in self.houses.values()
+                if partition in house.runtime.partitions and house.partition(partition).replica.ready
+            ),
+            None,
+        )
+
+    async def led(self, partition: int = 0, timeout_s: float = 15.0) -> House:
+        """Wait for a serving leader."""
+        await until(lambda: self.leader(partition) is not None, timeout_s)
+        found = self.leader(partition)
+        assert found is not None
+        return found
+
+    async def led_by_another(self, old: House, partition: int = 0, timeout_s: float = 15.0) -> House:
+        """Wait until a node other than `old` leads and serves."""
+        others = [house for house in self.houses.values() if house is not old]
+        await until(lambda: any(house.partition(partition).replica.ready for house in others), timeout_s)
+        return next(house for house in others if house.partition(partition).replica.ready)
+
+    def followers(self, partition: int = 0) -> list[House]:
+        """The nodes that follow a partition's leader."""
+        return [house for house in self.houses.values() if house.partition(partition).replica.following]
+
+    async def level(self, partition: int = 0, timeout_s: float = 15.0) -> None:
+        """Wait until all copies of a partition are applied to the same end, in sync: as what they are now. The record
+        may still name a copy as it was before it lost its log."""
+
+        def same() -> bool:
+            found = [house.partition(partition).replica for house in self.houses.values()]
+            record = next((r.record for r in found if r.ready), None)
+            return (
+                record is not None
+                and len({(r.leo, r.applied) for r in found}) == 1
+                and found[0].leo == found[0].applied
+                and record.isr == {r.member for r in found}
+            )
+
+        await until(same, timeout_s)
+
+
+@asynccontextmanager
+async def founded(
+    directory: Path, nodes: int = 3, *, partitions: int = 1, factor: int = 3, min_isr: int = 2, **given: object
+) -> AsyncIterator[Town]:
+    """A cluster of several nodes, all replicas at work."""
+    default_type = DefaultType(partitions, factor, min_isr, settle_ms=0 if nodes == factor else 100)
+    town = Town(directory, default_type, given)
+    try:
+        for number in range(1, nodes + 1):
+            await town.open(f"n{number}")
+        await town.settled()
+        yield town
+    finally:
+        for node in list(town.houses):
+            await town.kill(node)
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until `holds()`; fail after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def house() -> Callable[..., AbstractAsyncContextManager[House]]:
+    """`async with house(directory, ensemble) as h: ...`"""
+    return opened
+
+
+@pytest.fixture
+def town() -> Callable[..., AbstractAsyncContextManager[Town]]:
+    """`async with town(directory, nodes) as t: ...`"""
+    return founded

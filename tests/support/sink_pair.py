@@ -1,0 +1,238 @@
+"""A source behind HTTP and a cluster behind a sink, in one process: the real source actor, a small server, a fake
+cluster.
+
+The server may be told to misbehave (`faults`); the cluster remembers what it stored and may be told to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from isthmus.config.settings import PeerSettings, QueueSettings, SinkSettings
+from isthmus.queues.wire import decode_asking, decode_request, encode_object_reply, encode_reply
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.http.client import OPEN
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Object, decode_object, encode_object, merge
+from isthmus.repl.model.requests import Met, PushItem, PushOutcome, PushResult
+from isthmus.repl.model.vclock import encode_clock
+from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.dead_letters import DeadLetters
+from isthmus.sink.service import Sink
+from tests.support.memory_metastore import MemoryMetastore
+from tests.support.queue_node import Home
+from tests.support.queue_source import SINK
+
+
+class Cluster:
+    """What a sink pushes into: objects merged by their clocks. `failing` and `rejecting` name keys; `before` runs
+    first."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Object] = {}
+        self.outcomes: Counter[PushOutcome] = Counter()
+        self.failing: dict[bytes, int] = {}
+        self.rejecting: set[bytes] = set()
+        self.types: set[bytes] | None = None
+        """Bucket types that it has, and tells; None: any, and it tells nothing."""
+        self.before: Callable[[], object] | None = None
+        self.stuck = asyncio.Event()
+        self.stuck.set()
+        self.pushed = 0
+
+    async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
+        if self.before is not None:
+            self.before()
+        await asyncio.sleep(0)
+        await self.stuck.wait()
+        self.pushed += len(items)
+        results = [self._one(item) for item in items]
+        self.outcomes.update(result.outcome for result in results)
+        return results
+
+    def _one(self, item: PushItem) -> PushResult:
+        name = item.key.key
+        if self.failing.get(name, 0):
+            self.failing[name] -= 1
+            return PushResult(PushOutcome.FAILED, NotReady("election"))
+        if self.types is not None and item.key.bucket_type not in self.types:
+            return PushResult(PushOutcome.REJECTED, UnknownBucketType("no such bucket type"))
+        if name in self.rejecting:
+            return PushResult(PushOutcome.REJECTED, TooLarge("over the limit of this cluster"))
+        pushed = decode_object(item.payload)
+        stored = self.objects.get(item.key)
+        merged = pushed if stored is None else merge(stored, pushed)
+        if merged == stored:
+            return PushResult(PushOutcome.SUPERSEDED)
+        self.objects[item.key] = merged
+        if stored is None or merged == pushed:
+            return PushResult(PushOutcome.APPLIED)
+        return PushResult(PushOutcome.MERGED, None, Met(encode_clock(stored.clock), len(merged.siblings)))
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: object, room_bytes: int, *, waits: bool = True
+    ) -> list[bytes | None]:
+        found = [self.objects.get(key) for key in keys]
+        return [None if one is None else encode_object(one) for one in found]
+
+
+class Bridge:
+    """The source's HTTP listener. `faults` are taken one a request: "drop" loses the answer after the source made
+    it, "cut" sends half of it, "garbage" other bytes, "huge" declares 2^40 bytes, "error" is a 500, digits are that
+    status, after the source did what was asked; None answers well."""
+
+    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
+        self.faults: deque[str | None] = deque()
+        self.requests = 0
+        self.seen: Counter[str] = Counter()
+        bridge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                bridge.requests += 1
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                fault = bridge.faults.popleft() if bridge.faults else None
+                bridge.seen[str(fault)] += 1
+                _, _, name, act = self.path.split("/")
+                status, reason, answer = 200, "", b""
+                try:
+                    if act == "object":
+                        asked = home.acts.object_of(name, decode_asking(body))
+                        answer = encode_object_reply(asyncio.run_coroutine_threadsafe(asked, loop).result(60))
+                    else:
+                        call = home.queues.fetch(name, decode_request(body))
+                        answer = encode_reply(asyncio.run_coroutine_threadsafe(call, loop).result(60))
+                except IsthmusError as error:
+                    status = 409 if isinstance(error, BadInput) else 503
+                    reason, answer = error.reason, str(error).encode()
+                except (RuntimeError, asyncio.CancelledError):
+                    status = 503
+                self.close_connection = fault is not None
+                if fault == "drop":
+                    return
+                if fault == "garbage":
+                    answer = b"\x93\x01\x02garbage"
+                if fault == "error":
+                    status = 500
+                if fault is not None and fault.isdigit():
+                    status, reason, answer = int(fault), "not-ready", b"later"
+                self.send_response(status)
+                self.send_header("X-Isthmus-Reason", reason)
+                if fault is not None:
+                    self.send_header("Connection", "close")
+                self.send_header("Content-Length", str(1 << 40 if fault == "huge" else len(answer)))
+                self.end_headers()
+                self.wfile.write(answer[: len(answer) // 2] if fault == "cut" else answer)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Silent."""
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            block_on_close = False
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Clients that go away are part of the game."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class Pair:
+    """Two clusters: `home` is the source, `cluster` is behind the sinks that `sink()` makes."""
+
+    def __init__(self) -> None:
+        self.home = Home(QueueSettings("q"), QueueSettings("r"))
+        self.cluster = Cluster()
+        self.metastore = MemoryMetastore()
+        self.sinks: list[Sink] = []
+
+    async def __aenter__(self) -> Pair:
+        await self.home.start()
+        await self.metastore.start(lambda state: None)
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = Path(self._folder.name)
+        self.bridge = Bridge(self.home, asyncio.get_running_loop())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.cluster.stuck.set()
+        for sink in self.sinks:
+            await sink.stop()
+        await self.home.queues.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self.bridge.close)
+        await self.home.close()
+        self._folder.cleanup()
+
+    async def sink(
+        self,
+        *queues: str,
+        uuid: bytes = SINK,
+        batch_count: int = 512,
+        start: bool = True,
+        peers: bool = True,
+        poll_ms: int = 1_000,
+        nodes: Sequence[str] = ("w1", "w2"),
+        **more: Any,
+    ) -> Sink:
+        settings = SinkSettings(
+            peers=tuple(PeerSettings(self.bridge.url, queue) for queue in queues or ("q",) if peers),
+            workers=4,
+            batch_count=batch_count,
+            poll_ms=poll_ms,
+            delay_min_ms=2,
+            delay_max_ms=50,
+            request_timeout_ms=5_000,
+            **{"discover": False, **more},
+        )
+        sink = Sink(
+            settings,
+            kv=self.cluster,  # type: ignore[arg-type]
+            cluster_uuid=uuid,
+            cluster_name="west",
+            node_name="w1",
+            metastore=self.metastore,
+            time=self.home.clock,
+            letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
+            conflicts=Conflicts(self.folder / "conflicts.sqlite", 3),
+            access_to=lambda _peer: OPEN,
+            nodes=lambda: nodes,
+            types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types),
+        )
+        self.sinks.append(sink)
+        if start:
+            await sink.start()
+        return sink
+
+    async def equal(self, seconds: float = 15.0) -> None:
+        """Wait until everything at the source is at the sink's cluster, acknowledged; then compare byte by byte."""
+        machine = self.home.served()[0].machine
+        shelf = self.home.shelf
+        deadline = time.monotonic() + seconds
+        while True:
+            cursors = {p: w.advance() for p, w in machine.windows.items()}
+            if all(cursors[p] == shelf.ends[p] for p in cursors):
+                break
+            assert time.monotonic() < deadline, (cursors, shelf.ends, [sink.listing() for sink in self.sinks])
+            await asyncio.sleep(0.005)
+        want = {key: decode_object(payload) for (_, key), payload in shelf.objects.items()}
+        have = {key.key: found for key, found in self.cluster.objects.items()}
+        assert have == want

@@ -1,0 +1,442 @@
+"""What is done to a cluster: each nemesis does one kind of harm for a while and takes it back.
+
+A nemesis only does; whether the cluster bore it is for `tests.system.faults.campaign` to find out. All of them are
+listed in NEMESES with what they need and what a node may do because of them; those that are about whole copies, lost,
+old and moved, are in `tests.system.faults.replica_faults`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from isthmus.repl.replog.log import RESERVE_BYTES
+from tests.system.faults.cluster import KILLED, LabNode
+from tests.system.faults.nemesis import FAULT, SESSION_S, STORAGE_FAILED, Nemesis, Stage
+from tests.system.faults.reassignment_faults import PLACEMENTS
+from tests.system.faults.replica_faults import COPIES
+
+ATTACH_TIMEOUT_S: Final = 10.0
+
+SYNCS: Final = "fdatasync,pwritev2"
+"""The calls that wait for the disk while a node is written to: the store's, and the log's writes that sync at once."""
+
+
+# -- processes --------------------------------------------------------------------------------------------------
+
+
+def kill(stage: Stage) -> None:
+    """kill -9 of one node, back after a moment."""
+    _kill(stage, [stage.victim()])
+
+
+def kill_most(stage: Stage) -> None:
+    """kill -9 of all nodes but one at the same time."""
+    spared = stage.victim()
+    _kill(stage, stage.others(spared))
+
+
+def kill_all(stage: Stage) -> None:
+    """kill -9 of every node at the same time."""
+    _kill(stage, list(stage.lab.nodes.values()))
+
+
+def kill_twice(stage: Stage) -> None:
+    """kill -9 of one node, and of another as soon as that one is back."""
+    for _ in range(2):
+        _kill(stage, [stage.victim()])
+        stage.wait(0.0, 2.0)
+
+
+def last_standing(stage: Stage) -> None:
+    """Nodes die one by one, each after the ISR has shrunk to those that are left; the last but one is back first."""
+    nodes = list(stage.lab.nodes.values())
+    stage.chance.shuffle(nodes)
+    for node in nodes:
+        node.kill()
+        stage.story.note(f"killed {node.name}")
+        stage.wait(SESSION_S, SESSION_S * 1.5)
+    for node in (nodes[-2], nodes[-1], *nodes[:-2]):
+        stage.lab.start(node)
+        stage.story.note(f"started {node.name}")
+        stage.wait(1.0, SESSION_S)
+
+
+def _kill(stage: Stage, nodes: list[LabNode]) -> None:
+    for node in nodes:
+        node.wanted = False
+        node.send(signal.SIGKILL)
+    for node in nodes:
+        node.kill()
+    stage.story.note(f"killed {' '.join(node.name for node in nodes)}")
+    stage.chance.shuffle(nodes)
+    for node in nodes:
+        stage.wait(0.0, 3.0)
+        stage.lab.start(node)
+        stage.story.note(f"started {node.name}")
+
+
+def stop(stage: Stage) -> None:
+    """Every node in turn is told to stop, and started again."""
+    nodes = list(stage.lab.nodes.values())
+    stage.chance.shuffle(nodes)
+    for node in nodes:
+        began_s = time.monotonic()
+        code = node.terminate()
+        stage.story.note(f"{node.name} stopped with {code} in {time.monotonic() - began_s:.1f} s")
+        assert code == 0, f"{node.name} was told to stop and ended with {code}"
+        stage.wait(0.0, 1.0)
+        stage.lab.start(node)
+        stage.lab.wait_well(60)
+
+
+def pause(stage: Stage) -> None:
+    """One node stands still until its session is over, and goes on as if nothing had been."""
+    _pause(stage, stage.victim(), SESSION_S * 1.2, SESSION_S * 2)
+
+
+def blink(stage: Stage) -> None:
+    """One node stands still for less than a session."""
+    _pause(stage, stage.victim(), 0.2, SESSION_S * 0.6)
+
+
+def pause_controller(stage: Stage) -> None:
+    """The node whose controller decides stands still until another one does."""
+    answers = (node.ask("/admin/cluster") for node in stage.lab.nodes.values())
+    name = next((answer["controller"] for answer in answers if answer is not None), None)
+    _pause(stage, stage.lab.nodes.get(name) or stage.victim(), SESSION_S * 1.2, SESSION_S * 2)
+
+
+def _pause(stage: Stage, node: LabNode, low_s: float, high_s: float) -> None:
+    node.send(signal.SIGSTOP)
+    stage.story.note(f"paused {node.name}")
+    stage.wait(low_s, high_s)
+    node.send(signal.SIGCONT)
+    stage.story.note(f"{node.name} goes on")
+
+
+def metastore_kill(stage: Stage) -> None:
+    """kill -9 of ZooKeeper; away for less or more than a session."""
+    stage.lab.zookeeper.kill()
+    stage.story.note("killed zookeeper")
+    stage.wait(0.0, SESSION_S * 2)
+    stage.lab.start(stage.lab.zookeeper)
+    stage.story.note("started zookeeper")
+
+
+def metastore_pause(stage: Stage) -> None:
+    """ZooKeeper stands still for less or more than a session."""
+    stage.lab.zookeeper.send(signal.SIGSTOP)
+    stage.story.note("paused zookeeper")
+    stage.wait(1.0, SESSION_S * 2)
+    stage.lab.zookeeper.send(signal.SIGCONT)
+    stage.story.note("zookeeper goes on")
+
+
+# -- the network ------------------------------------------------------------------------------------------------
+
+
+def cut(stage: Stage) -> None:
+    """One node and the others do not reach each other; ZooKeeper and clients reach all."""
+    node = stage.victim()
+    _cut(stage, [(node.name, other.name) for other in stage.others(node)], both=True)
+
+
+def cut_pair(stage: Stage) -> None:
+    """Two nodes do not reach each other; everybody else reaches both."""
+    node = stage.victim()
+    _cut(stage, [(node.name, stage.chance.choice(stage.others(node)).name)], both=True)
+
+
+def cut_one_way(stage: Stage) -> None:
+    """What one node sends to another gets lost; the other way is fine."""
+    pair = [stage.victim()]
+    pair.append(stage.chance.choice(stage.others(pair[0])))
+    stage.chance.shuffle(pair)
+    _cut(stage, [(pair[0].name, pair[1].name)], both=False)
+
+
+def cut_metastore(stage: Stage) -> None:
+    """One node and ZooKeeper do not reach each other; the nodes do."""
+    _cut(stage, [(stage.victim().name, stage.lab.zookeeper.name)], both=True)
+
+
+def cut_metastore_one_way(stage: Stage) -> None:
+    """Between one node and ZooKeeper one direction is lost."""
+    pair = [stage.victim().name, stage.lab.zookeeper.name]
+    stage.chance.shuffle(pair)
+    _cut(stage, [(pair[0], pair[1])], both=False)
+
+
+def isolate(stage: Stage) -> None:
+    """One node reaches neither ZooKeeper nor its peers; only clients reach it."""
+    node = stage.victim()
+    _cut(
+        stage,
+        [(node.name, name) for name in (stage.lab.zookeeper.name, *(o.name for o in stage.others(node)))],
+        both=True,
+    )
+
+
+def swizzle(stage: Stage) -> None:
+    """One node after the other is cut off from everything, then they come back in another order."""
+    assert stage.network is not None
+    names = list(stage.lab.nodes)
+    stage.chance.shuffle(names)
+    cuts: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        cuts[name] = [(name, other) for other in (*names, stage.lab.zookeeper.name) if other != name]
+        for one, other in cuts[name]:
+            stage.network.cut(one, other)
+        stage.story.note(f"cut {name} off from everything")
+        stage.wait(0.2, 2.0)
+    stage.chance.shuffle(names)
+    for name in names:
+        stage.network.heal()
+        del cuts[name]
+        for one, other in (pair for pairs in cuts.values() for pair in pairs):
+            stage.network.cut(one, other)
+        stage.story.note(f"{name} is back")
+        stage.wait(0.2, 2.0)
+
+
+def lossy(stage: Stage) -> None:
+    """Of what passes between one node and the others three packets in ten get lost."""
+    assert stage.network is not None
+    node = stage.victim()
+    for other in stage.others(node):
+        stage.network.lose(node.name, other.name, 0.3)
+        stage.network.lose(other.name, node.name, 0.3)
+    stage.story.note(f"{node.name} loses 30 % of all packets")
+    stage.wait(SESSION_S, SESSION_S * 2.5)
+    stage.network.heal()
+    stage.story.note("healed")
+
+
+def slow_link(stage: Stage) -> None:
+    """One node sends 64 kbit/s at most."""
+    assert stage.network is not None
+    node = stage.victim()
+    stage.network.slow(node.name, "64kbit")
+    stage.story.note(f"{node.name} sends at 64 kbit/s")
+    stage.wait(SESSION_S, SESSION_S * 2.5)
+    stage.network.heal()
+    stage.story.note("healed")
+
+
+def _cut(stage: Stage, pairs: list[tuple[str, str]], both: bool) -> None:
+    assert stage.network is not None
+    for one, other in pairs:
+        stage.network.drop(one, other)
+        if both:
+            stage.network.drop(other, one)
+    arrow = "and" if both else "to"
+    stage.story.note("cut " + ", ".join(f"{one} {arrow} {other}" for one, other in pairs))
+    stage.wait(1.0, SESSION_S * 2.5)
+    stage.network.heal()
+    stage.story.note("healed")
+
+
+# -- disks, descriptors, clocks ---------------------------------------------------------------------------------
+
+
+def disk_full(stage: Stage) -> None:
+    """One node's disk has less free than the log keeps in reserve for a while, or has not a block left: then the node
+    ends, and cannot start."""
+    node = stage.lab.nodes[stage.chance.choice(list(stage.disks))]
+    leave_bytes = stage.chance.choice([0, RESERVE_BYTES // 2])
+    stage.disks[node.name].fill(leave_bytes)
+    stage.story.note(f"{node.name}'s disk is full, {leave_bytes:,} bytes left")
+    stage.wait(3.0, SESSION_S * 2)
+    stage.disks[node.name].free()
+    stage.story.note(f"{node.name}'s disk has space")
+
+
+def sync_error(stage: Stage) -> None:
+    """One sync of one node fails with EIO, once."""
+    node = stage.victim()
+    with injected(node, SYNCS, f"error=EIO:when={stage.chance.randrange(1, 20)}"):
+        stage.story.note(f"a sync of {node.name} will fail")
+        _wait_for_end(node, 5.0)
+
+
+def slow_disk(stage: Stage) -> None:
+    """Each sync of one node takes two seconds."""
+    node = stage.victim()
+    with injected(node, SYNCS, "delay_enter=2000000"):
+        stage.story.note(f"a sync of {node.name} takes 2 s")
+        stage.wait(SESSION_S * 1.5, SESSION_S * 2.5)
+    stage.story.note(f"{node.name}'s disk is itself again")
+
+
+def kill_at_call(stage: Stage) -> None:
+    """kill -9 of one node at a random one of its next calls that write, sync, rename or send."""
+    node = stage.victim()
+    calls = stage.chance.choice([SYNCS, "write,pwrite64,writev", "sendto,sendmsg", "fsync,rename", "write,sendto"])
+    place = stage.chance.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
+    with injected(node, calls, f"signal=SIGKILL:when={place}"):
+        stage.story.note(f"{node.name} will be killed at its {place}. {calls}")
+        _wait_for_end(node, 4.0)
+
+
+def _wait_for_end(node: LabNode, timeout_s: float) -> None:
+    process = node.popen
+    assert process is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def injected(node: LabNode, calls: str, what: str) -> Iterator[None]:
+    """While the body runs, these system calls of a running node are tampered with by strace."""
+    output = node.directory / "strace.log"
+    words = [
+        "-f",
+        "-qq",
+        "-o",
+        str(output),
+        "-e",
+        f"trace={calls}",
+        "-e",
+        f"inject={calls}:{what}",
+        "-p",
+        str(node.pid),
+    ]
+    tracer = subprocess.Popen(["strace", *words], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + ATTACH_TIMEOUT_S
+        while node.running and tracer.poll() is None and _tracer_of(node.pid) == 0:
+            assert time.monotonic() < deadline, "strace does not attach"
+            time.sleep(0.01)
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)  # it lets go of the node first
+        try:
+            tracer.wait(ATTACH_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            tracer.kill()
+            tracer.wait()
+
+
+def _tracer_of(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("TracerPid")), 0)
+
+
+def descriptors(stage: Stage) -> None:
+    """One node may open no more files or connections than it has."""
+    node = stage.victim()
+    used = len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
+    _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    before = resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (used + 1, hard))
+    stage.story.note(f"{node.name} has {used} descriptors and may have one more")
+    stage.wait(2.0, SESSION_S * 1.5)
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, before)
+    stage.story.note(f"{node.name} may have descriptors again")
+
+
+def clocks(stage: Stage) -> None:
+    """Wall clocks of one node or all jump by an hour, back and forth, and a node is killed meanwhile."""
+    moved = list(stage.lab.nodes.values()) if stage.chance.random() < 0.3 else [stage.victim()]
+    offset_s = stage.chance.choice([3600, -3600])
+    for node in moved:
+        stage.lab.set_clock(node, offset_s)
+    stage.story.note(f"clock of {' '.join(node.name for node in moved)} {offset_s:+} s")
+    stage.wait(0.5, 2.0)
+    _kill(stage, [stage.victim()])
+    stage.wait(0.5, 2.0)
+    for node in moved:
+        stage.lab.set_clock(node, 0)
+    stage.story.note("clocks are right")
+
+
+def corrupt(stage: Stage) -> None:
+    """kill -9 of one node, and a byte in the middle of its newest log file changes before it is back. It must not lead
+    with what it holds then; it is in sync again after its operator has emptied the disk."""
+    node = stage.victim()
+    node.kill()
+    files = sorted((node.data_dir / "log").glob("*.log"), key=lambda path: path.stat().st_mtime)
+    newest = next(path for path in reversed(files) if len(path.read_bytes().rstrip(b"\0")) > 1000)
+    data = bytearray(newest.read_bytes())
+    end = len(bytes(data).rstrip(b"\0"))
+    place = stage.chance.randrange(end // 4, end // 2)
+    data[place] ^= 1 << stage.chance.randrange(8)
+    newest.write_bytes(data)
+    stage.story.note(f"killed {node.name}, and changed byte {place} of {end} in {newest.name}")
+    stage.lab.start(node)
+    stage.wait(SESSION_S, SESSION_S * 2)
+    _emptied(stage, node)
+
+
+def lost_disk(stage: Stage) -> None:
+    """kill -9 of one node, and it comes back with an empty data directory."""
+    _emptied(stage, stage.victim())
+
+
+def _emptied(stage: Stage, node: LabNode) -> None:
+    node.kill()
+    stage.empty(node)
+    stage.wait(0.0, 2.0)
+    stage.lab.start(node)
+
+
+NEMESES: Final[Mapping[str, Nemesis]] = {
+    "kill": Nemesis(kill),
+    "kill-twice": Nemesis(kill_twice),
+    "kill-most": Nemesis(kill_most, nodes=3),
+    "kill-all": Nemesis(kill_all),
+    "last-standing": Nemesis(last_standing, nodes=3),
+    "kill-at-call": Nemesis(kill_at_call, strace=True, exits=(KILLED,)),
+    "stop": Nemesis(stop),
+    "pause": Nemesis(pause),
+    "blink": Nemesis(blink),
+    "pause-controller": Nemesis(pause_controller),
+    "metastore-kill": Nemesis(metastore_kill),
+    "metastore-pause": Nemesis(metastore_pause),
+    "cut": Nemesis(cut, nodes=3, network=True),
+    "cut-pair": Nemesis(cut_pair, nodes=3, network=True),
+    "cut-one-way": Nemesis(cut_one_way, nodes=3, network=True),
+    "cut-metastore": Nemesis(cut_metastore, network=True),
+    "cut-metastore-one-way": Nemesis(cut_metastore_one_way, network=True),
+    "isolate": Nemesis(isolate, nodes=3, network=True),
+    "swizzle": Nemesis(swizzle, nodes=3, network=True),
+    "lossy": Nemesis(lossy, nodes=3, network=True),
+    "slow-link": Nemesis(slow_link, nodes=3, network=True),
+    "disk-full": Nemesis(disk_full, disks=True, exits=(STORAGE_FAILED, FAULT), excuses=("500 local-fault",)),
+    "sync-error": Nemesis(sync_error, strace=True, exits=(STORAGE_FAILED,), excuses=("500 local-fault",)),
+    "slow-disk": Nemesis(slow_disk, strace=True),
+    "descriptors": Nemesis(descriptors, exits=(STORAGE_FAILED,), excuses=("500 local-fault",)),
+    "clocks": Nemesis(clocks, clocks=True),
+    "corrupt": Nemesis(corrupt, nodes=3),
+    "lost-disk": Nemesis(lost_disk, nodes=3),
+    **COPIES,
+    **PLACEMENTS,
+}
+"""By the names that the command line knows."""
+
+
+def lacking(name: str, node_count: int) -> str:
+    """Why this machine cannot make a nemesis; empty when it can."""
+    nemesis = NEMESES[name]
+    tools = ["strace"] * nemesis.strace + ["ip", "iptables", "tc", "nsenter"] * nemesis.network
+    tools += ["mkfs.ext4", "mount", "losetup"] * nemesis.disks
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    if tools and os.geteuid() != 0:
+        return "needs root"
+    if node_count < nemesis.nodes:
+        return f"needs {nemesis.nodes} nodes"
+    return ""

@@ -1,0 +1,137 @@
+"""What a nemesis may lay hands on, and what a nemesis is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.system.faults.cluster import SESSION_MS, Lab, LabNode, Story
+from tests.system.faults.disks import SmallDisk
+from tests.system.faults.load import Broken, Connection, NotSent
+from tests.system.faults.network import Network
+
+SESSION_S: Final = SESSION_MS / 1000
+STORAGE_FAILED: Final = 70
+"""The exit code of a node whose log, store or identity could not be written."""
+
+FAULT: Final = 5
+"""The exit code of a node that could not start because of its machine."""
+
+FILLER_BUCKET: Final = "filler"
+FILLER_BYTES: Final = 50_000
+FILL_TIMEOUT_S: Final = 60.0
+
+
+@dataclass
+class Stage:
+    """What a nemesis may lay hands on."""
+
+    lab: Lab
+    chance: random.Random
+    network: Network | None = None
+    disks: Mapping[str, SmallDisk] = field(default_factory=dict)
+
+    @property
+    def story(self) -> Story:
+        """Where a nemesis says what it does."""
+        return self.lab.story
+
+    def victim(self) -> LabNode:
+        """Any node; every other time one that leads something."""
+        leaders = sorted(set(self.lab.leaders().values()) & set(self.lab.nodes)) if self.chance.random() < 0.5 else []
+        return self.lab.nodes[self.chance.choice(leaders or list(self.lab.nodes))]
+
+    def others(self, node: LabNode) -> list[LabNode]:
+        """The rest."""
+        return [other for other in self.lab.nodes.values() if other is not node]
+
+    def wait(self, low_s: float, high_s: float) -> None:
+        """Let it hurt for a while."""
+        time.sleep(self.chance.uniform(low_s, high_s))
+
+    def empty(self, node: LabNode, what: str = "") -> None:
+        """Take everything, or what is called so, out of the data directory of a node that is down."""
+        assert not node.running
+        for path in (node.data_dir / what).iterdir():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.story.note(f"emptied {what or 'the disk'} of {node.name}")
+
+    def fill(self, megabytes: int, without: LabNode | None = None) -> None:
+        """Write as much at the nodes that run, `without` one that stands still, over the same keys each time. Raises
+        AssertionError when they do not take it."""
+        data = self.chance.randbytes(FILLER_BYTES)
+        deadline = time.monotonic() + FILL_TIMEOUT_S
+        connections = [Connection(n.place) for n in self.lab.nodes.values() if n.running and n is not without]
+        try:
+            for number in range(megabytes * 1_000_000 // FILLER_BYTES):
+                path = f"/buckets/{FILLER_BUCKET}/keys/{number}"
+                while not _written(connections[number % len(connections)], path, data):
+                    assert time.monotonic() < deadline, f"object {number} of the filler was never written"
+                    self.chance.shuffle(connections)
+                    time.sleep(0.05)
+        finally:
+            for connection in connections:
+                connection.close()
+        self.story.note(f"wrote {megabytes} MB")
+
+    def tell(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        """An operator's act, at whichever node takes it, and what that says. Raises AssertionError."""
+        deadline = time.monotonic() + timeout_s
+        said = ""
+        while time.monotonic() < deadline:
+            for node in self.lab.nodes.values():
+                connection = Connection(node.admin, timeout_s)
+                try:
+                    reply = connection.request("POST", path, {"Content-Type": "application/json"}, _json(wish))
+                except (NotSent, Broken) as error:
+                    said = said or str(error)
+                    continue
+                finally:
+                    connection.close()
+                if reply.status == 200:
+                    self.story.note(f"{path} {wish}")
+                    return dict(json.loads(reply.body or b"{}"))
+                said = f"{reply.reason} {reply.body[:200]!r}"
+            time.sleep(0.1)
+        raise AssertionError(f"nobody takes {path} {wish}: {said}")
+
+
+@dataclass(frozen=True)
+class Nemesis:
+    """One kind of harm. `exits`: codes with which a node may end by itself; `excuses`: answers to clients that are no
+    surprise under it."""
+
+    act: Callable[[Stage], None]
+    nodes: int = 1
+    """How many there must be."""
+    network: bool = False
+    disks: bool = False
+    strace: bool = False
+    clocks: bool = False
+    far: bool = False
+    """Whether logs must be so small that a node which was away is beyond them."""
+    spare: str = ""
+    """A node that comes and goes, whose host must be there."""
+    exits: tuple[int, ...] = ()
+    excuses: tuple[str, ...] = ()
+
+
+def _written(connection: Connection, path: str, data: bytes) -> bool:
+    """In the place of what is there: without its clock each round would add a sibling, and write all of them."""
+    try:
+        clock = connection.request("HEAD", path, {}).headers.get("X-Riak-Vclock", "")
+        headers = {"Content-Type": "text/plain"} | ({"X-Riak-Vclock": clock} if clock else {})
+        return connection.request("PUT", path, headers, data).status == 204
+    except (NotSent, Broken):
+        return False
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()

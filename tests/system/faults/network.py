@@ -1,0 +1,131 @@
+"""A network of hosts on this machine: a namespace each, joined by a bridge, that can be cut and slowed.
+
+Needs root, and the system packages iproute2 and iptables. Names and addresses are this process's own; whatever was
+made goes with `close`. A cut drops packets silently, as a broken cable does. Which process lives where is
+`tests.system.faults.cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+COMMAND_TIMEOUT_S: Final = 20.0
+
+
+class Host(NamedTuple):
+    """One namespace and its address."""
+
+    name: str
+    namespace: str
+    address: str
+
+    def command(self) -> list[str]:
+        """Put before a command line, this makes it run there."""
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", "--"]
+
+
+class Network:
+    """Some hosts that reach each other and this process. Use as a context manager."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._prefix = f"isth{os.getpid():x}"
+        self._bridge = f"{self._prefix}b"
+        net = _free_network()
+        self.address = f"{net}.1"
+        """Ours, seen from the hosts."""
+        self.hosts = {
+            name: Host(name, f"{self._prefix}n{number}", f"{net}.{10 + number}") for number, name in enumerate(names)
+        }
+        self._made: list[list[str]] = []
+        """Commands that undo what was made, in the order of making."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def _make(self) -> None:
+        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        self._made.append(["ip", "link", "del", self._bridge])
+        _run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
+        for number, host in enumerate(self.hosts.values()):
+            _run("ip", "netns", "add", host.namespace)
+            self._made.append(["ip", "netns", "del", host.namespace])
+            wire = f"{self._prefix}v{number}"
+            _run("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            self._made.append(["ip", "link", "del", wire])
+            _run("ip", "link", "set", wire, "master", self._bridge, "up")
+            _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                _run("ip", "-n", host.namespace, "link", "set", device, "up")
+
+    def close(self) -> None:
+        """Remove everything; processes there must have ended."""
+        while self._made:
+            subprocess.run(self._made.pop(), capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+
+    def readdress(self, name: str) -> None:
+        """Let a host have another address; nothing of it may run."""
+        host = self.hosts[name]
+        net, _, number = host.address.rpartition(".")
+        fresh = host._replace(address=f"{net}.{int(number) + 60 if int(number) < 130 else int(number) - 110}")
+        device = ["-n", host.namespace, "addr"]
+        # The old one first: where the kernel does not promote secondary addresses, the new one would go with it.
+        _run("ip", *device, "del", f"{host.address}/24", "dev", "eth0")
+        _run("ip", *device, "add", f"{fresh.address}/24", "dev", "eth0")
+        self.hosts[name] = fresh
+
+    def drop(self, source: str, target: str) -> None:
+        """Nothing that `source` sends reaches `target` any more; the other way is not touched."""
+        self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, "-j", "DROP")
+
+    def lose(self, source: str, target: str, share: float) -> None:
+        """This share of what `source` sends to `target` is lost."""
+        match = ["-m", "statistic", "--mode", "random", "--probability", f"{share:g}"]
+        self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, *match, "-j", "DROP")
+
+    def cut(self, one: str, other: str) -> None:
+        """Nothing passes between the two."""
+        self.drop(one, other)
+        self.drop(other, one)
+
+    def slow(self, name: str, rate: str, latency: str = "500ms") -> None:
+        """What this host sends passes at `rate` ("64kbit") at most; what waits longer than `latency` is dropped."""
+        device = ["-n", self.hosts[name].namespace, "qdisc", "replace", "dev", "eth0", "root"]
+        _run("tc", *device, "tbf", "rate", rate, "burst", "16kb", "latency", latency)
+
+    def heal(self) -> None:
+        """Everything passes again, at full speed."""
+        for host in self.hosts.values():
+            self._iptables(host, "-F", "INPUT")
+            slowed = ["tc", "-n", host.namespace, "qdisc", "del", "dev", "eth0", "root"]
+            subprocess.run(slowed, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+
+    def _iptables(self, host: Host, *words: str) -> None:
+        _run(*host.command(), "iptables", "-w", *words)
+
+
+def _free_network() -> str:
+    """The first three numbers of a network that this machine does not know."""
+    known = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    taken = set(re.findall(r"inet (\d+\.\d+\.\d+)\.", known))
+    return random.choice([f"10.{a}.{b}" for a in range(200, 250) for b in range(250) if f"10.{a}.{b}" not in taken])
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -1,0 +1,94 @@
+"""Three real nodes, a real ZooKeeper, clients that write and read, and something that is done to them.
+
+What must hold after each act is in `tests.system.faults.campaign`; what is done, in `tests.system.faults.nemeses`. The
+same with any number of acts at random: `python -m tests.system.faults --kills 200`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.system.faults.campaign import Campaign, staged
+from tests.system.faults.nemeses import NEMESES
+
+
+def played(directory: Path, acts: Sequence[str], seed: int, settings: Mapping[str, str] | None = None) -> Campaign:
+    """These acts in this order, and everything that must hold after each and in the end."""
+    with staged(directory, acts, seed=seed, settings=settings) as stage:
+        campaign = Campaign(stage)
+        for name in acts:
+            campaign.act(name)
+        campaign.finish()
+    assert all(act.acknowledged for act in campaign.acts)
+    return campaign
+
+
+@pytest.mark.timeout(200)
+def test_killed_and_paused_nodes_lose_nothing(tmp_path: Path) -> None:
+    """kill -9 of a node; a node that stands still beyond its session; kill -9 of all at once: linearizable, nothing
+    acknowledged is lost, no operator is needed, and the copies end equal."""
+    played(tmp_path, ["kill", "pause", "kill-all"], seed=1)
+
+
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.timeout(150)
+def test_nodes_that_do_not_reach_each_other_or_the_metastore(tmp_path: Path) -> None:
+    """One direction between two nodes is lost, then all between one node and the rest, ZooKeeper included."""
+    played(tmp_path, ["cut-one-way", "isolate"], seed=3)
+
+
+@pytest.mark.root
+@pytest.mark.disks
+@pytest.mark.timeout(150)
+def test_a_full_disk_harms_nobody_else(tmp_path: Path) -> None:
+    """A node whose disk is full for a while is in sync again once there is space."""
+    played(tmp_path, ["disk-full"], seed=4)
+
+
+@pytest.mark.root
+@pytest.mark.strace
+@pytest.mark.timeout(150)
+def test_a_sync_that_fails_and_syncs_that_are_slow(tmp_path: Path) -> None:
+    """A node with a failed sync ends and comes back; one with slow syncs does not stop the others for good."""
+    played(tmp_path, ["sync-error", "slow-disk"], seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_restarted_nodes_whose_logs_were_trimmed_find_where_they_agree(tmp_path: Path) -> None:
+    """Logs of a few seconds, each trimmed at another place: killed nodes follow again from what is left."""
+    small = 'log_size = "1MB"\nlog_file_size = "128KB"\nlog_batch_size = "128KB"\ncheckpoint_interval = "2s"'
+    played(tmp_path, ["kill-twice", "pause", "kill-all", "kill", "kill-all"], 6, {"replication": small})
+    for name in ("n1", "n2", "n3"):
+        assert not (tmp_path / name / "data" / "log" / f"{1:016}.log").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.disks
+@pytest.mark.strace
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", NEMESES)
+def test_each_nemesis(tmp_path: Path, name: str) -> None:
+    """One act of each kind, on a cluster of its own."""
+    played(tmp_path, [name], seed=len(name))
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.disks
+@pytest.mark.strace
+@pytest.mark.timeout(1500)
+def test_forty_acts_at_random(tmp_path: Path) -> None:
+    """Any act after any other, on one cluster."""
+    with staged(tmp_path, NEMESES, seed=1) as stage:
+        campaign = Campaign(stage)
+        for _ in range(40):
+            campaign.act(stage.chance.choice(list(NEMESES)))
+        campaign.finish()

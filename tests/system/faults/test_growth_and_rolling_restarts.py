@@ -1,0 +1,141 @@
+"""A cluster that changes while it serves: more nodes and fewer, more replicas and fewer, each process new, one by one.
+
+Real nodes, a real ZooKeeper, and clients that write and read and try again; what they saw must be linearizable.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.repl.http.client import session
+from tests.system.faults.campaign import READ_TIMEOUT_S, WELL_TIMEOUT_S, compare_copies, staged
+from tests.system.faults.cluster import Lab, LabNode
+from tests.system.faults.linearizability import Kind, Outcome, check
+from tests.system.faults.load import History, Load, read_all
+
+KEYS = [f"k{number}" for number in range(12)]
+CALM_S = 1.0
+MOVES_S = 90.0
+"""How long an order may take on a busy machine; it takes some seconds."""
+
+
+def admin(node: LabNode, method: str, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What an operator asks of a node, which must answer it."""
+    with session() as client:
+        url = f"http://{node.admin.host}:{node.admin.port}{path}"
+        reply = client.request(method, url, json=wish, timeout=20)
+    assert reply.status_code == 200, f"{path}: {reply.text}"
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def ordered(lab: Lab, path: str, wish: dict[str, Any]) -> None:
+    """Order something at the first node, and return when it is done."""
+    node = next(iter(lab.nodes.values()))
+    number = admin(node, "POST", path, {**wish, "by": "a test"})["order"]
+    assert number is not None
+    lab.story.note(f"order {number}: {path} {wish}")
+    deadline = time.monotonic() + MOVES_S
+    while True:
+        shown = admin(node, "GET", "/admin/moves")
+        outcome = next((each["outcome"] for each in shown["ended"] if each["order"] == number), None)
+        if outcome is not None:
+            assert outcome == "done"
+            lab.story.note(f"order {number} is done")
+            return
+        assert time.monotonic() < deadline, f"order {number} takes too long: {shown['orders']}"
+        time.sleep(0.1)
+
+
+def held(lab: Lab) -> dict[str, int]:
+    """How many replicas each node holds."""
+    node = next(iter(lab.nodes.values()))
+    return {row["name"]: row["replicas"] for row in admin(node, "GET", "/admin/nodes")["nodes"]}
+
+
+def under_load(lab: Lab, chance: random.Random, act: Callable[[], None]) -> History:
+    """Clients of the first three nodes write and read while `act` goes on. No write fails that a client tries again,
+    and the history of each key is linearizable, with a last read of it at each node."""
+    history = History()
+    places = lab.places[:3]
+    load = Load(places, KEYS, history, chance, pause_s=0.01)
+    load.start()
+    try:
+        time.sleep(CALM_S)
+        act()
+        time.sleep(CALM_S)
+        until_ns = time.monotonic_ns()
+    finally:
+        load.stop()
+    read_all(places, KEYS, history, chance, READ_TIMEOUT_S)
+    operations = [op for key in KEYS for op in history.keys[key]]
+    failed = [op for op in operations if op.kind is Kind.WRITE and op.outcome is not Outcome.OK]
+    assert not [op for op in failed if op.answered_ns < until_ns], "a write failed though its client tried it again"
+    assert not history.surprises, "\n".join(history.surprises[:10])
+    assert len(history.acknowledged) > 100
+    for key in KEYS:
+        check(history.keys[key])
+    lab.story.note(f"{len(history.acknowledged)} writes acknowledged")
+    return history
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_growth_from_three_to_five_nodes_and_back_under_load(tmp_path: Path) -> None:
+    """Two nodes come, replicas are spread, five of each partition, then three, then both nodes are drained, stopped
+    and removed: all the while clients write and read, what they saw is linearizable, and the copies end equal."""
+    with staged(tmp_path, [], seed=11) as stage:
+        lab = stage.lab
+
+        def grow_and_shrink() -> None:
+            factor = "/admin/bucket-types/default/replication-factor"
+            for name in ("n4", "n5"):
+                lab.add(name)
+            deadline = time.monotonic() + WELL_TIMEOUT_S
+            while len(held(lab)) < 5:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            ordered(lab, "/admin/moves", {"kind": "spread"})
+            counts = held(lab)
+            assert max(counts.values()) - min(counts.values()) <= 1
+            ordered(lab, factor, {"replication_factor": 5})
+            assert set(held(lab).values()) == {4}
+            ordered(lab, factor, {"replication_factor": 3})
+            ordered(lab, "/admin/nodes/drain", {"nodes": ["n4", "n5"]})
+            for name in ("n4", "n5"):
+                assert held(lab)[name] == 0
+                node = lab.nodes[name]
+                node.terminate()
+                lab.remove(name)
+                admin(lab.nodes["n1"], "POST", f"/admin/nodes/{name}/remove", {"by": "a test"})
+            assert held(lab) == {"n1": 4, "n2": 4, "n3": 4}
+            lab.wait_well(WELL_TIMEOUT_S)
+
+        under_load(lab, stage.chance, grow_and_shrink)
+        lab.wait_applied(READ_TIMEOUT_S)
+        for process in lab.processes:
+            process.kill()
+        compare_copies(lab)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rolling_restart_fails_no_write_of_a_client_that_retries(tmp_path: Path) -> None:
+    """Each node is stopped in order and started again once all is in sync; twice over."""
+    with staged(tmp_path, [], seed=12) as stage:
+        lab = stage.lab
+
+        def roll() -> None:
+            for _ in range(2):
+                for node in lab.nodes.values():
+                    assert node.terminate() == 0
+                    lab.start(node)
+                    lab.wait_well(WELL_TIMEOUT_S)
+
+        under_load(lab, stage.chance, roll)

@@ -1,0 +1,195 @@
+"""Whoever is killed at whatever state of an exchange: no check is in sync while keys are missing, and one repairs them.
+
+The managing node asks the other cluster through a gate of the test's own, which holds one question back: so the
+exchange stands at just the state that is meant when a process is killed with SIGKILL."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from isthmus.node.local import directory as places
+from tests.system.fullsync.clusters import BUCKETS, World, drop_queues, filled, topology, until
+
+STATES = {
+    "root-compare": ("/trees/roots", 1),
+    "root-confirm": ("/trees/roots", 2),
+    "branch-compare": ("/trees/leaves", 1),
+    "branch-confirm": ("/trees/leaves", 2),
+    "clock-compare": ("/trees/clocks", 1),
+    "clock-confirm": ("/trees/clocks", 2),
+}
+"""State -> the question in which it stands: the path, and the how manieth of a run."""
+
+MISSING = 60
+REPAIRS_A_SECOND = 15
+"""So slow that the state `repair` lasts some seconds."""
+
+
+class Hold:
+    """Which question is held back, by whichever gate it comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path, self._left = "", 0
+        self.reached, self.released = threading.Event(), threading.Event()
+        self.released.set()
+
+    def at(self, path: str, number: int) -> None:
+        """Hold the `number`-th question of this path from now on."""
+        with self._lock:
+            self._path, self._left = path, number
+        self.reached.clear()
+        self.released.clear()
+
+    def passing(self, path: str) -> None:
+        """A question comes."""
+        with self._lock:
+            if not path.startswith(self._path) or not self._left:
+                return
+            self._left -= 1
+            if self._left:
+                return
+        self.reached.set()
+        self.released.wait(60)
+
+
+class Gate:
+    """Stands before a node's client listener and passes on what is asked about trees."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.target = ""
+        gate = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                hold.passing(self.path)
+                question = urllib.request.Request(gate.target + self.path, body, method="POST")
+                question.add_header("Content-Type", self.headers["Content-Type"])
+                try:
+                    with urllib.request.urlopen(question, timeout=30) as answer:
+                        status, told, kind = answer.status, answer.read(), answer.headers["Content-Type"]
+                except urllib.error.HTTPError as error:
+                    with error:
+                        status, told, kind = error.code, error.read(), error.headers["Content-Type"]
+                except OSError:
+                    self.close_connection = True  # as the node that is gone
+                    return
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(told)))
+                with suppress(OSError):  # whoever asked may have been killed
+                    self.end_headers()
+                    self.wfile.write(told)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        """Stop and wait."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def hold() -> Hold:
+    """Nothing is held yet."""
+    return Hold()
+
+
+@pytest.fixture
+def gates(hold: Hold) -> Iterator[list[Gate]]:
+    """Two, for two nodes."""
+    found = [Gate(hold), Gate(hold)]
+    yield found
+    hold.released.set()
+    for gate in found:
+        gate.close()
+
+
+def told(world: World) -> set[int]:
+    """When the checks began whose results the managing node remembers."""
+    (peer,) = world.admin("east-1", "/admin/fullsync?results=200")["peers"]
+    return {result["began_ms"] for result in peer["results"]}
+
+
+def state(world: World) -> str:
+    """At which state the check of the managing node is."""
+    running = world.admin("east-1", "/admin/fullsync")["running"]
+    return "" if running is None else str(running["state"])
+
+
+def begun(world: World, hold: Hold, wanted: str) -> None:
+    """Begin checks until one stands at the wanted state: a node that is just back may not answer its fellows yet, and
+    while a live node is silent a check is incomplete and ends."""
+    deadline = time.monotonic() + 60
+    while state(world) != wanted or not (wanted == "repair" or hold.reached.is_set()):
+        assert time.monotonic() < deadline, (
+            wanted,
+            world.admin("east-1", "/admin/fullsync")["peers"][0]["results"][:3],
+        )
+        if not state(world):
+            if wanted != "repair":
+                hold.at(*STATES[wanted])
+            world.admin("east-1", "/admin/fullsync/run", {"peer": "west", "kind": "all"})
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", ["east-1", "east-2", "west-1"])
+def test_a_kill_at_any_state_makes_no_false_proof_and_nothing_is_missed(
+    directory: Path, hold: Hold, gates: list[Gate], victim: str
+) -> None:
+    """The managing node, a node that leads beside it, the node of the other cluster that answers: killed at each state
+    of an exchange. The check that was under way is not in sync, a later one repairs all that is missing, and nothing
+    else has another clock than before."""
+    urls = ",".join(gate.url for gate in gates)
+    text = topology().replace(
+        'pause = "300ms"\nrepair_rate_limit = 0',
+        f'pause = "200ms"\ntimeout = "10s"\nurls = "{urls}"\nname = "west"\nrepair_rate_limit = {REPAIRS_A_SECOND}',
+    )
+    world = World(directory, text)
+    for gate, node in zip(gates, ("west-1", "west-2"), strict=True):
+        gate.target = world.nodes[node]["http"]
+    clocks = filled(world, 30)
+    world.suspended(True)
+    missing = [(BUCKETS[n % 5], f"missing {n}") for n in range(MISSING)]
+    for n, name in enumerate(missing):
+        world.put("east", *name, f"missing {n}", node=1 + n % 3)
+    drop_queues(world, "east", "to-west")
+    for wanted in (*STATES, "repair"):
+        before = told(world)
+        begun(world, hold, wanted)
+        places.stop_node(directory, victim, kill=True)
+        hold.released.set()
+        if victim != "east-1":
+            until(lambda: not state(world), "the check ends", 90)
+        places.start_node(directory, victim)
+        (peer,) = world.admin("east-1", "/admin/fullsync?results=200")["peers"]
+        new = [result["verdict"] for result in peer["results"] if result["began_ms"] not in before]
+        assert "in-sync" not in new, (wanted, new)
+        assert new or victim == "east-1"
+    world.suspended(False)
+    world.in_sync()
+    for name in (*missing, *clocks):
+        here = world.held("east", *name)
+        assert here == world.held("west", *name)
+        assert here is not None
+        assert name not in clocks or here[1] == clocks[name]

@@ -1,0 +1,69 @@
+"""Three real clusters, each compared with the next, both ways: what was made in one of them is in all at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.fullsync.clusters import Held, World, drop_queues, towns, until
+
+NAMES = ("east", "north", "west")
+RING = [("east", "north"), ("north", "west"), ("west", "east")]
+
+
+def everywhere(world: World, names: list[tuple[str, str]]) -> dict[tuple[str, str], list[Held]]:
+    """What readers of each cluster see."""
+    return {name: [world.held(cluster, *name) for cluster in NAMES] for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_was_made_in_one_of_three_is_in_all(directory: Path) -> None:
+    """With replication off: keys that only one cluster has, newer and concurrent versions, deletions, and a key that
+    was deleted in one and written again from its old clock in another. Checks of each pair, both ways, until all three
+    are proven in sync: every key is the same in all, concurrent ones with all of their values (a deletion among them),
+    nothing deleted is back, and no other key has another clock."""
+    world = World(directory, towns(NAMES, RING, bidirectional="true"))
+    clocks = {}
+    for n in range(40):
+        name = (f"bucket {n % 3}", f"key {n}")
+        clocks[name] = world.put(NAMES[n % 3], *name, f"first {n}")
+    names = list(clocks)
+    until(lambda: all(None not in held for held in everywhere(world, names[-3:]).values()), "replicated")
+    for here, there in RING:
+        world.in_sync(f"{here}-1", name=there)
+    world.suspended(True)
+    for n, cluster in enumerate(NAMES):
+        only, newer, deleted, both, back = (names[6 * n + at] for at in range(1, 6))
+        names.append(("only", f"of {cluster}"))
+        world.put(cluster, *names[-1], "made here")
+        world.put(cluster, *newer, "newer", clocks[newer])
+        world.delete(cluster, *deleted)
+        for each in NAMES:
+            world.put(each, *both, f"of {each}", clocks[both])
+        world.delete(cluster, *back)
+        other = NAMES[(n + 1) % 3]
+        world.put(other, *back, "again", clocks[back])
+        assert only in clocks
+    for cluster in NAMES:
+        for other in NAMES:
+            if other != cluster:
+                drop_queues(world, cluster, f"to-{other}")
+    untouched = [name for name in clocks if name not in names[:18]]
+    before = everywhere(world, untouched)
+    world.suspended(False)
+
+    def all_in_sync() -> bool:
+        return all(world.check("all", f"{here}-1", there)["verdict"] == "in-sync" for here, there in RING)
+
+    until(all_in_sync, "all three are in sync", 150)
+    after = everywhere(world, names)
+    for name, held in after.items():
+        assert held[0] == held[1] == held[2], (name, held)
+    assert {name: after[name] for name in untouched} == before
+    for n, cluster in enumerate(NAMES):
+        _, newer, deleted, both, back = (names[6 * n + at] for at in range(1, 6))
+        seen = [None if after[name][0] is None else after[name][0][0] for name in (newer, deleted, both, back)]  # type: ignore[index]
+        assert seen == [("newer",), None, ("of east", "of north", "of west"), ("", "again")]
+        assert after["only", f"of {cluster}"][0] is not None

@@ -1,0 +1,344 @@
+"""Two clusters of three nodes under load for as long as wanted, harmed all the time: what must hold in the end.
+
+Three bucket types, both directions, and on each side a real-time queue beside a repair queue (`block_rtq`) that
+full-sync uses. Acts kill nodes and ZooKeepers, cut links inside a cluster and between clusters, fill disks, and suspend
+and resume queues, sinks and full-sync. After each act both clusters must be whole again. In the end every acknowledged
+write is on both sides, queues are empty, ledgers close, no gap is left, full-sync proves both directions equal, and
+`isthmus reconcile run --full` says so of every bucket type.
+
+Needs root, and what `tests.system.faults.network` and `tests.system.faults.disks` need.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.system.faults.campaign import DISK_MB, WELL_TIMEOUT_S
+from tests.system.faults.cluster import HOUSE, last_words
+from tests.system.faults.disks import SmallDisk
+from tests.system.faults.load import Broken, NotSent
+from tests.system.faults.nemeses import NEMESES
+from tests.system.faults.nemesis import Stage
+from tests.system.faults.network import Network
+from tests.system.replication.clusters import Clusters, Writers, ask, queue_to, until, url
+
+SIDES: Final = ("east", "west")
+BOTH_WAYS: Final = (("east", "west"), ("west", "east"))
+NODES: Final = 3
+BUCKET_TYPES: Final = ("default", "orders", "sessions")
+
+NODE_ACTS: Final = (
+    "kill", "kill-twice", "kill-most", "kill-all", "stop", "pause", "blink", "metastore-kill", "metastore-pause",
+    "cut", "cut-one-way", "cut-metastore", "isolate", "lossy", "disk-full",
+)  # fmt: skip
+"""Acts of harm to one cluster, by their names in `tests.system.faults.nemeses`."""
+
+QUIET_S: Final = (1.0, 6.0)
+"""Load between two acts."""
+
+SETTLE_TIMEOUT_S: Final = 600.0
+"""How long queues may take to empty, and gaps to close, once the load has ended: a gap that was looked at in vain is
+looked at again after a time that doubles each minute."""
+
+RECONCILE_TIMEOUT_S: Final = 900.0
+
+
+@dataclass
+class Report:
+    """What a run came to."""
+
+    acts: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    deleted: int = 0
+    unknown: int = 0
+    well_max_s: float = 0.0
+    gaps_seen_max: int = 0
+    settled_s: float = 0.0
+    reconciled: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        acts = ", ".join(f"{name} {count}" for name, count in sorted(self.acts.items()))
+        keys = f"{self.acknowledged} acknowledged writes of fresh keys, {self.deleted} of them deleted again"
+        well = f"whole again after an act within {self.well_max_s:.1f} s; {self.gaps_seen_max} gaps open at the most"
+        return [
+            f"{sum(self.acts.values())} acts: {acts}",
+            f"{keys}, {self.unknown} keys of unknown outcome",
+            f"{well}; all delivered, proven and closed {self.settled_s:.0f} s after the load",
+            *(f"reconcile --full, {kind}: {words}" for kind, words in self.reconciled.items()),
+        ]
+
+
+class Endurance:
+    """The acts, and what must hold after all of them."""
+
+    def __init__(self, clusters: Clusters, stages: dict[str, Stage], chance: random.Random) -> None:
+        self.clusters = clusters
+        self.report = Report()
+        self._stages = stages
+        self._chance = chance
+        self._ended_seen = dict.fromkeys(clusters.labs, 0)
+        self._acts: dict[str, Callable[[str], None]] = {
+            **{name: self._harm(name) for name in NODE_ACTS},
+            "cut-clusters": self._cut_clusters,
+            "cut-link": self._cut_link,
+            "suspend-serving": self._suspend("queues", {"what": "serving"}),
+            "suspend-publishing": self._suspend("queues", {"what": "publishing"}),
+            "suspend-sink": self._suspend("sink", {}),
+            "suspend-fullsync": self._suspend("fullsync", {}),
+        }
+
+    def act(self) -> str:
+        """One act, drawn by chance, until both clusters are whole again; what it was. Raises AssertionError."""
+        name, side = self._chance.choice(list(self._acts)), self._chance.choice(SIDES)
+        self.clusters.story.note(f"act {sum(self.report.acts.values()) + 1}: {name} at {side}")
+        self._acts[name](side)
+        began_s = time.monotonic()
+        for lab in self.clusters.labs.values():
+            lab.wait_well(WELL_TIMEOUT_S)
+        self.report.well_max_s = max(self.report.well_max_s, time.monotonic() - began_s)
+        self._judge_ends(name)
+        self._count_gaps()
+        self.report.acts[name] += 1
+        return f"{name} at {side}"
+
+    def rest(self) -> None:
+        """Load alone, for a while that the seed draws like the acts."""
+        time.sleep(self._chance.uniform(*QUIET_S))
+
+    def settle(self, writers: list[Writers], directory: Path) -> None:
+        """Everything that must hold once the load has ended. Raises AssertionError."""
+        clusters, began_s = self.clusters, time.monotonic()
+        for source, receiver in BOTH_WAYS * 2:
+            # Twice: what the second queue gave may have gone into the first again.
+            until(
+                f"the queues of {source} to {receiver} are empty",
+                lambda s=source, r=receiver: clusters.drained(s, r),
+                SETTLE_TIMEOUT_S,
+            )
+        self._prove()
+        for source, receiver in BOTH_WAYS:
+            until("no gap is left", lambda s=source, r=receiver: not clusters.gaps(s, r), SETTLE_TIMEOUT_S)
+            self._check_ledgers(source, receiver)
+        self.report.settled_s = time.monotonic() - began_s
+        east, west = (clusters.contents(side) for side in SIDES)
+        wrong = {key for key in east.keys() | west.keys() if east.get(key) != west.get(key)}
+        assert not wrong, f"{len(wrong)} keys differ: {[(key, east.get(key), west.get(key)) for key in wrong][:5]}"
+        for writer in writers:
+            writer.check(east)
+            self.report.acknowledged += len(writer.present) + len(writer.deleted)
+            self.report.deleted += len(writer.deleted)
+            self.report.unknown += len(writer.unknown)
+        for kind in BUCKET_TYPES:
+            self.report.reconciled[kind] = self._reconcile(kind, directory)
+
+    # -- acts ---------------------------------------------------------------------------------------------------
+
+    def _harm(self, name: str) -> Callable[[str], None]:
+        return lambda side: NEMESES[name].act(self._stages[side])
+
+    def _cut_clusters(self, _side: str) -> None:
+        east, west = ([node.name for node in self.clusters.labs[side].nodes.values()] for side in SIDES)
+        self._cut([(one, other) for one in east for other in west], 5.0, 40.0)
+
+    def _cut_link(self, side: str) -> None:
+        other = next(name for name in SIDES if name != side)
+        names = [self._chance.choice(list(self.clusters.labs[where].nodes)) for where in (side, other)]
+        self._cut([(names[0], names[1])], 5.0, 40.0)
+
+    def _cut(self, pairs: list[tuple[str, str]], low_s: float, high_s: float) -> None:
+        network = self.clusters.network
+        assert network is not None
+        for one, other in pairs:
+            network.cut(one, other)
+        time.sleep(self._chance.uniform(low_s, high_s))
+        network.heal()
+
+    def _suspend(self, what: str, wish: dict[str, Any]) -> Callable[[str], None]:
+        def act(side: str) -> None:
+            receiver = next(name for name in SIDES if name != side)
+            base = f"/admin/queues/{queue_to(receiver)}" if what == "queues" else f"/admin/{what}"
+            self._order(side, f"{base}/suspend", {**wish, "reason": "endurance"})
+            time.sleep(self._chance.uniform(3.0, 20.0))
+            self._order(side, f"{base}/resume", wish)
+
+        return act
+
+    def _order(self, side: str, path: str, wish: dict[str, Any]) -> None:
+        """An operator's order, at any node that takes it, tried until one does."""
+
+        def taken() -> bool:
+            node = self._chance.choice(list(self.clusters.labs[side].nodes.values()))
+            try:
+                ask(node.admin, "POST", path, {"by": "endurance", **wish})
+            except (NotSent, Broken, AssertionError) as error:
+                self.clusters.story.note(f"{path} at {node.name}: {error}")
+                return False
+            return True
+
+        until(f"{side} takes {path}", taken, 60.0)
+
+    def _judge_ends(self, name: str) -> None:
+        allowed = NEMESES[name].exits if name in NEMESES else ()
+        for side, lab in self.clusters.labs.items():
+            fresh = lab.ended[self._ended_seen[side] :]
+            self._ended_seen[side] = len(lab.ended)
+            wrong = [ended for ended in fresh if ended.code not in allowed]
+            assert not wrong, f"processes ended by themselves in {name}: {wrong}"
+
+    def _count_gaps(self) -> None:
+        try:
+            found = sum(len(self.clusters.gaps(source, receiver)) for source, receiver in BOTH_WAYS)
+        except (NotSent, Broken, AssertionError):
+            return  # unknown for now
+        self.report.gaps_seen_max = max(self.report.gaps_seen_max, found)
+
+    # -- what must hold -----------------------------------------------------------------------------------------
+
+    def _prove(self) -> None:
+        """Compare both directions until each is in sync: what one look queues for repair, or finds ahead on the other
+        side, the next ones must find equal. Raises AssertionError."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            verdicts = []
+            for source, receiver in BOTH_WAYS:
+                result = self._compare(source, receiver)
+                words = f"{result['verdict']} {result.get('reason', '')}"
+                self.clusters.story.note(f"full-sync {source} to {receiver}: {words}")
+                verdicts.append(result["verdict"])
+            if all(verdict == "in-sync" for verdict in verdicts):
+                return
+            assert time.monotonic() < deadline, f"the clusters do not become equal: {verdicts}"
+            for source, receiver in BOTH_WAYS:
+                until(
+                    "repairs have gone",
+                    lambda s=source, r=receiver: self.clusters.drained(s, r),
+                    SETTLE_TIMEOUT_S,
+                )
+
+    def _compare(self, source: str, receiver: str) -> dict[str, Any]:
+        """A check of everything; waits while the node runs one of its own, as it does for gaps."""
+        found: dict[str, Any] = {}
+
+        def done() -> bool:
+            try:
+                found.update(self.clusters.full_sync(source, receiver))
+            except AssertionError as error:
+                if '"reason": "busy"' not in str(error):
+                    raise
+            return bool(found)
+
+        until(f"a check of {source} to {receiver} may run", done, SETTLE_TIMEOUT_S)
+        return found
+
+    def _check_ledgers(self, source: str, receiver: str) -> None:
+        def known() -> list[dict[str, Any]]:
+            rows = self.clusters.ledgers(source, receiver)
+            return rows if all(row is not None and row["closes"] is not None for row in rows) else []
+
+        for row in until("the ledgers are known", known):
+            assert row["closes"], f"a ledger of {source} to {receiver} does not close: {row}"
+            assert row["waiting"] == row["in_flight"] == 0, row
+
+    def _reconcile(self, kind: str, directory: Path) -> str:
+        """The verdict of Spark over all keys of a bucket type. Raises AssertionError unless it is "equal"."""
+        left, right = (",".join(url(place) for place in self.clusters.labs[side].places) for side in SIDES)
+        words = ["--left", left, "--right", right, "--bucket-type", kind, "--full", "--settle", "2s"]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "isthmus.node.cli.main",
+                "reconcile",
+                "run",
+                *words,
+                "--output",
+                str(directory / kind),
+            ],
+            cwd=HOUSE,
+            env={**os.environ, "PYTHONPATH": str(HOUSE), "PYSPARK_PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=RECONCILE_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"reconcile of {kind}: {done.returncode}\n{done.stdout}\n{done.stderr[-2000:]}"
+        return " ".join(done.stdout.split())[:300]
+
+
+@contextmanager
+def harmed_clusters(directory: Path, seed: int, show: bool = False) -> Iterator[Endurance]:
+    """Both clusters, running, with their bucket types. An AssertionError takes the story with it."""
+    chance = random.Random(seed)
+    hosts = [f"{side}-{host}" for side in SIDES for host in ("zookeeper", *(f"n{n + 1}" for n in range(NODES)))]
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(hosts))
+        names = [host for host in hosts if not host.endswith("zookeeper")]
+        disks = {name: stack.enter_context(SmallDisk(directory / f"disk-{name}", DISK_MB)) for name in names}
+        clusters = Clusters(
+            directory,
+            BOTH_WAYS,
+            nodes=NODES,
+            network=network,
+            repair_queues=True,
+            data_dirs={name: disk.path / "data" for name, disk in disks.items()},
+            replication='log_size = "200MB"',
+            show=show,
+        )
+        stack.enter_context(clusters)
+        stages = {
+            side: Stage(lab, chance, network, {name: disks[name] for name in lab.nodes})
+            for side, lab in clusters.labs.items()
+        }
+        try:
+            for kind in BUCKET_TYPES[1:]:
+                for side in SIDES:
+                    clusters.make_bucket_type(side, kind)
+            clusters.bucket_types = BUCKET_TYPES
+            for lab in clusters.labs.values():
+                lab.wait_well(WELL_TIMEOUT_S)
+            yield Endurance(clusters, stages, chance)
+        except AssertionError as error:
+            error.add_note("\n".join(["the story:", *clusters.story.lines[-80:]]))
+            for lab in clusters.labs.values():
+                for process in lab.processes:
+                    error.add_note(f"{process.name} ({process.log}): {last_words(process)}")
+            raise
+
+
+def endure(
+    directory: Path, seconds: float, seed: int, *, pause_s: float = 0.1, show: bool = False, tell: Callable[[str], None]
+) -> Report:
+    """Load and acts for so long, then everything that must hold. `pause_s`: between two writes of each of six clients.
+    Raises AssertionError with the story of what went before."""
+    with harmed_clusters(directory, seed, show) as endurance:
+        labs = endurance.clusters.labs
+        writers = [
+            Writers(side[0], labs[side].places, pause_s=pause_s, seed=seed + at * 100, bucket_types=BUCKET_TYPES)
+            for at, side in enumerate(SIDES)
+        ]
+        for writer in writers:
+            writer.start()
+        began_s = time.monotonic()
+        try:
+            while (passed_s := time.monotonic() - began_s) < seconds:
+                name = endurance.act()
+                written = sum(len(writer.present) + len(writer.deleted) for writer in writers)
+                tell(f"{passed_s:7.0f} s  {name:<28} {written:>8} written")
+                endurance.rest()
+        finally:
+            for writer in writers:
+                writer.stop()
+        tell(f"{time.monotonic() - began_s:7.0f} s  the load has ended")
+        endurance.settle(writers, directory / "reconcile")
+        return endurance.report

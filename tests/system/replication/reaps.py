@@ -1,0 +1,54 @@
+"""What an operator does about tombstones in clusters of real processes: heeds reaps, deletes, asks for a reap."""
+
+from __future__ import annotations
+
+import json
+
+from tests.system.faults.load import Broken, Connection, NotSent
+from tests.system.replication.clusters import BUCKET, Clusters, key_path, until
+
+
+def heed_reaps(clusters: Clusters) -> None:
+    """`repl_reap` at all of them."""
+    for cluster in clusters.labs:
+        connection = Connection(clusters.node(cluster).place)
+        body = json.dumps({"props": {"repl_reap": True}}).encode()
+        reply = connection.request("PUT", "/types/default/props", {"Content-Type": "application/json"}, body)
+        connection.close()
+        assert reply.status == 204, reply.body
+
+
+def delete(clusters: Clusters, cluster: str, key: str) -> None:
+    """One delete, of what is there; again while its partition has no leader."""
+    connection = Connection(clusters.node(cluster).place)
+    until("it is deleted", lambda: connection.request("DELETE", key_path(key), {}).status in (204, 404))
+    connection.close()
+
+
+def reap(clusters: Clusters, cluster: str, key: str) -> tuple[str, str]:
+    """An operator asks for one key, again while its partition has no leader: (outcome, reason)."""
+    body = json.dumps({"bucket": BUCKET, "key": key}).encode()
+    connection = Connection(clusters.node(cluster).admin, 20.0)
+
+    def answered() -> tuple[str, str] | None:
+        try:
+            reply = connection.request("POST", "/admin/reaps", {"Content-Type": "application/json"}, body)
+        except (NotSent, Broken):
+            return None
+        found = json.loads(reply.body)
+        assert reply.status in (200, 503, 504), found
+        return (found["outcome"], found["reason"]) if reply.status == 200 else None
+
+    try:
+        outcome, reason = until("it may be asked", answered)
+        return outcome, reason
+    finally:
+        connection.close()
+
+
+def reaped(clusters: Clusters, cluster: str, keys: tuple[str, ...]) -> bool:
+    """Whether nothing is left of any key; whoever asks does not let one go that is not on its way out."""
+    connection = Connection(clusters.node(cluster).place)
+    replies = [connection.request("GET", key_path(key), {}) for key in keys]
+    connection.close()
+    return all(reply.status == 404 and "X-Riak-Vclock" not in reply.headers for reply in replies)

@@ -1,0 +1,44 @@
+"""What a comparison of clusters keeps when it fails, shown on stand-ins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.system.replication import clusters as module
+from tests.system.replication.clusters import Clusters
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_difference_is_explained_kept_and_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Logs and what each cluster says of the keys stand in a directory that the message names, as well as whether the
+    difference was there still half a minute later."""
+    monkeypatch.setattr(module.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    (tmp_path / "out.log").write_text("what the node did")
+    node = SimpleNamespace(log=tmp_path / "out.log")
+    lab = SimpleNamespace(nodes={"n1": node}, wait_well=lambda _timeout_s: None, ended=[])
+    made = Clusters.__new__(Clusters)
+    made.labs = {"east": lab, "west": lab}  # type: ignore[dict-item]
+    made.arrows, made.bucket_types = [], ("default",)
+    slept: list[float] = []
+
+    def contents(cluster: str) -> Any:
+        here = {"a": (200, "clock", ["v"])}
+        return here if cluster == "east" or (late and slept) else {}
+
+    monkeypatch.setattr(made, "contents", contents)
+    monkeypatch.setattr(made, "see", lambda cluster, path: {"asked": [cluster, path]})
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    with pytest.raises(AssertionError, match="30 s later no more" if late else "30 s later still") as raised:
+        made.check()
+    assert str(tmp_path) in str(raised.value)
+    assert slept == [module.LOOK_AGAIN_S]
+    told = json.loads((tmp_path / "west-explain.json").read_text())
+    assert told == {"default/a": {"asked": ["west", "/admin/explain?type=default&bucket=b&key=a"]}}
+    assert (tmp_path / "east-0.log").read_text() == "what the node did"

@@ -1,0 +1,98 @@
+"""Two clusters of real processes: deletes, reaps that cross (`repl_reap`), nodes that are killed, and what is late."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from isthmus.repl.model.objects import Object, Sibling, encode_object
+from isthmus.repl.model.vclock import decode_clock
+from tests.system.faults.load import Connection
+from tests.system.replication.clusters import BUCKET, Clusters, ask, key_path, put, until
+from tests.system.replication.faulty_source import LIAR, QUEUE, Item, Liar, lying, peer_lines
+from tests.system.replication.reaps import delete, heed_reaps, reap, reaped
+
+KEYS = tuple(f"key{number}" for number in range(8))
+BOTH_WAYS = (("east", "west"), ("west", "east"))
+
+
+def old_items(clusters: Clusters) -> list[Item]:
+    """What a worker of a sink would hold of the keys as they are now: each as east wrote it."""
+    connection = Connection(clusters.node("east").place)
+    found = []
+    for number, key in enumerate(KEYS):
+        reply = connection.request("GET", key_path(key), {})
+        clock = decode_clock(base64.b64decode(reply.headers["X-Riak-Vclock"]))
+        ((actor, counter, at_s),) = clock
+        old = Object(clock, (Sibling((actor, counter), at_s * 1000, False, b"old", b"text/plain", b"", (), (), ()),))
+        found.append((0, 0, number, b"default", BUCKET.encode(), key.encode(), LIAR, 1, encode_object(old)))
+    connection.close()
+    return found
+
+
+def superseded(clusters: Clusters, cluster: str) -> int:
+    """How often the liar told a cluster what says nothing new."""
+    nodes = clusters.labs[cluster].nodes.values()
+    rows = [row for node in nodes for row in ask(node.admin, "GET", "/admin/sink")["sinks"]]
+    return sum(row["superseded"] for row in rows if row["queue"] == QUEUE)
+
+
+def say_late(clusters: Clusters, cluster: str, liar: Liar, items: list[Item]) -> None:
+    """A slow worker pushes at last what it fetched long ago, none of which is news."""
+    before = superseded(clusters, cluster)
+    liar.items, liar.way = items, "items"
+    until("the late batch is acknowledged", liar.acknowledged.is_set, 60)
+    assert superseded(clusters, cluster) - before >= len(items)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
+    """I-NO-RESURRECT: keys are deleted at east while west's sink rests, and no reap overtakes it; a node of east is
+    killed with the tombstones on their way, one of west while the reaps cross. Then all nodes are killed, so that no
+    memory is left, and old pushes come to both; one key is written anew first. Full-sync finds nothing to do."""
+    with lying() as late_at_east, lying() as late_at_west:
+        peers = {"east": peer_lines(late_at_east), "west": peer_lines(late_at_west)}
+        with Clusters(tmp_path, BOTH_WAYS, nodes=2, more_peers=peers) as clusters:
+            heed_reaps(clusters)
+            for key in KEYS:
+                put(clusters.node("east").place, key, b"old")
+            items = old_items(clusters)
+            until("west has them", lambda: clusters.contents("west").keys() >= set(KEYS))
+            clusters.suspend_sink("west")
+            for key in KEYS:
+                delete(clusters, "east", key)
+                outcome, reason = reap(clusters, "east", key)
+                assert outcome == "waits"
+                assert "to-west" in reason
+            clusters.crash(clusters.node("east"), "east")
+            clusters.labs["east"].wait_well(90)
+            assert {reap(clusters, "east", key)[0] for key in KEYS} == {"waits"}
+            clusters.resume_sink("west")
+            until("the tombstones are there", lambda: not clusters.contents("west").keys() & set(KEYS))
+            until("all is on its way", lambda: all("by itself" in r or o != "waits" for o, r in asked(clusters)))
+            clusters.crash(clusters.node("west"), "west")
+            clusters.labs["west"].wait_well(90)
+            for cluster in clusters.labs:
+                until(f"{cluster} has reaped all", lambda c=cluster: reaped(clusters, c, KEYS))
+            clusters.check()
+            for cluster, lab in clusters.labs.items():
+                for node in lab.nodes.values():
+                    clusters.crash(node, cluster, away_s=0.2)
+                lab.wait_well(90)
+            put(clusters.node("west").place, KEYS[0], b"new")
+            until("east has it", lambda: KEYS[0] in clusters.contents("east"))
+            say_late(clusters, "east", late_at_east, items)
+            say_late(clusters, "west", late_at_west, items)
+            clusters.check()
+            for cluster in clusters.labs:
+                contents = clusters.contents(cluster)
+                assert contents.keys() == {KEYS[0]}
+                assert contents[KEYS[0]][2] == ["new"]
+
+
+def asked(clusters: Clusters) -> list[tuple[str, str]]:
+    """What comes of asking for each key at east."""
+    return [reap(clusters, "east", key) for key in KEYS]

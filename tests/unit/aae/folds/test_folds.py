@@ -1,0 +1,407 @@
+"""Folds: every row of a scope once, however small the pages; the right ones named, counted or acted upon."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from xxhash import xxh64_intdigest
+
+from isthmus.aae.exchange.local import Led
+from isthmus.aae.folds import folds
+from isthmus.aae.folds.fold_rpc import (
+    Folding,
+    asked_of,
+    decode_asked,
+    decode_page,
+    encode_asked,
+    encode_page,
+    shown,
+    text_of,
+)
+from isthmus.aae.folds.folds import UNREADABLE, FoldCursor, FoldKind, FoldRequest, Folds, FoldScope, Page
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
+from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
+from isthmus.repl.model.keys import Key, key_hash, segment_of
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
+from tests.support.entry_histories import CLUSTER, open_store
+
+PARTITION = 3
+
+
+class Hands:
+    """Takes all but what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Key] = []
+        self.reaped: list[Key] = []
+        self.erased: list[tuple[Key, bytes]] = []
+        self.mended: list[tuple[bytes, bytes]] = []
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        assert queue == "to-west"
+        self.pushed += keys
+        return len(keys), Counter()
+
+    async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        self.reaped += keys[:1]
+        return 1, Counter({"waits for queue to-west": len(keys) - 1})
+
+    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        assert partition == PARTITION
+        self.mended += keys
+        return len(keys), Counter()
+
+    async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        self.erased += keys
+        return len(keys), Counter()
+
+
+class Lab:
+    """A store with keys of three buckets: number n has n siblings, 100 n bytes, every tenth is a tombstone."""
+
+    def __init__(self, store: LevelStore, pool: ThreadPoolExecutor) -> None:
+        self.store = store
+        self.hands = Hands()
+        self.names: list[tuple[bytes, bytes]] = []
+        entries = []
+        for n in range(300):
+            bucket, key = (b"a", b"bb", b"\xff\x00")[n % 3], b"key-%03d" % n
+            self.names.append((bucket, key))
+            payload = b"x" * (n % 50)
+            row = encode_key_row(
+                Summary(b"clock-%d" % n, xxh64_intdigest(payload), 1_000 + n, 100 * n, 1 + n % 4, n % 10 == 0), n
+            )
+            entries.append(
+                make_entry(
+                    EntryKind.DATA,
+                    1,
+                    n,
+                    request_id=b"",
+                    origin=CLUSTER,
+                    time_ms=n,
+                    key_hash=key_hash(bucket, key),
+                    previous_offset=NO_OFFSET,
+                    bucket=bucket,
+                    key=key,
+                    row=row,
+                    payload=payload,
+                )
+            )
+        store.write([PartitionStep(PARTITION, entries)])
+        self.folds = Folds(
+            store,
+            led=lambda p: (b"default", Led(PARTITION, 0, 1)) if p == PARTITION else None,
+            hands=self.hands,
+            read_pool=pool,
+        )
+
+    def all_pages(self, asked: FoldRequest) -> list[Page]:
+        """Page after page, until there is no next one."""
+
+        async def ask() -> list[Page]:
+            pages, place = [], FoldCursor()
+            while True:
+                page = await self.folds.page(PARTITION, asked._replace(place=place))
+                pages.append(page)
+                if page.next is None:
+                    return pages
+                place = page.next
+
+        return asyncio.run(ask())
+
+    def found(self, kind: FoldKind, scope: FoldScope) -> list[tuple[bytes, bytes]]:
+        """What all pages name, sorted."""
+        return sorted((one.bucket, one.key) for page in self.all_pages(FoldRequest(kind, scope)) for one in page.found)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """A lab whose pages read seven rows."""
+    monkeypatch.setattr(folds, "ROWS_MAX", 7)
+    store = open_store(tmp_path / "s")
+    with ThreadPoolExecutor(1) as pool:
+        yield Lab(store, pool)
+    store.close()
+
+
+SCOPES = [
+    FoldScope(),
+    FoldScope(bucket=b"bb"),
+    FoldScope(bucket=b"bb", key_from=b"key-100", key_to=b"key-200"),
+    FoldScope(bucket=b"\xff\x00", key_from=b"key-101"),
+    FoldScope(segments=(100_000, 700_000)),
+    FoldScope(bucket=b"a", segments=(100_000, 700_000)),
+    FoldScope(since_ms=1_050, before_ms=1_100),
+    FoldScope(bucket=b"nothing"),
+]
+
+
+@pytest.mark.parametrize("scope", SCOPES, ids=str)
+def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: FoldScope) -> None:
+    """Whatever the order in which it reads, and though a page has few rows."""
+    expected = sorted(
+        (b, k)
+        for n, (b, k) in enumerate(lab.names)
+        if (scope.bucket in (None, b))
+        and (scope.key_from is None or k >= scope.key_from)
+        and (scope.key_to is None or k < scope.key_to)
+        and (scope.segments is None or scope.segments[0] <= segment_of(key_hash(b, k)) < scope.segments[1])
+        and 1_000 + n >= scope.since_ms
+        and (not scope.before_ms or 1_000 + n < scope.before_ms)
+        and n % 10
+    )
+    assert lab.found(FoldKind.FIND_KEYS, scope) == expected
+
+
+def test_one_segment_with_more_rows_than_a_page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of one row go on within a segment."""
+    monkeypatch.setattr(folds, "ROWS_MAX", 1)
+    pages = lab.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
+    assert len(pages) == 300
+    assert sum(page.scanned for page in pages) == 300
+
+
+def test_what_each_kind_makes_of_the_rows(lab: Lab) -> None:
+    """Buckets with a live key, large keys, tombstones, and sums."""
+    buckets: Counter[bytes] = Counter()
+    for page in lab.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):
+        buckets += page.buckets
+    assert buckets == {b"a": 90, b"bb": 90, b"\xff\x00": 90}
+    large = lab.found(FoldKind.FIND_KEYS, FoldScope(siblings_over=3, size_over=29_000))
+    assert large == sorted(lab.names[n] for n in range(300) if n % 10 and (n % 4 == 3 or n > 290))
+    assert lab.found(FoldKind.FIND_TOMBS, FoldScope()) == sorted(lab.names[n] for n in range(0, 300, 10))
+    pages = lab.all_pages(FoldRequest(FoldKind.OBJECT_STATS, FoldScope()))
+    assert sum(page.objects for page in pages) == 270
+    assert sum(page.tombstones for page in pages) == 30
+    assert sum(page.bytes for page in pages) == sum(100 * n for n in range(300) if n % 10)
+    siblings = sum((page.siblings for page in pages), Counter[int]())
+    assert siblings.total() == 270
+    assert set(siblings) == {1, 2, 3, 4}
+
+
+def test_acts_are_done_once_and_not_at_all_when_tried_dry(lab: Lab) -> None:
+    """References for all, tombstones for reaping, live keys with their clocks for erasing; what was refused is told."""
+    for kind in (FoldKind.REPL_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS):
+        pages = lab.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
+        assert sum(page.done for page in pages) == 0
+        assert (
+            sum(page.matched for page in pages)
+            == {FoldKind.REPL_KEYS: 100, FoldKind.REAP_TOMBS: 10, FoldKind.ERASE_KEYS: 90}[kind]
+        )
+    assert lab.hands.pushed == []
+    assert lab.hands.reaped == []
+    assert lab.hands.erased == []
+    lab.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
+    assert sorted(lab.hands.pushed) == sorted(Key(b"default", *name) for name in lab.names[::3])
+    lab.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
+    assert sorted(lab.hands.erased) == sorted(
+        (Key(b"default", *lab.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
+    )
+    pages = lab.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
+    refused = sum((page.refused for page in pages), Counter[str]())
+    assert sum(page.done for page in pages) + refused["waits for queue to-west"] == 10
+
+
+def test_damage_is_named(lab: Lab) -> None:
+    """An object that is not what its row says is found by repair-keys, and nothing else is; a key row that cannot be
+    read is named, too. What is damaged, and nothing else, is handed over to be mended, but not dry."""
+    bucket, key = lab.names[77]
+    row = encode_key_row(Summary(b"clock", 1, 5, 5, 1, False), 300)
+    entry = make_entry(
+        EntryKind.DATA, 1, 300, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(bucket, key),
+        previous_offset=77, bucket=bucket, key=key, row=row, payload=b"other",
+    )  # fmt: skip
+    lab.store.write([PartitionStep(PARTITION, [entry])])
+    found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
+    assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
+    assert "hash differs" in found[0].note
+    assert lab.hands.mended == [(bucket, key)]
+    unreadable, name = lab.names[5], lab.names[5][1]
+    entry = make_entry(
+        EntryKind.DATA, 1, 301, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(*unreadable),
+        previous_offset=5, bucket=unreadable[0], key=name, row=b"\xc1 no row", payload=b"x",
+    )  # fmt: skip
+    lab.store.write([PartitionStep(PARTITION, [entry])])
+    lab.hands.mended.clear()
+    lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
+    assert lab.hands.mended == []
+    found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
+    assert sorted((one.bucket, one.key) for one in found) == sorted([(bucket, key), unreadable])
+    assert sorted(lab.hands.mended) == sorted([(bucket, key), unreadable])
+    assert "its key row cannot be read" in [one.note for one in found]
+
+
+def test_damage_is_named_within_the_scope_alone(lab: Lab) -> None:
+    """In one bucket, or a range of its keys, what has no object any more is found as among all keys; what cannot be
+    read elsewhere is neither named nor handed over."""
+    lost, elsewhere, later = lab.names[77], lab.names[78], lab.names[80]
+    assert (lost[0], elsewhere[0], later[0]) == (b"\xff\x00", b"a", b"\xff\x00")
+    entries = [
+        make_entry(
+            EntryKind.DATA, 1, at, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(*name),
+            previous_offset=n, bucket=name[0], key=name[1], row=b"\xc1 no row", payload=b"x",
+        )
+        for at, n, name in ((300, 78, elsewhere), (301, 80, later))
+    ]  # fmt: skip
+    lab.store.write([PartitionStep(PARTITION, entries)])
+    lab.store._db.delete(rows.prefixes(PARTITION).object + rows.bucket_head(lost[0]) + lost[1])
+    for scope in (
+        FoldScope(bucket=lost[0], key_to=later[1]),
+        FoldScope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
+    ):
+        lab.hands.mended.clear()
+        assert lab.found(FoldKind.REPAIR_KEYS, scope) == [lost]
+        assert lab.hands.mended == [lost]
+    assert lab.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
+    assert lab.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
+
+
+def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
+    """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
+
+    async def story() -> None:
+        leaders: dict[int, str] = {PARTITION: "n2"}
+        n2 = Folding(lab.folds, node="n2", leader=leaders.get, request=_nobody)
+
+        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+            assert (node, timeout_ms > 0) == ("n2", True)
+            return await n2.request_handlers()[method]("n1", body)
+
+        n1 = Folding(lab.folds, node="n1", leader=leaders.get, request=request)
+        asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope(segments=(0, 1 << 19)))
+        assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
+        with pytest.raises(NotReady, match="no leader"):
+            await n1.page(99, asked)
+        leaders[98] = "n1"
+        with pytest.raises(NotLeader):
+            await n1.page(98, asked)
+
+    asyncio.run(story())
+
+
+async def _nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+    raise AssertionError(node, method, body, timeout_ms)
+
+
+def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
+    """And what is none is refused with what would be right."""
+    asked = FoldRequest(
+        FoldKind.FIND_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 4, 5, None), FoldCursor(7, b"n"), "", True
+    )
+    assert decode_asked(encode_asked(3, asked)) == (3, asked)
+    page = asyncio.run(lab.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope())))
+    assert decode_page(encode_page(page)) == page
+    for bad in (b"", b"\x90", encode_page(page)[:-1], encode_asked(3, asked)):
+        with pytest.raises(CodecError):
+            decode_page(bad)
+    row = shown(page)
+    assert row["next"] is not None
+    assert asked_of({"kind": "find-keys", "next": row["next"]}).place == page.next
+    assert asked_of({"kind": "erase-keys"}).dry
+    assert not asked_of({"kind": "erase-keys", "dry_run": False}).dry
+    assert asked_of({"kind": "find-keys", "bucket": text_of(b"\xff\x00%")}).scope.bucket == b"\xff\x00%"
+    for wish in (
+        {"kind": "burn"}, {"kind": "repl-keys"}, {"kind": "find-keys", "key_from": "a"},
+        {"kind": "find-keys", "since_ms": "x"}, {"kind": "find-keys", "next": {"segment": 1}},
+        {"kind": "find-keys", "since_ms": 10**30}, {"kind": "find-keys", "next": {"segment": 10**30, "name": ""}},
+        {"kind": "find-keys", "next": {"segment": float("inf"), "name": ""}},
+        {"kind": "erase-keys", "before_ms": 0, "dry_run": False}, {"kind": "find-keys", "since_ms": 5, "before_ms": 0},
+        {"kind": "repair-keys", "bucket": "b", "key_from": "z", "key_to": "a"},
+        {"kind": "find-keys", "bucket": "b", "key_from": "a", "key_to": "a"},
+        {"kind": "repair-keys", "segment_from": 5, "segment_to": 5}, {"kind": "find-keys", "segment_from": 1 << 20},
+        {"kind": "object-stats", "since_ms": 5, "before_ms": 5},
+    ):  # fmt: skip
+        with pytest.raises(CodecError):
+            asked_of(wish)
+
+
+def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
+    """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
+    Overloaded at once, and all that waited is answered."""
+
+    async def crowd() -> list[Page | BaseException]:
+        reading, most = 0, 0
+        read = lab.folds._read
+
+        def slowly(led: Led, asked: FoldRequest) -> object:
+            nonlocal reading, most
+            reading += 1
+            most = max(most, reading)
+            time.sleep(0.005)
+            reading -= 1
+            return read(led, asked)
+
+        lab.folds._read = slowly  # type: ignore[assignment, method-assign]
+        asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope())
+        pages = await asyncio.gather(
+            *(lab.folds.page(PARTITION, asked) for _ in range(10 * folds.WAITING_MAX)), return_exceptions=True
+        )
+        assert most == folds.READS_AT_ONCE
+        assert (await lab.folds.page(PARTITION, asked)).scanned == 7, "there is room again"
+        return pages
+
+    pages = asyncio.run(crowd())
+    assert sum(isinstance(page, Page) for page in pages) == folds.WAITING_MAX
+    assert {str(page) for page in pages if not isinstance(page, Page)} == {
+        f"{folds.WAITING_MAX} pages of folds wait on this node; ask again"
+    }
+
+
+def test_a_page_whose_partition_has_moved_meanwhile_is_none(lab: Lab) -> None:
+    """While it waits for its turn, or is read, the leadership goes, and perhaps the copy with it: what was read may be
+    nothing at all, so who asks is told to ask the new leader, and nothing is acted upon."""
+
+    async def story() -> None:
+        leads = True
+        read, led = lab.folds._read, lab.folds._led
+
+        def moved(place: Led, asked: FoldRequest) -> object:
+            nonlocal leads
+            leads = False
+            return read(place, asked)
+
+        lab.folds._read = moved  # type: ignore[assignment, method-assign]
+        lab.folds._led = lambda partition: led(partition) if leads else None
+        for kind in (FoldKind.OBJECT_STATS, FoldKind.REPL_KEYS):
+            leads = True
+            with pytest.raises(NotLeader):
+                await lab.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
+        assert not lab.hands.pushed
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FoldKind if kind is not FoldKind.REPAIR_KEYS])
+def test_a_damaged_key_row_ends_no_fold(lab: Lab, kind: FoldKind) -> None:
+    """Its key is left out, counted in `refused`, and its segment is reported to be mended; all other keys are taken. A
+    row outside the scope is not reported."""
+    bucket, key = lab.names[5]
+    scope = FoldScope(size_over=1) if kind is FoldKind.FIND_KEYS else FoldScope()
+    before = sum(page.matched for page in lab.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
+    name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
+    lab.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
+    reported: list[tuple[int, int | None]] = []
+    lab.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    pages = lab.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
+    assert sum(page.refused[UNREADABLE] for page in pages) == 1
+    assert sum(page.matched for page in pages) == before - (
+        0 if kind in (FoldKind.FIND_TOMBS, FoldKind.REAP_TOMBS) else 1
+    )
+    assert reported == [(PARTITION, segment_of(key_hash(bucket, key)))]
+    reported.clear()
+    elsewhere = lab.all_pages(FoldRequest(kind, scope._replace(bucket=lab.names[0][0]), queue="to-west", dry=True))
+    assert not any(page.refused for page in elsewhere)
+    assert not reported

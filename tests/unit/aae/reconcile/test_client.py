@@ -1,0 +1,54 @@
+"""What batch jobs show nodes comes out of files, which are read as everywhere else and never shown to anybody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.aae.reconcile.client import Credentials
+from isthmus.repl.http.client import HttpPeer
+from isthmus.repl.model.errors import BadInput
+from tests.support.reconcile_pairs import served
+
+TOKEN = "abcdefgh.0123456789"
+SECRET = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIDfSecretSecret\n-----END PRIVATE KEY-----\n"
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> str:
+    """A file that only its owner may read."""
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_file_of_tokens_is_read_as_by_all_others(tmp_path: Path) -> None:
+    """The first token of it is shown: comments, digests, and the next token of a rotation stand there, too."""
+    lines = f"# readers\n\nsha256:{'ab' * 32}\n{TOKEN}\nthe-next-token-of-all\n"
+    access = Credentials(token_file=written(tmp_path / "token", lines)).access()
+    assert access.token is not None
+    assert access.token() == TOKEN
+    with served(lambda _path, _body: b"fine") as url:
+        assert HttpPeer(url, 1, access).get("/", timeout_ms=5_000, limit_bytes=10) == b"fine"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        (SECRET, 0o600, "holds a key"),
+        ("two words\n", 0o600, "holds no token"),
+        ("", 0o600, "is empty"),
+        (f"{TOKEN}\n", 0o644, "everybody on this machine may read"),
+    ],
+)
+def test_a_file_that_is_none_of_tokens_is_refused_and_not_repeated(
+    tmp_path: Path, text: str, mode: int, words: str
+) -> None:
+    """It is a wrong option, in words that end up in the logs of others: nothing that stands in the file is in them."""
+    path = written(tmp_path / "token", text, mode)
+    with pytest.raises(BadInput, match=f"option token_file: .*{words}") as caught:
+        Credentials(token_file=path).access()
+    for line in text.splitlines():
+        assert line not in str(caught.value)
+    with pytest.raises(BadInput, match=r"option token_file: .*no such file"):
+        Credentials(token_file=str(tmp_path / "none")).access()

@@ -1,0 +1,453 @@
+"""What operators want of full-sync while it runs: on all nodes, on those that are down too, over restarts, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from isthmus.aae.scheduling import operator_documents
+from isthmus.aae.scheduling.operator_documents import (
+    PEERS_PATH,
+    SUSPENSIONS_PATH,
+    FullSyncAuditInfo,
+    FullSyncSuspension,
+    OperatorDocuments,
+    PeerOverride,
+    decode_peers,
+    decode_suspensions,
+    in_force,
+    suspension_for,
+)
+from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind
+from isthmus.aae.status import of_operators
+from isthmus.config.settings import Address, FullSyncSettings
+from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.services.cluster_rpc import FullSyncGathering
+from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
+from tests.support.memory_client_api import ask, make_room
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.unit.aae.scheduling.manager.test_checks import START, WEST, Desk, ended, shown, story, under_way
+
+ACT: Final = FullSyncAuditInfo("ann", START, "move")
+NORTH: Final = {"urls": "http://10.0.0.9:8098", "queue": "to-north", "auto": 12}
+
+
+def no_token(_urls: str) -> Path | None:
+    """No file names one."""
+    return None
+
+
+class Node:
+    """A node's full-sync, its documents, and its admin listener, beside those of other nodes of one cluster."""
+
+    def __init__(self, cluster: Cluster, name: str, *settings: FullSyncSettings) -> None:
+        self.name = name
+        self.desk = Desk(cluster.directory / name, *settings, live=list(cluster.names), node=name)
+        for other in ("west", "north"):
+            self.desk.checkers.setdefault(other, type(self.desk.checkers["west"])() if settings else _checker())
+        self.metastore = MemoryMetastore(cluster.ensemble)
+        self.tokens: dict[str, Path] = {}
+        self.documents = OperatorDocuments(self.metastore, self._follow)
+        self.gathering = FullSyncGathering(
+            node=name,
+            request=cluster.request,
+            own=self._own,
+            manager=lambda: self.desk.manager,
+            refresh=self.documents.refresh,
+        )
+        listen = SimpleNamespace(http=Address("10.0.0.1", 8098))
+        parts = SimpleNamespace(
+            fullsync=SimpleNamespace(manager=self.desk.manager, documents=self.documents),
+            settings=SimpleNamespace(node=SimpleNamespace(name=name), listen=listen),
+            controller=SimpleNamespace(metastore=self.metastore),
+            queues=SimpleNamespace(machines=lambda: {"to-west": None, "to-north": None}),
+            nodes=lambda: [one for one in cluster.live if one != name],
+            known_nodes=lambda: set(cluster.names),
+            fullsync_gathering=self.gathering,
+            fullsync_of=lambda *_: self._own(""),
+            time=self.desk.clock,
+        )
+        self.room = make_room()
+        FullSyncAdmin(parts, self.room.face)  # type: ignore[arg-type]
+
+    def _follow(self) -> None:
+        self.desk.manager.follow(self.documents, lambda urls: self.tokens.get(urls))
+
+    def _own(self, _what: str) -> dict[str, Any]:
+        return {**shown(self.desk), **of_operators(self.desk.manager)}
+
+    @property
+    def peers(self) -> dict[str, FullSyncSettings]:
+        """What it compares with now."""
+        return {name: peer.settings for name, peer in self.desk.manager.peers.items()}
+
+    async def start(self) -> None:
+        """As a node does: connect, and read."""
+        await self.metastore.start(lambda _: None)
+        await self.documents.refresh()
+
+    async def act(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """An operator's act at this node."""
+        answer = await ask(self.room.face, "POST", f"/admin/fullsync/{path}", json.dumps(body).encode())
+        told = answer.body.decode()
+        return answer.status, {"error": told} if answer.status >= 400 else json.loads(told)
+
+
+def _checker() -> Any:
+    from tests.unit.aae.scheduling.manager.test_checks import FakeChecker
+
+    return FakeChecker()
+
+
+class Cluster:
+    """Nodes n1, n2, n3; those of `live` have been started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ensemble = MemoryEnsemble()
+        self.names = ("n1", "n2", "n3")
+        self.live: dict[str, Node] = {}
+
+    async def start(self, *names: str, settings: Iterable[FullSyncSettings] = (WEST,)) -> list[Node]:
+        """Start nodes with these files."""
+        for name in names:
+            self.live[name] = Node(self, name, *settings)
+            await self.live[name].start()
+        return [self.live[name] for name in names]
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """As between nodes."""
+        assert timeout_ms > 0
+        if node not in self.live:
+            raise PeerFault("down")
+        return await self.live[node].gathering.request_handlers()[method]("n1", body)
+
+
+def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() -> None:
+    """Key by key; what is wrong on one node leaves its file in force there, with the reason; a name that no file has
+    needs urls and a queue."""
+    all_nodes = PeerOverride({"all": 24, "auto": 0, "bucket_types": "a,b"}, by="ann")
+    own = PeerOverride({"all": 2}, by="bob")
+    entries = {"west": {"*": all_nodes, "n1": own}, "elsewhere": {"*": PeerOverride({"all": 3})}}
+    west = replace(WEST, name="west")
+
+    def counts(node: str) -> list[tuple[int, int, str]]:
+        found = in_force(node, [west], entries, no_token).peers
+        return [(one.settings.all_count, one.settings.auto_count, one.settings.bucket_types) for one in found]
+
+    assert counts("n1") == [(2, 0, "a,b")]
+    assert counts("n2") == [(24, 0, "a,b")]
+    wrong = in_force("n1", [west], {"west": {"*": PeerOverride({"all": 500}), "n2": own}}, no_token)
+    assert ([one.settings for one in wrong.peers], list(wrong.faults)) == ([west], ["west"])
+    assert "allowed is 0 to 240" in wrong.faults["west"]
+    later = in_force("n1", [west], {"west": {"*": PeerOverride({"of_a_later_version": 1})}}, no_token)
+    assert "no key that can be set" in later.faults["west"]
+    assert in_force("n1", [west], {"west": {"*": PeerOverride({"bidirectional": True})}}, no_token).faults
+
+
+def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
+    """A peer that a file has keeps its URLs and cluster, whatever an entry says; one that was added is shown the token
+    that is named for its URLs."""
+    secret = replace(WEST, token_file=Path("/secret"))
+    moved = PeerOverride({"urls": "http://evil:1", "cluster": "evil", "all": 3}, added=True)
+    (found,) = in_force("n1", [secret], {"west": {"*": moved}}, no_token).peers
+    assert found.settings == replace(secret, all_count=3)
+    added = {"north": {"*": PeerOverride(NORTH, added=True, added_ms=5)}}
+    for token in (None, Path("/north")):
+        (north,) = in_force("n1", [], added, lambda _, token=token: token).peers  # type: ignore[misc]
+        assert (north.settings.token_file, north.settings.auto_count, north.added_ms) == (token, 12, 5)
+
+
+def test_what_is_removed_is_gone_on_its_nodes_and_one_node_may_have_it_again() -> None:
+    """Removed on all, also where a file has it; a node that adds it again has it."""
+    gone = PeerOverride(removed=True, by="ann")
+    for entries, names in (
+        ({"*": gone}, [[], []]),
+        ({"n1": gone}, [[], ["west"]]),
+        ({"*": gone, "n1": PeerOverride({"all": 2}, added=True)}, [["west"], []]),
+        ({"*": gone, "n1": PeerOverride({"all": 2})}, [[], []]),
+    ):
+        found = [in_force(node, [WEST], {"west": entries}, no_token) for node in ("n1", "n2")]
+        assert [[one.settings.name for one in node.peers] for node in found] == names
+        assert [sorted(node.removed) for node in found] == [[] if one else ["west"] for one in names]
+
+
+def test_documents_that_cannot_be_read_are_told_of() -> None:
+    """What is none is refused by its path, whatever its form."""
+    for value in (b"", b"[]", b'{"peers": 3}', b'{"peers": {"a": {"*": {"values": 3}}}}', b"[" * 100_000):
+        with pytest.raises(CodecError, match="list of peers"):
+            decode_peers(value)
+    for value in (b"", b"{}x", b'[{"peer": null}]', b"[3]"):
+        with pytest.raises(CodecError, match="list of suspensions"):
+            decode_suspensions(value)
+
+
+def test_wants_queue_and_types_are_changed_on_all_nodes_while_they_run(tmp_path: Path) -> None:
+    """In force at once on live nodes and, once it is back, on one that is down; shown with who, when and why; the day's
+    plan goes on from now; --default brings the file back everywhere."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        one, two = await cluster.start("n1", "n2")
+        for node in (one, two):
+            await node.desk.pass_until(START + 2 * HOUR_MS + HOUR_MS // 2)
+        values = {"hour": 0, "all": 12, "queue": "to-north", "bucket_types": "a,b"}
+        status, answer = await one.act("set", peer="west", values=values, by="ann", reason="move")
+        assert (status, answer["acted"], answer["later"]) == (200, {"n1": ["west"], "n2": ["west"]}, ["n3"])
+        (row,) = answer["peers"]
+        assert (row["origin"], row["wants"], row["queue"], row["bucket_types"]) == (
+            "set", {"all": 12}, "to-north", ["a", "b"],
+        )  # fmt: skip
+        assert row["set"] == [
+            {"by": "ann", "at_ms": START + 2 * HOUR_MS + HOUR_MS // 2, "reason": "move", "values": values}
+        ]
+        (three,) = await cluster.start("n3")
+        changed = replace(WEST, hour_count=0, all_count=12, queue="to-north", bucket_types="a,b")
+        assert [node.peers for node in (one, two, three)] == [{"west": changed}] * 3
+        moments = [at_ms for at_ms, _ in two.desk.manager.upcoming("west")]
+        assert moments[0] == START + 2 * HOUR_MS + 2 * HOUR_MS // 3, "a third of a slot of two hours"
+        status, answer = await two.act("set", peer="west", node="n3", values={"all": 6})
+        assert (status, answer["acted"], three.peers["west"].all_count) == (200, {"n3": ["west"]}, 6)
+        assert one.peers["west"].all_count == 12
+        await one.act("set", peer="west", values={"all": 3})
+        assert [node.peers["west"].all_count for node in (one, two, three)] == [3, 3, 3], "all nodes means all"
+        status, _ = await three.act("set", peer="west", default=True)
+        assert [node.peers for node in (one, two, three)] == [{"west": WEST}] * 3
+        assert (await one.act("set", peer="west", default=True))[0] == 404
+
+    story(work)
+
+
+def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
+    """Also on nodes whose files have none; its checks run; removed, it is gone with what was remembered of it, and a
+    check that runs ends first; added again under its name, nothing of before counts."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        one, two = await cluster.start("n1", "n2", settings=())
+        assert one.desk.bell.at_ms is None
+        status, answer = await one.act("peers/add", peer="north", values=NORTH, by="ann")
+        assert (status, answer["acted"]) == (200, {"n1": ["north"], "n2": ["north"]})
+        assert (answer["peers"][0]["origin"], two.peers["north"].queue) == ("added", "to-north")
+        checker = two.desk.checkers["north"]
+        await two.desk.pass_until(START + 4 * HOUR_MS)
+        assert len(checker.checks) == 2
+        assert two.desk.manager.peer("north").remembered.proven_ms
+        gate = checker.gate = asyncio.Event()
+        two.desk.manager.begin("north", CheckKind.ALL, "bob")
+        await under_way(two.desk)
+        two.desk.clock.ms += 1
+        assert (await two.act("peers/remove", peer="north"))[0] == 200
+        assert (one.peers, two.peers) == ({}, {})
+        gate.set()
+        await ended(two.desk)
+        status, _ = await two.act("peers/add", peer="north", values={**NORTH, "auto": 6})
+        assert (status, two.peers["north"].auto_count) == (200, 6)
+        remembered = two.desk.manager.peer("north").remembered
+        assert (remembered.proven_ms, list(remembered.results)) == ({}, [])
+        assert one.desk.manager.peer("north").plan is not None
+
+    story(work)
+
+
+def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> None:
+    """Listed as removed, by whom; a node that starts later does not have it either; --default brings it back."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        await one.act("peers/remove", peer="west", by="ann", reason="gone for good")
+        (two,) = await cluster.start("n2")
+        assert (one.peers, two.peers) == ({}, {})
+        (removed,) = two._own("")["removed"]
+        assert (removed["name"], removed["by"], removed["reason"]) == ("west", "ann", "gone for good")
+        assert (await two.act("set", peer="west", values={"all": 3}))[0] == 400
+        await two.act("set", peer="west", default=True)
+        assert (one.peers, two.peers) == ({"west": WEST}, {"west": WEST})
+
+    story(work)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("set", {"peer": "wset", "values": {"all": 3}}, 404, "there is no full-sync 'wset'"),
+        ("set", {"peer": "west", "values": {"all": 500}}, 400, "all: 500 is out of range; allowed is 0 to 240"),
+        ("set", {"peer": "west", "values": {"al": 5}}, 400, "'al' is no key that can be set"),
+        ("set", {"peer": "west", "values": {"queue": "to-nroth"}}, 404, 'did you mean "to-north"'),
+        ("set", {"peer": "west", "values": {"bidirectional": True}}, 400, "set peer_queue"),
+        ("set", {"peer": "west", "values": {"urls": "http://evil:1"}}, 400, "can only change there"),
+        ("set", {"peer": "west", "values": {"token_file": "/etc/passwd"}}, 400, "no key that can be set"),
+        ("set", {"peer": "west", "values": {"all": 3}, "default": True}, 400, "default alone"),
+        ("set", {"peer": "west"}, 400, "default alone"),
+        ("set", {"peer": "west", "values": [1]}, 400, "values must be an object"),
+        ("set", {"peer": "west", "values": {"all": 3}, "node": "n9"}, 404, "there is no node 'n9'"),
+        ("peers/add", {"peer": "west", "values": NORTH}, 400, "there is a full-sync 'west' already"),
+        ("peers/add", {"peer": "a b", "values": NORTH}, 400, "is not a name"),
+        ("peers/add", {"peer": "north", "values": {"queue": "to-north"}}, 400, "urls and queue are needed"),
+        ("peers/add", {"peer": "north", "values": {**NORTH, "urls": "http://10.0.0.1:8098"}}, 400, "this node itself"),
+        ("peers/add", {"peer": "north", "values": {**NORTH, "queue": "nowhere"}}, 404, "no such queue"),
+        ("peers/remove", {"peer": "north"}, 404, "there is no full-sync 'north'"),
+        ("suspend", {"peer": "north"}, 404, "there is no full-sync 'north'"),
+        ("suspend", {"node": "n9"}, 404, "there is no node 'n9'"),
+    ],
+)
+def test_slips_are_refused_with_what_would_be_right(
+    tmp_path: Path, path: str, body: Mapping[str, Any], status: int, words: str
+) -> None:
+    """And nothing is written."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        found, answer = await one.act(path, **body)
+        assert (found, words in answer["error"]) == (status, True), answer
+        assert [await one.metastore.get(at) for at in (PEERS_PATH, SUSPENSIONS_PATH)] == [None, None]
+
+    story(work)
+
+
+def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path: Path) -> None:
+    """It is suspended when it is back, over further restarts, also while the metastore is not read yet; resumed while
+    it is down again, it is due when it is back."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        status, answer = await one.act("suspend", node="n2", by="ann", reason="disk")
+        assert (status, answer["acted"], answer["later"]) == (200, {}, ["n2"])
+        (two,) = await cluster.start("n2")
+        (row,) = shown(two.desk)["peers"]
+        assert (row["state"], row["reason"], shown(one.desk)["peers"][0]["state"]) == (
+            "suspended", "by ann: disk", "scheduled",
+        )  # fmt: skip
+        await two.desk.pass_until(START + 3 * HOUR_MS)
+        assert two.desk.checkers["west"].checks == []
+        await two.desk.manager._save()
+        again = Node(cluster, "n2", WEST)  # started, and nothing read yet
+        assert shown(again.desk)["peers"][0]["state"] == "suspended"
+        del cluster.live["n2"]
+        assert (await one.act("resume"))[1]["later"] == ["n2", "n3"]
+        (back,) = await cluster.start("n2")
+        assert shown(back.desk)["peers"][0]["state"] == "scheduled"
+
+    story(work)
+
+
+def test_what_stays_suspended_by_another_act_is_said(tmp_path: Path) -> None:
+    """A node is not resumed alone while all are suspended; resuming all ends every one; so does it what an earlier
+    version suspended on a node alone."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        one, two = await cluster.start("n1", "n2")
+        await one.act("suspend", by="ann")
+        for wish in ({"node": "n2"}, {"peer": "west"}):
+            status, answer = await one.act("resume", **wish)
+            assert (status, "still suspended as part of all full-sync (by ann)" in answer["error"]) == (400, True)
+        await two.act("suspend", node="n2", by="bob")
+        await one.act("resume")
+        assert [shown(node.desk)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
+        await two.desk.manager.suspend("west", "old", "")
+        await two.documents.refresh()
+        assert shown(two.desk)["peers"][0]["state"] == "suspended"
+        assert (await one.act("resume", peer="west"))[0] == 200
+        assert shown(two.desk)["peers"][0]["state"] == "scheduled"
+
+    story(work)
+
+
+def test_what_may_be_suspended_is_held_until_it_can_be_read(tmp_path: Path) -> None:
+    """A damaged document suspends a node that never read it, and leaves one that did as it was; resume with nothing
+    named ends it. A damaged list of peers leaves what counted before."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        await one.act("set", peer="west", values={"all": 3})
+        for path in (SUSPENSIONS_PATH, PEERS_PATH):
+            found = await one.metastore.get(path)
+            await one.metastore.put(path, b"?", None if found is None else found.version)
+        await one.documents.refresh()
+        assert shown(one.desk)["peers"][0]["state"] == "scheduled"
+        assert one.peers["west"].all_count == 3
+        (two,) = await cluster.start("n2")
+        (row,) = shown(two.desk)["peers"]
+        assert (row["state"], SUSPENSIONS_PATH in row["reason"]) == ("suspended", True)
+        assert (await one.act("suspend", peer="west"))[0] == 400
+        assert (await one.act("resume"))[0] == 200
+        assert shown(two.desk)["peers"][0]["state"] == "scheduled"
+
+    story(work)
+
+
+def test_another_queue_proves_anew(tmp_path: Path) -> None:
+    """What was proven by the filter of another queue is no proof by this one's; other changes keep it, and a restart
+    with another queue in the file forgets it, too."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        await one.desk.manager.run("west", CheckKind.ALL, "ann")
+        await one.act("set", peer="west", values={"all": 3})
+        remembered = one.desk.manager.peer("west").remembered
+        assert (remembered.proven_ms, remembered.standing.failed) == ({"default": START}, False)
+        assert len(remembered.results) == 1
+        await one.desk.manager._save()
+        again = Node(cluster, "n1", replace(WEST, queue="to-north"))
+        assert again.desk.manager.peer("west").remembered.proven_ms == {}
+        await one.act("set", peer="west", values={"queue": "to-north"})
+        assert (remembered.proven_ms, remembered.standing.failed) == ({}, True)
+
+    story(work)
+
+
+def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path: Path) -> None:
+    """So many of the next ones begin nothing, over a restart, too; status tells how many are to come; 0 ends it."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
+        status, answer = await one.act("suppress-auto", count=3, by="ann")
+        assert (status, answer["peers"][0]["auto_left_out"]) == (200, 3)
+        await one.desk.pass_until(START + 2 * HOUR_MS - 1)
+        assert one.desk.checkers["west"].checks == []
+        (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
+        assert shown(one.desk)["peers"][0]["auto_left_out"] == 1
+        assert (await one.act("suppress-auto", peer="west", count=0))[0] == 200
+        await one.desk.pass_until(START + HOUR_MS - 1)
+        assert len(one.desk.checkers["west"].checks) == 1
+        for count in (None, -1, 241, True, "3"):
+            assert (await one.act("suppress-auto", count=count))[0] == 400
+
+    story(work)
+
+
+def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry more is refused; one that replaces another is not."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        for node in ("n1", "n2"):
+            await operator_documents.set_peer(one.metastore, "west", node, {"all": 1}, ACT)
+            await operator_documents.suspend(one.metastore, FullSyncSuspension("west", node, *ACT))
+        await operator_documents.set_peer(one.metastore, "west", "n2", {"all": 2}, ACT)
+        with pytest.raises(BadInput, match="2 entries of peers"):
+            await operator_documents.set_peer(one.metastore, "west", "n3", {"all": 1}, ACT)
+        with pytest.raises(BadInput, match="2 suspensions"):
+            await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n3", *ACT))
+        found = await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n2", "bob", START, ""))
+        held = suspension_for("west", "n2", found)
+        assert held is not None
+        assert held.by == "bob"
+
+    monkeypatch.setattr(operator_documents, "ENTRIES_MAX", 2)
+    story(work)

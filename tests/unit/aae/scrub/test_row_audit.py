@@ -1,0 +1,244 @@
+"""Key rows that were damaged under a right tree are found: by the rounds, and where an exchange reads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.aae.scrub import row_audit
+from isthmus.aae.scrub.row_audit import Scrubber
+from isthmus.aae.trees import tree_cache
+from isthmus.aae.trees.tree_cache import TreeState
+from isthmus.repl.model.entry import decode_key_row, encode_key_row
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store import rows
+from isthmus.repl.store.port import PartitionStep
+from tests.support.row_repairs import alone
+from tests.unit.aae.trees.tree_cache.test_updates import PARTITION, Lab, ready, run, until
+
+
+def row_name(key: bytes) -> bytes:
+    """Where the row of a key of the bucket `b` lies."""
+    segment = segment_of(key_hash(b"b", key))
+    return rows.prefixes(PARTITION).key + rows.segment_name(segment) + rows.bucket_head(b"b") + key
+
+
+def damage(lab: Lab, key: bytes, change: Callable[[bytes], bytes]) -> int:
+    """Change a key row behind everybody's back; its segment."""
+    driver: Any = lab.store._db  # type: ignore[attr-defined]
+    data = driver.get(row_name(key))
+    assert data is not None
+    driver.put(row_name(key), change(data))
+    return segment_of(key_hash(b"b", key))
+
+
+def other_hash(data: bytes) -> bytes:
+    """A row that can be read and is another one."""
+    row = decode_key_row(data)
+    summary = Summary(row.clock, row.hash64 ^ 1, row.last_modified_ms, row.size_bytes, row.sibling_count, row.tombstone)
+    return encode_key_row(summary, row.offset)
+
+
+async def prepared(lab: Lab, count: int) -> Scrubber:
+    """A copy of some keys with a ready tree, and its audit."""
+    made = [lab.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
+    lab.trees.start()
+    await until(lambda: PARTITION in lab.trees.kept)
+    lab.store.write([PartitionStep(PARTITION, made)])
+    lab.tell(made)
+    await until(lambda: ready(lab) and lab.right())
+    pool = ThreadPoolExecutor(1)
+    return Scrubber(lab.trees, lab.store, mending=alone(lab.store, pool), copies=lab.copies, pool=pool)
+
+
+async def ended(audit: Scrubber) -> None:
+    """Nothing of it is left."""
+    await audit.stop()
+    audit._pool.shutdown()
+
+
+def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_it_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turn after turn goes through all rows in whole segments; right ones give no alarm. A row that was changed under
+    its tree is an alarm with its segment, the tree serves no more, and the one built anew is what the rows are."""
+    monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
+    monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 450)
+        for _ in range(4):  # 120 rows a turn: whole slices
+            assert await audit.look(PARTITION) == []
+        assert audit.rows_total == 450
+        assert audit._next[PARTITION] == 0
+        segment = damage(lab, b"77", other_hash)
+        found: list[int] = []
+        for _ in range(5):
+            found += await audit.look(PARTITION)
+            if found:
+                assert lab.trees.kept[PARTITION].state is not TreeState.READY
+                break
+        assert found == [segment]
+        (one,) = lab.trees.mismatches
+        assert (one.partition, one.segment, one.against) == (PARTITION, segment, "key rows")
+        await until(lambda: ready(lab) and lab.right())
+        assert lab.trees.mismatches_total == 1
+        for _ in range(6):
+            assert await audit.look(PARTITION) == []
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm names the key, whose object counts as damaged, and the tree serves no more."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 30)
+        segment = damage(lab, b"7", other_hash)
+
+        def unreadable(*_: object) -> bytes:
+            raise Corruption("a block fails its checksum")
+
+        monkeypatch.setattr(lab.store, "object", unreadable)
+        with capture_logs() as logs:
+            audit.suspect(PARTITION, [segment])
+            assert await audit.look_at_suspects() == [segment]
+        assert lab.trees.mismatches_total == 1
+        assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
+    called unreadable."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 30)
+        segment = damage(lab, b"7", other_hash)
+
+        def refusing(_partition: int) -> NoReturn:
+            raise LocalFault("the store cannot be read or written: too many open files")
+
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(lab.store.far, "snapshot", refusing)
+            assert await audit.look(PARTITION) == []
+        assert [one["event"] for one in logs] == ["trees.audit_put_off"]
+        assert lab.trees.kept[PARTITION].state is TreeState.READY
+        assert await audit.look(PARTITION) == [segment]
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: Path) -> None:
+    """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
+    alarm, and more than the limit are left to the rounds."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 200)
+        audit.start()
+        segment = damage(lab, b"5", other_hash)
+        audit.suspect(PARTITION, range(segment - 3, segment + 3))
+        await until(lambda: lab.trees.mismatches_total == 1)
+        assert lab.trees.mismatches[0].segment == segment
+        await until(lambda: ready(lab) and lab.right())
+        await ended(audit)
+        audit.suspect(PARTITION, range(10_000))
+        assert len(audit._suspects) == row_audit.SUSPECTS_MAX
+
+    run(tmp_path, story)
+
+
+def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that the tree was not told of yet, that change between two readings, or that come from another node while
+    the copy is caught up, are left to the next turn."""
+    monkeypatch.setattr(row_audit, "TOLD_S", 0.01)
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 50)
+        made = lab.write(30, random.Random(2))
+        assert await audit.look(PARTITION) == []
+        lab.tell(made)
+        assert lab.trees.mismatches == []
+        assert await audit.look(PARTITION) == []
+        assert ready(lab)
+        assert lab.right()
+        damage(lab, b"7", other_hash)
+        lab.whole = False  # rows come from another node, and the tree is still to be thrown away
+        assert await audit.look(PARTITION) == []
+        assert lab.trees.mismatches == []
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
+    """Bytes that are no row: the tree is gone, and cannot be built until the copy is mended. The reason names it."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 50)
+        damage(lab, b"7", lambda data: b"\xc1" + data)
+        assert await audit.look(PARTITION) == []
+        await until(lambda: "cannot be built" in lab.trees.kept[PARTITION].reason)
+        kept = lab.trees.kept[PARTITION]
+        assert kept.state is TreeState.WAITING
+        assert "b'b'/b'7' cannot be read" in kept.reason
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a reason, however often it is tried: each pause is twice the one before, up to a bound, and the reason is
+    shown all the time. Whoever asks for a build need not wait; once it has been built, the next failure is told of."""
+    monkeypatch.setattr(tree_cache, "RETRY_MS", 20)
+    monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100)
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 50)
+        kept = lab.trees.kept[PARTITION]
+        pauses_ms: list[int] = []
+
+        def wrong(_partition: int, leaves: Mapping[int, int]) -> None:
+            assert not leaves
+            pauses_ms.append(kept.retry_at_ms - lab.trees._time.now_ms())
+
+        lab.trees.on_wrong = wrong
+        with capture_logs() as logged:
+            damage(lab, b"7", lambda data: b"\xc1" + data)
+            lab.trees.doubt(PARTITION)
+            await until(lambda: kept.failures == 6)
+            assert kept.state is not TreeState.READY
+            assert "b'7' cannot be read" in kept.reason or kept.reason == "rebuilding"
+            for pause_ms, wanted_ms in zip(pauses_ms, (20, 40, 80, 100, 100, 100), strict=False):
+                assert wanted_ms - 18 < pause_ms <= wanted_ms
+            assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0]
+            monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100_000)
+            monkeypatch.setattr(tree_cache, "RETRY_MS", 50_000)
+            tries = kept.failures
+            await until(lambda: kept.failures > tries)
+            damage(lab, b"7", lambda data: data[1:])
+            assert not ready(lab)
+            lab.trees.rebuild(PARTITION)
+            await until(lambda: ready(lab) and lab.right())
+            assert kept.failures == 0
+            damage(lab, b"7", lambda data: b"\xc1" + data)
+            lab.trees.doubt(PARTITION)
+            await until(lambda: kept.failures == 1)
+            assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0, 50]
+        await ended(audit)
+
+    run(tmp_path, story)

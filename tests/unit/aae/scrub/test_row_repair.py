@@ -1,0 +1,393 @@
+"""Damaged rows are fetched again from a replica that can prove them, or made from their object; others are left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.aae.scrub import row_repair
+from isthmus.aae.scrub.row_repair import RowRepair
+from isthmus.aae.trees.tree_builder import leaf_of_row
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.model.objects import Content, Summary, encode_with_summary, write
+from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import DamagedChange, PartitionStep
+from tests.support.entry_histories import CLUSTER, open_store
+
+PARTITION = 3
+KEYS = [b"%d" % n for n in range(20)]
+SEGMENT = segment_of(key_hash(b"b", b"7"))
+
+
+def entry(offset: int, key: bytes, value: bytes) -> Any:
+    """A write of a new key, as a leader makes it."""
+    data, summary = encode_with_summary(
+        write(None, (), Content(value, b"text/plain"), (b"actor", offset + 1), 1_700_000_000_000)
+    )
+    return make_entry(
+        EntryKind.DATA, 1, offset, request_id=b"", origin=CLUSTER, time_ms=1_700_000_000_000,
+        key_hash=key_hash(b"b", key), leaf_change=leaf(b"b", key, summary.clock, summary.hash64, tombstone=False),
+        previous_offset=NO_OFFSET, bucket=b"b", key=key, row=encode_key_row(summary, offset), payload=data,
+    )  # fmt: skip
+
+
+class Replica:
+    """One copy, and its mending."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store: LevelStore = open_store(directory)
+        self.driver: Any = self.store._db
+        self.pool = ThreadPoolExecutor(1)
+        self.other: Replica | None = None
+        self.in_sync = True
+        self.west: dict[bytes, bytes] | None = None
+        self.told: list[int] = []
+        self.mending = RowRepair(
+            self.store,
+            others=lambda _: ["other"] if self.in_sync and self.other is not None else [],
+            request=self.request,
+            mend=self.mend,
+            drop_change=self.drop_change,
+            own=CLUSTER,
+            leaf_of=lambda _partition, _segment: None,
+            elsewhere=self.elsewhere,
+            pool=self.pool,
+        )
+        self.mending.on_mended = self.told.append
+
+    async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        """As the writer of the store does it."""
+        return self.store.far.mend(partition, chunk, seen, upto)
+
+    async def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
+        """In the same way."""
+        return self.store.far.drop_change(partition, offset, seen)
+
+    async def elsewhere(self, partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
+        """What another cluster has."""
+        return {} if self.west is None else {"west": self.west}
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """To the other replica."""
+        assert self.other is not None
+        return await self.other.mending.request_handlers()[method](node, body)
+
+    def damage(self, prefix: bytes, change: Callable[[bytes], bytes] | None) -> None:
+        """Change the row of the key 7 behind everybody's back; None: take it away."""
+        (name,) = [n for n, _ in self.driver.iterator(prefix=prefix) if n.endswith(rows.bucket_head(b"b") + b"7")]
+        data = self.driver.get(name)
+        self.driver.delete(name) if change is None else self.driver.put(name, change(data))
+
+    def all_rows(self) -> dict[bytes, bytes]:
+        """Everything that is stored."""
+        return dict(self.driver)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Replica, Replica]]:
+    """Two replicas with the same rows."""
+    made = [Replica(tmp_path / name) for name in "ab"]
+    made[0].other, made[1].other = made[1], made[0]
+    step = PartitionStep(PARTITION, [entry(n, key, b"value of %s" % key) for n, key in enumerate(KEYS)])
+    for replica in made:
+        replica.store.write([step])
+    yield made[0], made[1]
+    for replica in made:
+        replica.pool.shutdown()
+        replica.store.close()
+
+
+def other_hash(data: bytes) -> bytes:
+    """A key row that can be read and is another one."""
+    row = decode_key_row(data)
+    summary = Summary(row.clock, row.hash64 ^ 1, row.last_modified_ms, row.size_bytes, row.sibling_count, row.tombstone)
+    return encode_key_row(summary, row.offset)
+
+
+def right_leaf(replica: Replica) -> int:
+    """What the rows of the segment add up to."""
+    found = 0
+    for _, bucket, key, row in replica.store.key_rows(PARTITION, SEGMENT, SEGMENT + 1):
+        found ^= leaf_of_row(bucket, key, row)
+    return found
+
+
+def mended(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
+    """What becomes of the segment of the key 7."""
+    return asyncio.run(replica.mending.segment(PARTITION, SEGMENT, leaf_is))
+
+
+KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).object
+
+
+@pytest.mark.parametrize(
+    ("prefix", "change"),
+    [
+        (KEY_ROWS, other_hash),
+        (KEY_ROWS, lambda data: b"\xc1" + data),
+        (KEY_ROWS, lambda data: data[:-1] + b"\x05"),  # the offset of another key
+        (OBJECTS, lambda data: data[:-4] + b"nope"),
+        (OBJECTS, None),
+    ],
+    ids=["another hash", "unreadable", "another offset", "damaged object", "no object"],
+)
+def test_what_contradicts_itself_is_taken_from_the_other_replica(
+    pair: tuple[Replica, Replica], prefix: bytes, change: Any
+) -> None:
+    """Without any tree: afterwards every row of the store is the other replica's, and the key is named."""
+    mine, other = pair
+    mine.damage(prefix, change)
+    assert mine.all_rows() != other.all_rows()
+    found = mended(mine)
+    assert (found.keys, found.by) == (((b"b", b"7"),), "node other")
+    assert mine.all_rows() == other.all_rows()
+    assert mine.told == [PARTITION]
+    assert mine.mending.metrics()[0][2] == 1
+    assert mended(mine) == row_repair.RepairResult()
+
+
+def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Replica, Replica]) -> None:
+    """Without the tree nobody knows whether it was deleted; with it the other replica's row is proven."""
+    mine, other = pair
+    leaf_is = right_leaf(mine)
+    mine.damage(KEY_ROWS, None)
+    assert mended(mine) == row_repair.RepairResult()
+    assert mended(mine, leaf_is).keys == ((b"b", b"7"),)
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_what_nobody_proves_is_left(pair: tuple[Replica, Replica]) -> None:
+    """The other replica's row contradicts itself, too, or its copy is not in sync, or less far: nothing is written, and
+    the reason says so. A row that is right is never taken for damaged."""
+    mine, other = pair
+    mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
+    other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
+    before = mine.all_rows()
+    assert "not what its object says either" in mended(mine).reason
+    other.in_sync = False
+    assert "not in sync there" in mended(mine).reason
+    mine.in_sync = False
+    assert "no other replica in sync proves" in mended(mine).reason
+    assert mine.all_rows() == before
+
+
+def test_a_key_that_cannot_be_mended_keeps_back_no_other(pair: tuple[Replica, Replica]) -> None:
+    """Two keys of one segment are damaged, and the other replica has one of them: that one is mended and told of, and
+    the reason says why the other one is not."""
+    mine, other = pair
+    places: dict[int, bytes] = {}
+    first = second = b""
+    for n in range(100_000):
+        second = b"two-%d" % n
+        first = places.setdefault(segment_of(key_hash(b"b", second)), second)
+        if first != second:
+            break
+    segment = segment_of(key_hash(b"b", second))
+    for replica in pair:
+        step = [entry(len(KEYS) + n, key, b"value of %s" % key) for n, key in enumerate((first, second))]
+        replica.store.write([PartitionStep(PARTITION, step)])
+    right = other.all_rows()
+    for whose, key in ((mine, first), (mine, second), (other, min(first, second))):
+        whose.driver.put(OBJECTS + rows.bucket_head(b"b") + key, b"damaged")
+    found = asyncio.run(mine.mending.segment(PARTITION, segment))
+    assert (found.keys, found.by) == (((b"b", max(first, second)),), "node other")
+    assert "not what its object says either" in found.reason
+    assert (mine.told, mine.mending.mended_total) == ([PARTITION], 1)
+    assert mine.all_rows() == other.all_rows() != right
+    done, refused = asyncio.run(mine.mending.keys(PARTITION, [(b"b", first), (b"b", second)]))
+    assert (done, refused.total()) == (0, 2)
+    tail = rows.bucket_head(b"b") + min(first, second)
+    mine.west = {tail: right[OBJECTS + tail]}
+    assert asyncio.run(mine.mending.segment(PARTITION, segment)).by == "cluster west"
+    assert mine.all_rows() == right
+
+
+def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers once it has applied as much; one that does not in time says that it is not ready."""
+    monkeypatch.setattr(row_repair, "APPLIED_S", 0.05)
+    mine, other = pair
+    more = PartitionStep(PARTITION, [entry(len(KEYS), b"more", b"x")])
+    mine.store.write([more])
+    mine.damage(KEY_ROWS, other_hash)
+    assert f"not applied to {len(KEYS) + 1} there" in mended(mine).reason
+    monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
+
+    async def story() -> row_repair.RepairResult:
+        asking = asyncio.create_task(mine.mending.segment(PARTITION, SEGMENT))
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        other.store.write([more])
+        return await asking
+
+    assert asyncio.run(story()).keys
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[Replica, Replica]) -> None:
+    """A row that can be read waits for a tree that proves the object; one that says nothing at all does not."""
+    mine, other = pair
+    mine.other = None
+    leaf_is = right_leaf(mine)
+    mine.damage(KEY_ROWS, other_hash)
+    assert "nor its object" in mended(mine).reason
+    assert "nor its object" in mended(mine, leaf_is ^ 1).reason
+    assert mended(mine, leaf_is).by == "their own objects"
+    assert mine.all_rows() == other.all_rows()
+    mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
+    assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
+    assert mended(mine).keys == ((b"b", b"7"),)
+    assert mine.all_rows() == other.all_rows()
+    mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
+    assert "nor its object" in mended(mine, leaf_is).reason
+
+
+def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tree_proves_it(
+    pair: tuple[Replica, Replica],
+) -> None:
+    """By the key row an object that is damaged or gone; by the tree one whose key row is damaged, too. Any other
+    object, be it newer or broken, is left where it is, and a key row that is damaged is no proof."""
+    mine, other = pair
+    mine.other = None
+    leaf_is = right_leaf(mine)
+    tail = rows.bucket_head(b"b") + b"7"
+    right = mine.store.object(PARTITION, b"b", b"7")
+    newer, broken = entry(90, b"7", b"newer").payload, b"\xc1"
+    assert right is not None
+    for damage in (lambda data: data[:-4] + b"nope", None):
+        mine.damage(OBJECTS, damage) if damage else mine.damage(OBJECTS, None)
+        for wrong in ({}, {tail: newer}, {tail: broken}, {b"other\0\x01k": right}):
+            mine.west = wrong
+            assert mended(mine).keys == mended(mine, leaf_is).keys == ()
+        mine.west = {tail: right}
+        assert mended(mine).by == "cluster west"
+        assert mine.all_rows() == other.all_rows()
+    mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
+    mine.damage(KEY_ROWS, other_hash)
+    mine.west = {tail: newer}
+    assert mended(mine, leaf_is).keys == ()
+    mine.west = {tail: right}
+    assert "nor another cluster" in mended(mine).reason
+    assert mended(mine, leaf_is).by == "cluster west"
+    assert mine.all_rows() == other.all_rows()
+    mine.damage(KEY_ROWS, other_hash)  # two objects are the same, whatever a tree says that was built from this row
+    assert mended(mine, right_leaf(mine)).by == "cluster west"
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_what_an_exchange_reads_is_looked_through(
+    pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the segments that are asked for those with damage are mended, the others left alone, up to a limit of rows."""
+    mine, other = pair
+    mine.damage(OBJECTS, None)
+    others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
+    monkeypatch.setattr(row_repair, "LOOKED_MAX", len(KEYS) - 1)
+    asyncio.run(mine.mending.look(PARTITION, [*sorted(others), SEGMENT]))
+    assert mine.all_rows() != other.all_rows()
+    monkeypatch.setattr(row_repair, "LOOKED_MAX", len(KEYS))
+    asyncio.run(mine.mending.look(PARTITION, sorted(others)))
+    assert mine.all_rows() != other.all_rows()
+    asyncio.run(mine.mending.look(PARTITION, sorted([*others, SEGMENT])))
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_whoever_looks_for_rows_that_cannot_be_read_rests(
+    pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a copy are decoded, in a thread: between pages clients have their turn, as long as a page took."""
+    mine, _ = pair
+    mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
+    rests: list[float] = []
+    monkeypatch.setattr(row_repair, "UNREADABLE_ROWS", 5)
+    monkeypatch.setattr("isthmus.aae.scrub.row_repair.clock.sleep", rests.append)
+    assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
+    pages = len(KEYS) // 5
+    assert len(rests) == pages + 1 + pages  # of change rows, with the look behind the last one, and of key rows
+    assert min(rests) > 0
+
+
+def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Replica]) -> None:
+    """What a fold names: a damaged key is mended, one that is not (any more) says so; and another node is told to look
+    at a segment of its own."""
+    mine, other = pair
+    mine.damage(OBJECTS, None)
+    done, refused = asyncio.run(mine.mending.keys(PARTITION, [(b"b", b"7"), (b"b", b"8")]))
+    assert (done, dict(refused)) == (1, {"it is not damaged any more": 1})
+    mine.damage(KEY_ROWS, other_hash)
+    asyncio.run(other.mending.look_at("mine", PARTITION, SEGMENT))
+    assert mine.all_rows() == other.all_rows()
+    other.in_sync = False
+    with pytest.raises(NotReady):
+        asyncio.run(mine.mending._asked("other", PARTITION, SEGMENT, None, 0))
+
+
+CHANGES = rows.prefixes(PARTITION).change
+
+
+def mended_unreadable(replica: Replica) -> list[int]:
+    """Mend what a whole reading of the copy finds; the segments."""
+
+    async def run() -> list[int]:
+        found = await replica.mending.unreadable(PARTITION, 100)
+        for segment in found:
+            await replica.mending.segment(PARTITION, segment)
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("followers", [True, False], ids=["another replica", "alone"])
+def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], followers: bool) -> None:
+    """The row of a key in the change index cannot be decoded, its key row can: it is found by the offset that stands in
+    the key row, and taken from another replica, or made of what the key row says."""
+    mine, other = pair
+    mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
+    mine.in_sync = followers
+    with pytest.raises(DamagedChange, match="partition 3: the change row of offset 7") as damaged:
+        mine.store.changes(PARTITION, 0, 100)
+    assert (damaged.value.offset, [row.offset for row in damaged.value.before]) == (7, [0, 1, 2, 3, 4, 5, 6])
+    assert mended_unreadable(mine) == [SEGMENT]
+    assert mine.all_rows() == other.all_rows()
+    assert mended_unreadable(mine) == []
+
+
+def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Replica]) -> None:
+    """The key that changed just before is neither taken for damaged nor kept from a replica that asks for it; what
+    stands before is given to a follower first, and what is damaged is named by its offset."""
+    mine, _ = pair
+    mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
+    segment = segment_of(key_hash(b"b", b"6"))
+    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == row_repair.RepairResult()
+    with closing(mine.store.far.snapshot(PARTITION)) as snapshot:
+        chunk = snapshot.rows(0, 1 << 20)
+        assert (chunk.upto, chunk.row_count) == (7, 7)
+        with pytest.raises(DamagedChange, match="offset 7"):
+            snapshot.rows(chunk.upto, 1 << 20)
+
+
+def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> None:
+    """No key row points to it: it goes, unless a key row cannot be decoded, whose it may be, or it is another by then.
+    What no key row can prove stays."""
+    mine, other = pair
+    name = CHANGES + rows.U64.pack(100)
+    mine.driver.put(name, b"x")
+    assert not mine.store.far.drop_change(PARTITION, 100, b"another")
+    mine.in_sync = False
+    mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
+    mine.damage(OBJECTS, lambda _: b"nope")
+    assert mended_unreadable(mine) == [SEGMENT]
+    assert mine.driver.get(name) == b"x"
+    mine.in_sync = True
+    assert mended_unreadable(mine) == [SEGMENT]
+    assert mended_unreadable(mine) == []
+    assert mine.driver.get(name) is None
+    assert mine.all_rows() == other.all_rows()

@@ -1,0 +1,137 @@
+"""Trees are built anew by themselves, one after the other, each once in its interval."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.aae.trees.throttle import TreeThrottle
+from isthmus.aae.trees.tree import HashTree
+from isthmus.aae.trees.tree_builder import TreeBuild, first_rebuild_ms
+from isthmus.aae.trees.tree_cache import RETRY_MS, ReplicaSnapshot, TreeCache
+from isthmus.repl.store.port import PartitionStep
+from tests.support.entry_histories import History
+from tests.support.memory_store import MemoryStore
+
+EVERY_MS = 100_000
+
+
+class Clock:
+    """Time that stands until it is moved."""
+
+    ms = 1_000
+
+    def now_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+    def wall_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+
+def test_first_moments_are_spread_over_the_interval() -> None:
+    """Of a hundred partitions never more than a few have their first turn within the same tenth of the interval."""
+    turns = [first_rebuild_ms(partition, EVERY_MS) for partition in range(100)]
+    assert all(0 <= turn < EVERY_MS for turn in turns)
+    assert max(sum(turn * 10 // EVERY_MS == tenth for turn in turns) for tenth in range(10)) <= 12
+
+
+@pytest.mark.parametrize(("busy", "low", "high"), [(0, 0.1, 0.1), (0.3, 3.5, 4.4), (1, 13, 16), (2, 16, 16)])
+def test_a_build_rests_the_longer_the_busier_the_process_is(busy: float, low: float, high: float) -> None:
+    """While the other threads take a share of a core, slices and rests come to a steady share of rest: a tenth of the
+    work at least, and never more than a bound."""
+    pace, now_s, others_s = TreeThrottle(), 5.0, 77.0
+    for turn in range(200):
+        now_s, others_s = now_s + 0.001, others_s + 0.001 * busy
+        rest_s = pace.rest_s(0.001, now_s, others_s)
+        now_s, others_s = now_s + rest_s, others_s + rest_s * busy
+        assert rest_s / 0.001 == pytest.approx(0.1) or turn
+        assert 0.1 - 1e-6 <= rest_s / 0.001 <= 16 + 1e-6
+    assert low - 1e-6 <= rest_s / 0.001 <= high + 1e-6
+
+
+def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> None:
+    """A tree that serves has its turn when its moment comes, and the next one an interval later; not in between."""
+
+    async def work() -> None:
+        clock, store, history = Clock(), MemoryStore(), History(3)
+        entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
+        store.write([PartitionStep(3, entries)])
+        copy = ReplicaSnapshot(3, b"default", 1, len(entries), True)
+        trees = TreeCache(store, directory=tmp_path, copies=lambda: [copy], time=clock, rebuild_ms=EVERY_MS)
+        trees.start()
+
+        async def looked(builds: int) -> None:
+            for _ in range(2_000):
+                trees._wake.set()
+                await asyncio.sleep(0.001)
+                if trees.builds_total >= builds:
+                    break
+            for _ in range(20):
+                trees._wake.set()
+                await asyncio.sleep(0.001)
+            assert trees.builds_total == builds
+
+        await looked(1)  # there was none
+        clock.ms += EVERY_MS - 1
+        await looked(1)
+        clock.ms += 1
+        await looked(2)
+        assert trees.kept[3].tree is not None
+        clock.ms += EVERY_MS // 2
+        await looked(2)
+        clock.ms += EVERY_MS // 2
+        await looked(3)
+        assert trees.mismatches == []
+        await trees.stop(save=False)
+
+    asyncio.run(work())
+
+
+def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that ends in what nobody foresaw is one that failed: it gathers no changes any more, says why, has its
+    pause, and the trees of the partitions behind it are built meanwhile."""
+    faults = [ValueError("nobody foresaw this")]
+
+    class Faulty(TreeBuild):
+        def fold(self, store: Any, partition: int, *others: Any) -> tuple[HashTree, int]:
+            if partition == 3 and faults:
+                raise faults[0]
+            return super().fold(store, partition, *others)
+
+    monkeypatch.setattr("isthmus.aae.trees.tree_cache.TreeBuild", Faulty)
+
+    async def work() -> None:
+        clock, store = Clock(), MemoryStore()
+        copies = []
+        for partition in (3, 4):
+            history = History(partition)
+            entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
+            store.write([PartitionStep(partition, entries)])
+            copies.append(ReplicaSnapshot(partition, b"default", 1, len(entries), True))
+        trees = TreeCache(store, directory=tmp_path, copies=lambda: copies, time=clock)
+        trees.start()
+
+        async def looked() -> None:
+            for _ in range(30):
+                trees._wake.set()
+                await asyncio.sleep(0.001)
+
+        await looked()
+        faulty, whole = trees.kept[3], trees.kept[4]
+        assert whole.tree is not None
+        assert (faulty.tree, faulty.build) == (None, None)
+        assert faulty.reason == "cannot be built: nobody foresaw this"
+        faults.clear()
+        clock.ms += RETRY_MS
+        await looked()
+        assert faulty.tree is not None
+        await trees.stop(save=False)
+
+    asyncio.run(work())

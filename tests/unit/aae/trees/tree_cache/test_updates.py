@@ -1,0 +1,320 @@
+"""Trees kept by apply: at every offset the fold of the key store, whatever was built, saved or damaged between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from isthmus.aae.trees.tree import HashTree
+from isthmus.aae.trees.tree_builder import TreeBuild, leaf_of_row
+from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache, TreeState
+from isthmus.aae.trees.tree_files import save_tree, take_tree
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
+from tests.support.entry_histories import History, open_store
+
+PARTITION = 3
+
+
+class Lab:
+    """A store, a history that is applied to it, and the keeper of its tree."""
+
+    def __init__(self, directory: Path, store: LevelStore) -> None:
+        self.directory = directory
+        self.store = store
+        self.history = History(PARTITION)
+        self.told = 0
+        self.whole = True
+        self.gen = 7
+        self.trees = self.keeper()
+
+    def keeper(self) -> TreeCache:
+        """A keeper as a new process would have it."""
+        return TreeCache(self.store, directory=self.directory, copies=self.copies, time=SystemTime())
+
+    def copies(self) -> list[ReplicaSnapshot]:
+        """The one copy, as the loop knows it."""
+        return [ReplicaSnapshot(PARTITION, b"default", self.gen, self.told, self.whole)]
+
+    def write(self, count: int, chance: random.Random) -> list[Entry]:
+        """Make entries and put them into the store; the keeper is not told."""
+        made = [self.history.put(b"b", b"%d" % chance.randrange(40), b"x") for _ in range(count)]
+        self.store.write([PartitionStep(PARTITION, made)])
+        return made
+
+    def tell(self, entries: list[Entry]) -> None:
+        """The report of apply."""
+        self.told = entries[-1].offset + 1
+        self.trees.applied(PARTITION, entries, True)
+
+    def fold(self) -> HashTree:
+        """The tree that the store is."""
+        tree = HashTree()
+        for segment, bucket, key, row in self.store.key_rows(PARTITION, 0, 1 << 20):
+            tree.change(segment, leaf_of_row(bucket, key, row))
+        return tree
+
+    def right(self) -> bool:
+        """True when the kept tree is the fold of the store."""
+        kept = self.trees.kept[PARTITION]
+        assert kept.tree is not None
+        return not kept.tree.differing_leaves(self.fold())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, 10 s at most."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(tmp_path: Path, story: Callable[[Lab], Awaitable[None]]) -> None:
+    """Run a story on a new store."""
+
+    async def whole() -> None:
+        store = open_store(tmp_path / "store")
+        lab = Lab(tmp_path / "trees", store)
+        try:
+            await story(lab)
+            await lab.trees.stop(save=False)
+        finally:
+            store.close()
+
+    asyncio.run(whole())
+
+
+def ready(lab: Lab) -> bool:
+    """True when the tree answers."""
+    kept = lab.trees.kept.get(PARTITION)
+    return kept is not None and kept.state is TreeState.READY
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, seed: int) -> None:
+    """After every applied batch of overwrites and new keys, and beside builds that begin at any time."""
+    chance = random.Random(seed)
+
+    async def story(lab: Lab) -> None:
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        for turn in range(60):
+            entries = lab.write(chance.randrange(1, 20), chance)
+            if chance.random() < 0.3:
+                lab.trees.rebuild()
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+                if chance.random() < 0.5:
+                    await asyncio.sleep(0.005)
+            lab.tell(entries)
+            assert lab.right(), turn
+            await asyncio.sleep(0)
+        builds = lab.trees.builds_total
+        lab.trees.rebuild()
+        await until(lambda: lab.trees.builds_total > builds)
+        assert lab.right()
+        assert not lab.trees.mismatches
+
+    run(tmp_path, story)
+
+
+def test_a_build_waits_for_what_the_loop_was_not_told_yet(tmp_path: Path) -> None:
+    """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(1)
+        first, second = lab.write(30, chance), lab.write(30, chance)
+        lab.told = 0
+        lab.trees.start()
+        await until(lambda: lab.trees.kept[PARTITION].build is not None)
+        lab.tell(first)
+        await asyncio.sleep(0.05)
+        assert not ready(lab)
+        lab.tell(second)
+        await until(lambda: ready(lab))
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
+def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
+    """Entries that do not follow on the last ones mean that rows came otherwise; no wrong tree is ever served."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(2)
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(10, chance))
+        lab.write(10, chance)  # never told, as rows of another node would be
+        lab.tell(lab.write(10, chance))
+        assert not ready(lab)
+        await until(lambda: ready(lab))
+        assert lab.right()
+        lab.whole = False
+        lab.trees.rebuild()
+        await until(lambda: lab.trees.kept[PARTITION].state is TreeState.WAITING)
+        assert "rows are still to come" in lab.trees.kept[PARTITION].reason
+        lab.whole = True
+        await until(lambda: ready(lab))
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
+def test_a_copy_that_was_filled_has_a_tree_before_anything_more_is_written(tmp_path: Path) -> None:
+    """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
+    built all the same, and its build holds up no other one for ever."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(4)
+        lab.whole = False
+        lab.trees.start()
+        await until(lambda: lab.trees.kept[PARTITION].reason.startswith("far"))
+        lab.told = lab.write(30, chance)[-1].offset + 1
+        lab.whole = True
+        await until(lambda: ready(lab))
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
+def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> None:
+    """A copy that was filled between two looks of the keeper, or while its tree was built: the tree before is let go of
+    although no entry shows the gap."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(5)
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(30, chance))
+        lab.told = lab.write(30, chance)[-1].offset + 1
+        await until(lambda: ready(lab) and lab.right())
+        lab.trees.rebuild()
+        while lab.trees.kept[PARTITION].build is None:
+            await asyncio.sleep(0)
+        lab.told = lab.write(30, chance)[-1].offset + 1
+        await until(lambda: ready(lab) and lab.right())
+        lab.tell(lab.write(30, chance))
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
+def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
+    """A build that differs from the kept tree names the segment, and takes its place."""
+
+    async def story(lab: Lab) -> None:
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(20, random.Random(3)))
+        kept = lab.trees.kept[PARTITION]
+        assert kept.tree is not None
+        kept.tree.change(77, 5)
+        builds = lab.trees.builds_total
+        assert lab.trees.rebuild(PARTITION) == [PARTITION]
+        await until(lambda: lab.trees.builds_total > builds)
+        assert [(m.partition, m.segment, m.against) for m in lab.trees.mismatches] == [(PARTITION, 77, "key store")]
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
+def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) -> None:
+    """The saved tree is taken when it is of the same copy and offset, its file is gone then, and any other is not
+    believed: after more was applied, of another gen, or damaged."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(4)
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(50, chance))
+        await lab.trees.stop(save=True)
+        path = lab.directory / f"{PARTITION}.tree"
+        saved = path.read_bytes()
+
+        lab.trees = lab.keeper()
+        lab.trees.start()
+        assert ready(lab)
+        assert lab.right()
+        assert not path.exists()
+        lab.tell(lab.write(5, chance))
+        assert lab.right()
+        assert lab.trees.builds_total == 0
+        await lab.trees.stop(save=False)
+
+        for case in ("stale", "other gen", "flipped", "cut"):
+            bad = {
+                "stale": saved,
+                "other gen": saved,
+                "flipped": saved[:100] + bytes([saved[100] ^ 1]) + saved[101:],
+                "cut": saved[:-30],
+            }[case]
+            path.write_bytes(bad)
+            lab.gen = 8 if case == "other gen" else 7
+            lab.trees = lab.keeper()
+            lab.trees.start()
+            assert not ready(lab), case
+            await until(lambda: ready(lab))
+            assert lab.right(), case
+            assert not path.exists()
+            await lab.trees.stop(save=False)
+
+    run(tmp_path, story)
+
+
+def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
+    """Hashes wanted at an offset are those of the store there, also in the middle of a batch; what has passed, or has
+    no tree, is unknown."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(5)
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(10, chance))
+        now = lab.trees.capture(PARTITION, 10)
+        middle, end, later = (lab.trees.capture(PARTITION, offset) for offset in (14, 20, 25))
+        first = lab.write(4, chance)
+        expected = lab.fold().branch_hashes()
+        lab.tell(first + lab.write(6, chance))
+        assert (await middle) is not None
+        assert ((await middle) == expected).all()
+        assert ((await end) == lab.fold().branch_hashes()).all()
+        assert now.done()
+        assert lab.right()
+        assert await lab.trees.capture(PARTITION, 19) is None
+        branch = int(expected.nonzero()[0][0])
+        leaves = await lab.trees.capture(PARTITION, 20, branch)
+        assert (leaves == lab.fold().leaves(branch)).all()
+        assert not later.done()
+        lab.write(3, chance)  # a gap: the tree is gone before the offset comes
+        lab.tell(lab.write(7, chance))
+        assert await later is None
+
+    run(tmp_path, story)
+
+
+def test_a_tree_file_is_of_one_partition_copy_and_offset(tmp_path: Path) -> None:
+    """`take_tree` gives back what was saved, once."""
+    tree = HashTree()
+    tree.change(9, 1 << 63)
+    save_tree(tmp_path / "t", 4, 2, 100, tree)
+    found = take_tree(tmp_path / "t", 4, 2, 100)
+    assert found is not None
+    assert not found.differing_leaves(tree)
+    assert take_tree(tmp_path / "t", 4, 2, 100) is None
+
+
+def test_a_barrier_that_is_applied_while_a_tree_is_built_is_in_no_segment() -> None:
+    """A leader's first entry changes no leaf: the build of a tree whose range does not begin at 0 takes it, before the
+    snapshot and after."""
+    barrier = make_entry(EntryKind.BARRIER, 5, 0, request_id=b"", origin=bytes(16), time_ms=0)
+    build = TreeBuild(1000, 2000)
+    build.gather([barrier])
+    build.begins_at(0)
+    build.gather([barrier._replace(offset=1)])
+    assert not build.finished(HashTree(1000, 2000)).differing_leaves(HashTree(1000, 2000))

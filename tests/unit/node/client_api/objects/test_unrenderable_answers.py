@@ -1,0 +1,73 @@
+"""Writes that are done and whose answer cannot be given: never told as refusals, which say that nothing took effect."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgpack
+import pytest
+
+from isthmus.repl.model.errors import NotReady
+from tests.support.memory_client_api import Room, ask
+
+FULL_BYTES = 256 * 1000 * 1000
+
+
+@pytest.mark.parametrize("target", ["/buckets/b/keys/k?returnbody=true", "/buckets/b/keys?returnbody=true"])
+def test_a_write_whose_object_cannot_be_read_then_is_no_refusal(
+    room: Room, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """What did not come with the write is read; when that fails, a 503 would say that nothing was written."""
+
+    async def none(*_: object) -> None:
+        raise NotReady("no leader serves the partition yet")
+
+    room.kv.returns = False
+    monkeypatch.setattr(room.kv, "get", none)
+    answer = room.call("POST", target, b"v", {"content-type": "text/plain"})
+    assert room.kv.writes == 1
+    assert (answer.status, answer.reason) == (504, "outcome-unknown")
+    assert answer.body.endswith(b"outcome=unknown\n")
+
+
+def requests_for_much() -> list[tuple[str, str, bytes, int]]:
+    items = [["default", "b", f"k{number}", b"v"] for number in range(3000)]
+    keys = [["default", "b", "large"]]
+    return [
+        ("PUT", "/buckets/b/keys/k?returnbody=true", b"x" * 100_000, 504),
+        ("POST", "/batch/put", msgpack.packb(items), 504),
+        ("GET", "/buckets/b/keys/large", b"", 503),
+        ("POST", "/batch/get", msgpack.packb(keys), 503),
+    ]
+
+
+@pytest.mark.parametrize(("method", "target", "body", "status"), requests_for_much())
+def test_an_answer_that_finds_no_room_refuses_no_write(
+    room: Room, monkeypatch: pytest.MonkeyPatch, method: str, target: str, body: bytes, status: int
+) -> None:
+    """With as many bodies held as a node holds, a large answer to a read is refused for now, one to a write unknown."""
+    room.put("/buckets/b/keys/large", b"x" * 100_000)
+    writes = room.kv.writes
+
+    def filling(name: str) -> None:
+        act = getattr(room.kv, name)
+
+        async def acts(*given: object) -> object:
+            done = await act(*given)
+            room.face.budget.used_bytes = FULL_BYTES + len(body)
+            return done
+
+        monkeypatch.setattr(room.kv, name, acts)
+
+    for name in ("write", "write_batch", "get", "get_batch"):
+        filling(name)
+
+    async def asked() -> None:
+        answer = await ask(room.face, method, target, body, {"content-type": "text/plain"})
+        assert answer is not None
+        assert answer.status == status
+        assert (answer.reason, room.kv.writes > writes) == (
+            ("outcome-unknown", True) if status == 504 else ("overloaded", False)
+        )
+
+    asyncio.run(asked())

@@ -1,0 +1,287 @@
+"""Claims about tokens and roles: which request needs which, what is answered without, and that no secret is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from isthmus.config.settings import TokenSettings
+from isthmus.node.http.application import HttpApplication, Request, text_reply
+from isthmus.node.http.authorization import INCLUDES, Guard, TokenRole, admin_roles, guard_of, http_roles
+from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.security import tokens
+from tests.support.tls_files import Folder
+
+R, W, O, P, A = TokenRole.READ, TokenRole.WRITE, TokenRole.OPERATE, TokenRole.REPLICATE, TokenRole.ADMIN  # noqa: E741
+
+
+def settings_of(folder: Folder, **more: Any) -> TokenSettings:
+    """All five files."""
+    return TokenSettings(**{role.value: folder.path / f"{role.value}.token" for role in TokenRole}, **more)
+
+
+def status(guard: Guard, method: str, path: str, credential: str | None = None) -> int:
+    """What a guard would answer; 200 when it lets in."""
+    headers = [] if credential is None else [(b"authorization", credential.encode())]
+    try:
+        guard.check(method, path.encode(), headers)
+    except RequestRefused as refused:
+        return refused.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/ping", set()),
+        ("GET", "/livez", set()),
+        ("GET", "/readyz", set()),
+        ("GET", "/metrics", {R}),
+        ("GET", "/buckets/b/keys/k", {R}),
+        ("HEAD", "/types/t/buckets/b/keys/k", {R}),
+        ("POST", "/batch/get", {R}),
+        ("POST", "/batch/put", {W}),
+        ("PUT", "/buckets/b/keys/k", {W}),
+        ("DELETE", "/buckets/b/keys/k", {W}),
+        ("POST", "/buckets/b/keys", {W}),
+        ("PUT", "/riak/b/k", {W}),
+        ("PUT", "/buckets/b/keys/props", {W}),
+        ("PUT", "/buckets/b/props", {O}),
+        ("DELETE", "/types/t/buckets/b/props", {O}),
+        ("PUT", "/types/t/props", {O}),
+        ("PUT", "/riak/b", {O}),
+        ("POST", "/queues/q/fetch", {P}),
+        ("GET", "/queues/q/fetch", {P}),
+        ("POST", "/queuename/q", {O, P}),
+        ("GET", "/queuename/q", {P}),
+        ("POST", "/trees/roots", {R, P}),
+        ("POST", "/trees/clocks", {R, P}),
+        ("POST", "/trees/repair", {P}),
+        ("POST", "/rows", {R, P}),
+        ("POST", "/rows/changes", {R, P}),
+        ("GET", "/rows/plan", {R, P}),
+        ("POST", "/batch/push", {P}),
+        ("POST", "/batch/push/", {P}),
+        ("GET", "/cluster/nodes", set(TokenRole)),
+    ],
+)
+def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[TokenRole]) -> None:
+    """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`; comparing trees
+    and reading rows is looking, and what sinks may do, too."""
+    assert http_roles(method, path.encode()) == needed
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/readyz", set()),
+        ("GET", "/admin/cluster", {R}),
+        ("POST", "/admin/queues/q/suspend", {O}),
+        ("POST", "/admin/queues/q/resume", {O}),
+        ("POST", "/admin/sink/suspend", {O}),
+        ("POST", "/admin/fullsync/set", {O}),
+        ("POST", "/admin/fullsync/suspend", {O}),
+        ("POST", "/admin/fullsync/peers/add", {A}),
+        ("POST", "/admin/fullsync/peers/remove", {A}),
+        ("POST", "/admin/leaders/balance", {O}),
+        ("POST", "/admin/nodes/drain", {O}),
+        ("POST", "/admin/moves/cancel", {O}),
+        ("POST", "/admin/sink/dead-letters/drop", {A}),
+        ("POST", "/admin/nodes/n/remove", {A}),
+        ("POST", "/admin/partitions/3/force-leader", {A}),
+        ("POST", "/admin/cluster/reseed", {A}),
+        ("POST", "/admin/bucket-types/t", {A}),
+        ("POST", "/admin/options/o/set", {A}),
+        ("POST", "/admin/queues/q/suspend/more", {A}),
+        ("POST", "/admin//queues/q/suspend", {A}),
+        ("DELETE", "/something/new", {A}),
+    ],
+)
+def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, path: str, needed: set[TokenRole]) -> None:
+    """What can be taken back needs `operate`; all else that changes something, known or not, needs `admin`."""
+    assert admin_roles(method, path.encode()) == needed
+
+
+def test_a_token_may_what_its_role_includes(folder: Folder) -> None:
+    """Each role against a request of each kind: 200 where it includes what is needed, else 403, and 401 without."""
+    guard = Guard("http", settings_of(folder))
+    requests = {
+        R: ("GET", "/"),
+        W: ("PUT", "/buckets/b/keys/k"),
+        O: ("PUT", "/types/t/props"),
+        P: ("POST", "/queues/q/f"),
+    }
+    for role in TokenRole:
+        for needed, (method, path) in requests.items():
+            wanted = 200 if needed in INCLUDES[role] else 403
+            assert status(guard, method, path, f"Bearer {folder.token(role)}") == wanted, (role, needed)
+    assert status(guard, "GET", "/") == 401
+    assert guard.refused[401] == 1
+
+
+def test_only_a_whole_known_token_lets_in(folder: Folder) -> None:
+    """Cut, extended, of another case, of another scheme, empty, two at once: 401; as a password, it does."""
+    guard = Guard("http", settings_of(folder))
+    token = folder.token(R)
+    for wrong in ("", "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Bearer {token}x", token, f"Digest {token}"):
+        assert status(guard, "GET", "/", wrong) == 401, wrong
+    assert status(guard, "GET", "/", f"Basic {token}") == 401
+    assert status(guard, "GET", "/", "Basic %%%") == 401
+    assert status(guard, "GET", "/", f"Bearer {'a' * 5000}") == 401
+    assert status(guard, "GET", "/", f"bearer  {token}") == 200
+    assert status(guard, "GET", "/", f"Basic {b64encode(f'anybody:{token}'.encode()).decode()}") == 200
+    both = [(b"authorization", f"Bearer {token}".encode()), (b"authorization", b"Bearer x")]
+    with pytest.raises(RequestRefused) as refused:
+        guard.check("GET", b"/", both)
+    assert refused.value.status == 401
+
+
+def test_http_may_be_open_for_some_and_metrics_for_all(folder: Folder) -> None:
+    """`http_open` lets everybody read or write objects and nothing more; `metrics_open` shows metrics."""
+    reading = Guard("http", settings_of(folder, http_open="read"))
+    assert [status(reading, *r) for r in (("GET", "/"), ("PUT", "/buckets/b/keys/k"))] == [200, 401]
+    writing = Guard("http", settings_of(folder, http_open="write"))
+    assert [status(writing, *r) for r in (("PUT", "/buckets/b/keys/k"), ("PUT", "/types/t/props"))] == [200, 401]
+    assert status(writing, "POST", "/queues/q/fetch") == 401
+    admin = Guard("admin", settings_of(folder, http_open="write", metrics_open=True))
+    assert [status(admin, *r) for r in (("GET", "/metrics"), ("GET", "/admin/cluster"))] == [200, 401]
+    assert guard_of("http", TokenSettings()) is None
+
+
+def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
+    """Old and new are both good while both stand in the file; a removed one is not; a broken file changes nothing."""
+    file = tmp_path / "t"
+    file.write_text("old-token-0123456789\n")
+    file.chmod(0o600)
+    now = [0.0]
+    watched = tokens.ReloadingFile((file,), lambda: tokens.read_digests(file), lambda: now[0])
+
+    def good(token: str) -> bool:
+        now[0] += 2.0
+        return tokens.is_among(tokens.digest_of(token.encode()), watched.current())
+
+    file.write_text("# both\nold-token-0123456789\nnew-token-0123456789\n")
+    assert good("old-token-0123456789")
+    assert good("new-token-0123456789")
+    file.write_text(f"sha256:{tokens.digest_of(b'new-token-0123456789').hex()}\n")
+    assert not good("old-token-0123456789")
+    assert good("new-token-0123456789")
+    with structlog.testing.capture_logs() as logs:
+        file.write_text("no token secret!\n")
+        assert good("new-token-0123456789")
+    assert watched.failures == 1
+    assert "secret" not in str(logs)
+    assert f"{file}:1" in watched.why
+
+
+def test_what_a_token_may_ends_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was let in before may no more than the files say now: in another file it has that role, in none it
+    is unknown; the others keep theirs."""
+    monkeypatch.setattr("isthmus.repl.security.watched_files.RECHECK_S", 0.0)
+    files = {role: tmp_path / f"{role.value}.token" for role in (R, W)}
+
+    def say(**tokens_of: str) -> None:
+        for role, file in files.items():
+            file.write_text(tokens_of.get(role.value, "nobodys-token-0000000") + "\n")
+            file.chmod(0o600)
+
+    def answers(token: str) -> list[int]:
+        return [status(guard, method, "/buckets/b/keys/k", f"Bearer {token}") for method in ("GET", "PUT", "GET")]
+
+    one, other = "one-token-0123456789", "other-token-9876543210"
+    say(read=other, write=one)
+    guard = Guard("http", TokenSettings(**{role.value: file for role, file in files.items()}))
+    assert (answers(one), answers(other)) == ([200, 200, 200], [200, 403, 200])
+    say(read=f"{other}\n{one}")
+    assert (answers(one), answers(other)) == ([200, 403, 200], [200, 403, 200])
+    say(read=other)
+    assert (answers(one), answers(other)) == ([401, 401, 401], [200, 403, 200])
+
+
+def test_files_that_everybody_may_read_are_refused(tmp_path: Path) -> None:
+    """A token file with rights for others, one that is missing, and one with too many tokens, each in one sentence."""
+    file = tmp_path / "t"
+    with pytest.raises(BadConfig, match="no such file"):
+        tokens.read_digests(file)
+    file.write_text("a-token-of-16-and-more\n")
+    file.chmod(0o644)
+    with pytest.raises(BadConfig, match="chmod o-rw"):
+        tokens.read_digests(file)
+    file.chmod(0o640)
+    assert tokens.read_token(file) == "a-token-of-16-and-more"
+    file.write_text("a-token-of-16-and-more\n" * 65)
+    with pytest.raises(BadConfig, match="at most 64"):
+        tokens.read_digests(file)
+    file.write_text(f"sha256:{'0' * 64}\n")
+    with pytest.raises(BadConfig, match="no token in plain"):
+        tokens.read_token(file)
+
+
+@pytest.mark.parametrize("what", ["PRIVATE KEY", "CERTIFICATE", "EC PRIVATE KEY"])
+def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: str) -> None:
+    """A file of a key or certificate, whose lines look like tokens, holds none; the refusal does not repeat it."""
+    file = tmp_path / "ca.key"
+    line = "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"
+    file.write_text(f"-----BEGIN {what}-----\n{line}\n-----END {what}-----\n")
+    file.chmod(0o600)
+    for read in (tokens.read_token, tokens.read_digests):
+        with pytest.raises(BadConfig, match="a key or a certificate") as refused:
+            read(file)
+        assert line not in str(refused.value)
+
+
+def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> None:
+    """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
+    logs repeat what was shown."""
+    face = HttpApplication()
+    ran: list[Request] = []
+
+    async def handler(request: Request) -> Reply:
+        ran.append(request)
+        return text_reply("done\n")
+
+    face.router.add("PUT", "/buckets/{b}/keys/{k}", handler)
+    face.guard = Guard("http", settings_of(folder))
+    with structlog.testing.capture_logs() as logs:
+        none = asyncio.run(answered(face, []))
+        wrong = asyncio.run(answered(face, [(b"authorization", b"Bearer not-the-token-it-is")]))
+        role = asyncio.run(answered(face, [(b"authorization", f"Bearer {folder.token(R)}".encode())]))
+    assert [none[0], wrong[0], role[0]] == [401, 401, 403]
+    assert [value for name, value in none[1] if name == b"www-authenticate"] == [
+        b'Bearer realm="isthmus"',
+        b'Basic realm="isthmus"',
+    ]
+    assert b"write or operate or admin" in role[2]
+    assert not ran
+    shown = str((none, wrong, role, logs))
+    assert "not-the-token" not in shown
+    assert folder.token(R) not in shown
+    right = asyncio.run(answered(face, [(b"authorization", f"Bearer {folder.token(W)}".encode())]))
+    assert right[0] == 200
+    assert len(ran) == 1
+
+
+async def answered(
+    face: HttpApplication, headers: list[tuple[bytes, bytes]]
+) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Status, headers and body of a PUT."""
+    sent: list[dict[str, Any]] = []
+    scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
+    receive: Callable[[], Awaitable[dict[str, Any]]] = _nothing
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await face(scope, receive, send)
+    return sent[0]["status"], sent[0]["headers"], b"".join(m.get("body", b"") for m in sent[1:])
+
+
+async def _nothing() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}

@@ -1,0 +1,76 @@
+"""/openapi.json against the router: what is routed is described, with statuses that docs/http.md knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.node.client_api.objects import METHODS
+from isthmus.node.http import openapi
+from isthmus.node.http.openapi import OBJECT_PATHS, OPERATIONS, WORDS, operation_of
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "http.md"
+
+
+@pytest.fixture
+def described(room: Any) -> dict[str, Any]:
+    answer = room.call("GET", "/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    document: dict[str, Any] = json.loads(answer.body)
+    return document
+
+
+def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(m.upper(), path): op for path, methods in document["paths"].items() for m, op in methods.items()}
+
+
+def test_what_is_routed_is_described_and_nothing_else(room: Any, described: dict[str, Any]) -> None:
+    """Every method of every route stands in the document, objects among them, each in words of its own."""
+    routed = {(method, pattern) for pattern, method, _ in room.face.router.routes()}
+    objects = {(method, pattern) for pattern in OBJECT_PATHS for method in METHODS if method != "HEAD"}
+    found = operations(described)
+    assert found.keys() == routed | objects
+    assert all(op["summary"] for op in found.values()), [key for key, op in found.items() if not op["summary"]]
+    ids = [op["operationId"] for op in found.values()]
+    assert len(ids) == len(set(ids))
+    assert OPERATIONS.keys() <= found.keys()
+
+
+def test_object_paths_are_told_apart_from_routes(room: Any) -> None:
+    """Each object path is answered by the object room for each of its methods: never 405, never an unknown path."""
+    for pattern in OBJECT_PATHS:
+        path = pattern.replace("{type}", "default").replace("{bucket}", "b").replace("{key}", "k")
+        for method in METHODS:
+            answer = room.call(method, path, b"v" if method in ("PUT", "POST") else b"", {"content-type": "a/b"})
+            assert answer.status in operation_statuses(method, pattern), (method, path)
+            assert answer.reason in (None, "not-found")
+
+
+def operation_statuses(method: str, pattern: str) -> set[int]:
+    return {*operation_of("GET" if method == "HEAD" else method, pattern).statuses, *openapi.ANYWHERE}
+
+
+def test_every_status_is_one_that_the_documents_know(described: dict[str, Any]) -> None:
+    """A refusal in the description has a reason in the table of docs/http.md, and each of its statuses is used."""
+    known = {int(status) for status in re.findall(r"^\| (\d{3}) \|", DOCUMENT.read_text(), re.MULTILINE)}
+    used = {int(status) for op in operations(described).values() for status in op["responses"]}
+    assert {status for status in used if status >= 400} <= known
+    assert used <= WORDS.keys()
+
+
+def test_parameters_are_those_that_are_checked(room: Any, described: dict[str, Any]) -> None:
+    """Every value that the description allows is taken, and one beside it is refused, by example."""
+    found = operations(described)["GET", "/buckets/{bucket}/keys/{key}"]
+    room.put("/buckets/b/keys/k", b"v")
+    for parameter in found["parameters"]:
+        if parameter["in"] != "query" or parameter["name"] == "vtag":
+            continue
+        schema, name = parameter["schema"], parameter["name"]
+        words = schema.get("enum") or next((s["enum"] for s in schema.get("anyOf", ()) if "enum" in s), ["1"])
+        for word in words:
+            assert room.call("GET", f"/buckets/b/keys/k?{name}={word}").status == 200, (name, word)
+        assert room.call("GET", f"/buckets/b/keys/k?{name}=neither").status == 400, name

@@ -1,0 +1,147 @@
+"""What is logged may be lost; what is done may not fail by it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from isthmus.node.observability import logs
+from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.security.tls import shown_address
+
+PROGRAM = """
+import sys
+import structlog
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
+
+logs.configure(LogSettings(format="json"), "n1")
+structlog.get_logger("x").warning("disk.full", bytes=1)
+try:
+    raise KeyError("x")
+except KeyError:
+    structlog.get_logger("x").exception("http.bug")
+logs.lines.msg("last words")
+print("goes on,", logs.lines.failures, "failures", flush=True)
+"""
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+import structlog
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
+
+logs.configure(LogSettings(format="json"), "n1")
+log = structlog.get_logger("x")
+log.info("one")
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(log.info, "two").result()
+log.info("three", node="n2")
+"""
+
+
+def test_a_full_disk_under_the_log_stops_nothing():
+    """Events that no disk takes raise nothing in who tells them; they are counted."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=full, text=True, timeout=30, check=False
+        )
+    assert done.stdout == "goes on, 3 failures\n"
+
+
+def test_lines_come_again_with_room(monkeypatch):
+    """A file that refuses one line is asked for the next; what could not be told stands in the metric."""
+
+    class Refusing(io.StringIO):
+        full = True
+
+        def flush(self):
+            if self.full:
+                raise OSError(28, "No space left on device")
+
+    file = Refusing()
+    monkeypatch.setattr(sys, "stderr", file)
+    lines = logs.LineSink()
+    lines.warning("a")
+    file.full = False
+    lines.warning("b")
+    assert file.getvalue().endswith("b\n")
+    assert list(lines.samples()) == [("isthmus_log_failures_total", {}, 1)]
+
+
+def test_events_of_every_thread_bear_the_node():
+    """From the loop or from a thread; `node` is the node that writes, whatever an event passes."""
+    done = subprocess.run([sys.executable, "-c", THREADS], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(event["event"], event["node"]) for event in told] == [("one", "n1"), ("two", "n1"), ("three", "n1")]
+
+
+LIBRARIES = """
+import logging
+import structlog
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
+
+logs.configure(LogSettings(format="json"), "n1")
+library = logging.getLogger("apscheduler.scheduler")
+for number in range(3):
+    library.warning("run of %s skipped", number)
+library.error("broken %d", "no number")
+library.info("not shown")
+log = structlog.get_logger("x")
+log.debug("no")
+logs.set_level("debug")
+log.debug("yes")
+logs.set_level("error")
+log.info("no")
+log.error("last")
+"""
+
+
+def test_lines_of_libraries_are_events_and_the_level_changes_while_loggers_are_in_use():
+    """A library's warning is one JSON line, what it repeats is left out for a while, arguments that do not fit harm
+    nothing; another level counts for loggers that have logged already."""
+    done = subprocess.run([sys.executable, "-c", LIBRARIES], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(event["event"], event.get("message"), event["level"]) for event in told] == [
+        ("library.message", "run of 0 skipped", "warning"),
+        ("library.message", "broken %d", "error"),
+        ("yes", None, "debug"),
+        ("last", None, "error"),
+    ]
+    assert told[0]["library"] == "apscheduler.scheduler"
+
+
+def test_an_event_whose_cause_lasts_is_logged_once_in_ten_seconds_with_what_was_left_out():
+    """The first at once, then one for each interval, which says how many were not written."""
+    now_s = [0.0]
+    limit = LogLimit(lambda: now_s[0])
+    assert [limit.due(), limit.due(), limit.due()] == [0, None, None]
+    now_s[0] = 9.9
+    assert limit.due() is None
+    now_s[0] = 10.0
+    assert limit.due() == 3
+
+
+def test_no_event_overwrites_the_node_that_writes_it():
+    """No module passes `node=` to a logger: the processor sets it, and another node is `peer`."""
+    calls = []
+    for package in ("aae", "config", "node", "queues", "repl", "sink"):
+        for path in (Path(__file__).parents[4] / package).rglob("*.py"):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                    of = call.func.value
+                    if isinstance(of, ast.Name) and of.id == "log" and any(k.arg == "node" for k in call.keywords):
+                        calls.append(f"{path}:{call.lineno}")
+    assert calls == []
+
+
+def test_addresses_are_shown_as_host_and_port():
+    """Whatever family the socket is of; what is unknown is nothing."""
+    assert shown_address(("127.0.0.1", 44002)) == "127.0.0.1:44002"
+    assert shown_address(("::1", 44002, 0, 0)) == "[::1]:44002"
+    assert shown_address(None) == ""

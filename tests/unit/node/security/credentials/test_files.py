@@ -1,0 +1,152 @@
+"""Files of tokens, keys and certificates: made whole or not at all, and told of wherever they are named."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from isthmus.config.loader import ConfigError, load_text
+from isthmus.config.warnings import doubts_of
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.local import dev_certificates
+from isthmus.node.security import certificates
+from isthmus.node.security.credentials import file_faults
+from isthmus.repl.model.errors import BadConfig, LocalFault
+from isthmus.repl.security import tokens
+from isthmus.repl.security.tls import server_contexts
+from tests.support.tls_files import filled
+
+NODE = '[node]\nname = "a"\ncluster = "c"\ndata_dir = "data"\n'
+FULLSYNC = '[[fullsync]]\nname = "w"\nurls = "http://127.0.0.1:1,{0}"\nqueue = "q"\ntoken_file = "t"\n'
+
+
+def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_path: Path) -> None:
+    """Whoever writes with `>` empties the file first: the tokens before stay good until there are others. One with a
+    comment alone is meant so, and lets nobody in."""
+    file = tmp_path / "t"
+    file.write_text("old-token-0123456789\n")
+    file.chmod(0o600)
+    now = [0.0]
+    watched = tokens.ReloadingFile((file,), lambda: tokens.read_digests(file), lambda: now[0])
+
+    def good(token: str) -> bool:
+        now[0] += 2.0
+        return tokens.is_among(tokens.digest_of(token.encode()), watched.current())
+
+    file.write_bytes(b"")
+    assert good("old-token-0123456789")
+    assert "is empty" in watched.why
+    file.write_text("new-token-0123456789\n")
+    assert good("new-token-0123456789")
+    file.write_text("# nobody\n")
+    assert not good("new-token-0123456789")
+
+
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when a token is made, or a certificate made anew: nothing half, and no scraps of secrets."""
+    dev_certificates.make_tokens(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "read.token").unlink()
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LocalFault, match="No space left"):
+        dev_certificates.make_tokens(tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        certificates.write_file(tmp_path / "admin.token", b"x", certificates.PRIVATE)
+    del before["read.token"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["ca", "client"])
+def test_no_node_takes_the_place_of_the_authority(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A node of that name would overwrite what all other certificates are signed with."""
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a"]) == Exit.OK
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", name]) == Exit.USAGE
+    assert "rename the node" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("more", [["--host", "ü.example"], ["--host", ""], ["--host", "a b"], ["--days", "nan"]])
+def test_what_no_certificate_can_say_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """A host that is none, a number of days that is none: a line, no traceback, no certificate."""
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", *more]) == Exit.USAGE
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "a.crt").exists()
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", "--host", "*.example"]) == Exit.OK
+
+
+def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> None:
+    """Not there: a fault, before a node starts. In the clear, or a cluster that nothing proves: doubts."""
+    settings = load_text(NODE + FULLSYNC.format("http://10.0.0.2:1") + 'cluster = "west"\n', tmp_path / "node.toml")
+    assert [fault.path for fault in file_faults(settings)] == ["fullsync[0].token_file"]
+    assert [doubt.path for doubt in doubts_of(settings)] == ["fullsync[0].urls", "fullsync[0].cluster"]
+    settings = load_text(NODE + FULLSYNC.format("https://10.0.0.2:1"), tmp_path / "node.toml")
+    assert not list(doubts_of(settings))
+
+
+@pytest.mark.parametrize("line", ['admin = "allow"', 'cluster = "prefer"', 'client_certificates = "required"'])
+def test_a_lock_that_cannot_lock_is_a_fault(tmp_path: Path, line: str) -> None:
+    """Somebody wrote how connections are encrypted, and forgot the certificate: the node would have taken everybody in
+    the clear without a word. The default, written out, is what every file means, and only doubtful."""
+    with pytest.raises(ConfigError) as error:
+        load_text(f"{NODE}[tls]\n{line}\n", tmp_path / "node.toml")
+    assert [fault.path for fault in error.value.faults] == [f"tls.{line.split()[0]}"]
+    off = load_text(f'{NODE}[tls]\nhttp = "off"\nadmin = "off"\ncluster = "off"\n', tmp_path / "node.toml")
+    assert not list(doubts_of(off))
+    required = load_text(f'{NODE}[tls]\nhttp = "require"\n', tmp_path / "node.toml")
+    assert [doubt.path for doubt in doubts_of(required)] == ["tls.http"]
+
+
+def test_an_empty_token_file_is_told_before_a_node_starts(tmp_path: Path) -> None:
+    """It would lock out everybody whom it was to let in."""
+    (tmp_path / "t").touch(mode=0o600)
+    with pytest.raises(BadConfig, match="is empty"):
+        tokens.read_digests(tmp_path / "t")
+
+
+def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is shown as its end is when it ends; of an authority that has expired none is made."""
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", "--days", "2"]) == Exit.OK
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "b", "--days", "30"]) == Exit.OK
+    assert certificates.expires_ms(tmp_path / "b.crt") <= certificates.expires_ms(tmp_path / "ca.crt")
+    expired = certificates.make_authority(days=-1)
+    certificates.write_pair(expired, tmp_path / "ca.crt", tmp_path / "ca.key")
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "d"]) == Exit.USAGE
+    assert "has expired, so nobody would believe what it signs" in capsys.readouterr().err
+    assert not (tmp_path / "d.crt").exists()
+
+
+@pytest.mark.parametrize("read", [tokens.read_token, tokens.read_digests])
+def test_a_huge_file_named_as_one_of_tokens_is_told_and_not_read(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    """A log or a disk image named by mistake costs its first bytes: it is looked at again each second."""
+    file = tmp_path / "t"
+    file.write_text("a-token-0123456789\n")
+    file.chmod(0o600)
+    os.truncate(file, 1 << 40)
+    with pytest.raises(BadConfig, match="larger than 64000 bytes"):
+        read(file)
+
+
+@pytest.mark.parametrize("named", ["a.crt", "a.key", "ca.crt"])
+def test_a_huge_file_named_as_a_certificate_or_key_is_told_and_not_read(tmp_path: Path, named: str) -> None:
+    """The same of what TLS is made of: OpenSSL would read it to its end, on the event loop."""
+    made = filled(tmp_path)
+    (tmp_path / named).write_text("x")
+    os.truncate(tmp_path / named, 1 << 40)
+    with pytest.raises(BadConfig, match=f"{named} is larger than 1000000 bytes"):
+        server_contexts(made.files("a"), ssl.CERT_REQUIRED)

@@ -1,0 +1,46 @@
+"""Full-sync goes by the filter of its queue: what that leaves out is no difference, and nothing of it is queued."""
+
+from __future__ import annotations
+
+from isthmus.config.settings import QueueSettings
+from isthmus.node.services.repairs import RepairQueue
+from isthmus.queues.window_rules import FULL_SYNC, LOWER
+from isthmus.repl.model.keys import Key
+from tests.support.queue_node import Home
+from tests.unit.queues.admin.test_acts import alive
+
+
+def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> None:
+    """A filter that offers all of a bucket type lets everything of it count, without asking for each key; one that
+    tells buckets apart answers by bucket; a queue for repairs alone takes all."""
+
+    async def run(home: Home) -> None:
+        repairs = RepairQueue(home.queues, home.clock)
+        assert repairs.wanted("any", b"default") is None
+        assert repairs.wanted("repairs", b"default") is None
+        assert repairs.wanted("typed", b"default") is None
+        other = repairs.wanted("typed", b"other")
+        assert other is not None
+        assert not other(b"b", b"k")
+        named = repairs.wanted("named", b"default")
+        assert named is not None
+        assert [named(bucket, b"k") for bucket in (b"kept", b"other")] == [True, False]
+        keys = [Key(b"default", bucket, b"k") for bucket in (b"kept", b"other")]
+        assert await repairs.push("named", keys) == 1
+        assert await repairs.push("repairs", keys) == 2
+        assert (repairs.waiting("named"), repairs.waiting("repairs"), repairs.waiting("any")) == (1, 2, 0)
+        lower = home.queues.named("repairs").machine.lower[LOWER.index(FULL_SYNC)]
+        places, _ = lower.take(1)
+        assert repairs.waiting("repairs") == 2, "one waits, one is under way"
+        lower.done(places)
+        assert repairs.waiting("repairs") == 1
+        await repairs.push_last("repairs", [Key(b"default", b"b", b"last")])
+        assert repairs.waiting("repairs") == 1, "references of folds are not full-sync's"
+
+    alive(
+        run,
+        QueueSettings("any"),
+        QueueSettings("typed", filter="buckettype:default"),
+        QueueSettings("named", filter="bucketname:kept"),
+        QueueSettings("repairs", filter="block_rtq"),
+    )

@@ -1,0 +1,292 @@
+"""Acts on queues that meet each other, or what cannot be had at the moment: nothing is lost, made twice, or held up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from isthmus.config.settings import QueueSettings
+from isthmus.queues import queue_documents
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING
+from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.window_rules import FULL_SYNC
+from isthmus.queues.wire import BatchAck
+from isthmus.repl.coordinator.routing import LEADER_WAIT_S
+from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import Isolation
+from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_source import SINK
+from tests.unit.queues.admin.test_acts import ACT, alive, keys, settled, told
+
+P = PARTITIONS[0]
+
+
+def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
+    """A partition without a leader, or a damaged object, must not hold up repairs of all others: what cannot be read
+    is looked at again after a rest, behind what can, and goes once it can be read."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b", b"x", b"z")
+        await home.drain()
+        read, asked, away = home.get_batch, 0, {b"x", b"z"}
+
+        async def reading(
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, **_waits: bool
+        ) -> list[bytes | IsthmusError | None]:
+            nonlocal asked
+            asked += 1
+            found = await read(keys, isolation, room_bytes)
+            return [NotReady("no leader") if k.key in away else one for k, one in zip(keys, found, strict=True)]
+
+        home.get_batch = reading  # type: ignore[method-assign]
+        assert await home.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
+        first = await home.fetch(wait_ms=500)
+        assert [item[5] for item in first.items] == [b"a", b"b"]
+        lower = home.served()[0].machine.lower[0]
+        assert (lower.waiting_count, lower.away_count) == (2, 2)
+        asked = 0
+        acks = [BatchAck(first.batch, first.owner_version)]
+        assert (await home.fetch(acks=acks, wait_ms=1_500)).items == []
+        assert asked <= 3
+        away.clear()
+        assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
+
+    alive(test)
+
+
+def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
+    """Of a lower priority's batch what can be read goes at once, and what comes in real time is not behind it."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"x")
+        await home.drain()
+        read = home.get_batch
+
+        async def reading(
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
+        ) -> list[bytes | IsthmusError | None]:
+            if waits:
+                await asyncio.sleep(LEADER_WAIT_S)
+            found = await read(keys, isolation, room_bytes)
+            return [NotReady("no leader") if k.key == b"x" else one for k, one in zip(keys, found, strict=True)]
+
+        home.get_batch = reading  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        for key in (b"a", b""):
+            assert await home.acts.push("q", keys(*filter(None, (b"x", key))), FULL_SYNC, 0) > 0
+            fetched = asyncio.create_task(home.fetch(wait_ms=5_000))
+            await asyncio.sleep(0.05)
+            if not key:
+                home.put(b"new")
+            reply = await fetched
+            assert [item[5] for item in reply.items] == [key or b"new"]
+            await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        assert asyncio.get_running_loop().time() - began < LEADER_WAIT_S
+
+    alive(test)
+
+
+def test_definitions_are_followed_one_after_the_other() -> None:
+    """A hint and an act tell of a new queue at once: it is made once, or what was pushed into the first would be gone
+    with it. A queue that is delisted while it is still being made is none, and what is decided of one meanwhile is
+    heard."""
+
+    async def test(home: Home) -> None:
+        made, gate, make, begin = [], asyncio.Event(), home.queues._made, home.queues.holding.begin
+
+        def making(settings: QueueSettings) -> QueueServer:
+            made.append(settings.name)
+            return make(settings)
+
+        async def beginning(queue: QueueServer) -> None:
+            await gate.wait()
+            await begin(queue)
+
+        async def being_made(name: str) -> None:
+            await home.until(lambda: name in made)
+            await asyncio.sleep(0.05)
+
+        home.queues._made = making  # type: ignore[method-assign]
+        home.queues.holding.begin = beginning  # type: ignore[method-assign]
+        registering = asyncio.create_task(home.acts.register("x", {}, 0, told(home)))
+        await being_made("x")
+        await home.queues.steering.suspend("x", (SERVING,), None, told(home))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await registering
+        await home.until(lambda: home.queues.named("x").suspension is not None, seconds=2)
+        assert made == ["x"]
+        gate.clear()
+        await home.queues.steering.register("y", {}, 0, told(home))
+        await being_made("y")
+        await home.queues.steering.delist("y", told(home))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await home.until(lambda: "y" not in home.queues.machines(), seconds=2)
+        await asyncio.sleep(0.05)
+        assert sorted(home.queues.machines()) == ["q", "x"]
+
+    alive(test)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_clear_while_publishing_is_suspended_forgets_nothing_that_was_left_out(waits: bool) -> None:
+    """What is left out meanwhile stays in the gap that grows, from its first change on, whether the cursor has passed
+    that already or something waits below it; what the clear takes is a gap of its own."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        await home.drain()
+        if waits:
+            home.put(b"b")
+        await home.acts.suspend("q", PUBLISHING, None, told(home))
+        await settled(home)
+        home.put(b"left", b"out")
+        home.clock.skew_ms += 2_000
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        home.clock.skew_ms += 2_000
+        await home.acts.resume("q", PUBLISHING, None, told(home))
+        await settled(home)
+        assert await home.drain() == []
+        rows = {row.key: row.offset for row in home.store.changes(P, 0, 100)}
+        shown = [
+            (gap["what"], [key for key, offset in rows.items() if gap["from_offset"] <= offset < gap["upto_offset"]])
+            for gap in home.acts.gaps("q")
+            if gap["partition"] == P
+        ]
+        assert shown == [("cleared", [b"b"])] * waits + [("publishing-suspended", [b"left", b"out"])]
+
+    alive(test)
+
+
+def test_a_clear_that_is_obeyed_late_says_until_when_it_left_changes_out() -> None:
+    """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
+    began between the two would close it."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.queues.leadership(P, False, 0)
+        second = home.clock.wall_ms() // 1000 + 2
+        home.clock.wall_ms = lambda: second * 1000 + 300  # type: ignore[method-assign]
+        await home.acts.clear("q", told(home))
+        home.clock.wall_ms = lambda: second * 1000 + 900  # type: ignore[method-assign]
+        home.put(b"in the second of the act")
+        home.clock.wall_ms = lambda: second * 1000 + 1100  # type: ignore[method-assign]
+        home.put(b"after it")
+        home.lead(P)
+        await settled(home)
+        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == P]
+        left_out = [row for row in home.store.changes(P, 0, 9) if gap["from_offset"] <= row.offset < gap["upto_offset"]]
+        assert [row.key for row in left_out] == [b"in the second of the act"]
+        assert gap["upto_ms"] >= left_out[0].time_ms
+
+    alive(test)
+
+
+def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
+    """What it held before is not known yet: whoever pushes is told to come back."""
+
+    async def run() -> None:
+        home = Home()
+        read, gate = home.metastore.get, asyncio.Event()
+
+        async def slow(path: str) -> Versioned | None:
+            await gate.wait()
+            return await read(path)
+
+        home.metastore.get = slow  # type: ignore[method-assign]
+        starting = asyncio.create_task(home.start())
+        await asyncio.sleep(0.02)
+        with pytest.raises(NotReady, match="beginning"):
+            await home.acts.push("q", keys(b"a"), FULL_SYNC, 0)
+        gate.set()
+        await starting
+        assert await home.acts.push("q", keys(b"a"), FULL_SYNC, 0) == 1
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
+    """A later version registers a queue with a rule that is not known here: it is not here, and all else is, also when
+    the node begins again."""
+
+    async def test(home: Home) -> None:
+        rows = {name: {"filter": rule} for name, rule in (("later", "key_begins:a"), ("plain", "any"))}
+        await home.metastore.put(DEFINITIONS_PATH, json.dumps(rows).encode(), None)
+        await home.until(lambda: list(home.queues.machines()) == ["q", "plain"])
+        await home.crash()
+        await home.start()
+        assert list(home.queues.machines()) == ["q", "plain"]
+        with pytest.raises(BadInput, match="there is one already"):
+            await home.acts.register("later", {}, 0, told(home))
+
+    alive(test)
+
+
+def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
+    """Gaps are closed one partition after the other. What has grown meanwhile, under the id that it had, was not part
+    of what was proven."""
+
+    async def test(home: Home) -> None:
+        await settled(home)  # nobody fetches: the cursor stands where the first clear ended, and the second joins it
+        for partition in PARTITIONS:
+            home.put(b"a", partition=partition)
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        proven = home.acts.gaps("q")
+        write = home.write_cursor
+
+        async def writing(partition: int, queue: bytes, payload: bytes) -> int:
+            home.write_cursor = write  # type: ignore[method-assign]
+            home.clock.skew_ms += 2_000
+            home.put(b"b", partition=PARTITIONS[1])
+            await home.acts.clear("q", told(home))
+            await home.until(lambda: home.queues.named("q").machine.windows[PARTITIONS[1]].state.decree == 2)
+            return await write(partition, queue, payload)
+
+        home.write_cursor = writing  # type: ignore[method-assign]
+        chosen = GapChoice(tuple(gap["id"] for gap in proven), upto_ms=max(gap["upto_ms"] for gap in proven))
+        assert await home.acts.close_gaps("q", chosen, ACT) == 1
+        rows = {row.key: row.offset for row in home.store.changes(PARTITIONS[1], 0, 9)}
+        left = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[1]]
+        assert any(gap["from_offset"] <= rows[b"b"] < gap["upto_offset"] for gap in left)
+
+    alive(test)
+
+
+def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decree says where the next owner begins, so it is written first: were the owner gone already, whoever fetched
+    then would begin where the one before stood, without a gap that says so."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        await home.drain()
+        change = queue_documents.change_value
+        written: list[str] = []
+
+        async def refused(metastore: Any, path: str, changed: Any) -> Any:
+            if path.endswith("/decree"):
+                raise NotReady("the metastore is away")
+            written.append(path)
+            return await change(metastore, path, changed)
+
+        monkeypatch.setattr(queue_documents, "change_value", refused)
+        with pytest.raises(NotReady):
+            await home.acts.release("q", 0, told(home))
+        assert written == []
+        await home.queues.refresh("q")
+        (queue,) = home.served()
+        assert queue.word.owner is not None
+        assert queue.word.owner.cluster == SINK
+
+    alive(test)

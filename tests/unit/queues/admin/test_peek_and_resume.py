@@ -1,0 +1,104 @@
+"""Claims about what an operator is told of a queue: every kind of reference, gaps' times, and whether it serves
+again."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.node.admin_api.queues import reference_shown
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.queue_documents import PUBLISHING, SERVING
+from isthmus.repl.model.entry import EntryKind
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.reference import ReferenceKind
+from tests.support.queue_node import PARTITIONS, Home
+from tests.unit.queues.admin.test_acts import alive, told
+
+
+def test_peek_tells_a_tombstone_that_is_about_to_be_reaped() -> None:
+    """It is of a kind of its own, whether it is still in the index alone or in memory, and can be shown."""
+
+    async def test(home: Home) -> None:
+        entry = home.pen.data(PARTITIONS[0], b"a", delete=True)._replace(kind=EntryKind.LEAVING)
+        home.shelf.put(PARTITIONS[0], entry)
+        home.apply(PARTITIONS[0], entry)
+        for _ in range(2):
+            (item,) = await home.acts.peek("q", 10)
+            assert (item[5], reference_shown(item)["kind"]) == (b"a", "leaving")
+            await home.fetch(count=0)
+            await home.until(lambda: home.served()[0].machine.windows[PARTITIONS[0]].contiguous)
+
+    alive(test)
+
+
+@pytest.mark.parametrize("kind", ReferenceKind)
+def test_a_reference_of_each_kind_is_shown(kind: ReferenceKind) -> None:
+    """What may wait in a queue, `queue peek` can tell."""
+    shown = reference_shown((int(kind), 3, 7, b"t", b"b", b"k", b"\xa0", 5, b"xy"))
+    assert (shown["kind"], shown["key"], shown["bytes"]) == (kind.name.lower(), "k", 2)
+
+
+@pytest.mark.parametrize("what", [SERVING, PUBLISHING])
+def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> None:
+    """Resuming a node alone under a suspension of all is refused, with who made it, and changes nothing; resuming all
+    ends both."""
+
+    async def test(home: Home) -> None:
+        await home.acts.suspend("q", what, None, told(home))
+        await home.acts.suspend("q", what, "e1", told(home))
+        with pytest.raises(BadInput, match=r"suspended on all nodes \(by ann\), e1 among them"):
+            await home.acts.resume("q", what, "e1", told(home))
+        (queue,) = await home.queues.listing()
+        assert (queue[what], len(queue["suspensions"])) == ("suspended", 2)
+        await home.acts.resume("q", what, None, told(home))
+        (queue,) = await home.queues.listing()
+        assert (queue[what], queue["suspensions"]) == ("running", [])
+        await home.acts.suspend("q", what, "e1", told(home))
+        await home.acts.resume("q", what, "e1", told(home))
+        (queue,) = await home.queues.listing()
+        assert queue[what] == "running"
+
+    alive(test)
+
+
+def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
+    """From the first change that waited, not from the beginning of time, to the second of the act; a second clear
+    begins where the first one ended."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        began = home.clock.wall_ms()
+        for key in (b"a", b"b"):
+            home.clock.skew_ms += 60_000
+            home.put(key)
+        home.clock.skew_ms += 60_000
+        await home.acts.clear("q", told(home))
+        await home.until(lambda: home.served()[0].machine.windows[PARTITIONS[0]].state.gaps)
+        (gap,) = [one for one in home.acts.gaps("q") if one["partition"] == PARTITIONS[0]]
+        assert began + 60_000 <= gap["from_ms"] < began + 120_000
+        assert home.clock.wall_ms() <= gap["upto_ms"] + 1_000
+        assert await home.acts.close_gaps("q", GapChoice(None, None, began), told(home)) == 1
+
+    alive(test)
+
+
+def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
+    """Where nothing waits, and only entries of the house lie above the cursor, a clear gives nothing up."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        await home.drain()
+        for _ in range(2):
+            await home.acts.clear("q", told(home))
+            version = home.served()[0].word.decree
+            assert version is not None
+            await home.until(
+                lambda version=version.version: all(
+                    window.state.decree == version for window in home.served()[0].machine.windows.values()
+                )
+            )
+        assert home.acts.gaps("q") == []
+        home.put(b"c")
+        assert await home.drain() == [b"c"]
+
+    alive(test)

@@ -1,0 +1,134 @@
+"""Gaps of a queue that discards: what they cover and count, while more is given up than an entry under way says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.cursors import encode_state
+from isthmus.queues.queue_documents import CLEARED, AuditInfo, CursorCommand, obeyed
+from isthmus.repl.model.errors import NotReady
+from tests.support.queue_node import PARTITIONS, Home
+from tests.unit.queues.source_queue.test_rules import Desk, P, keys
+
+LIMIT = 10
+
+
+def test_what_is_given_up_while_an_entry_is_under_way_is_counted_once() -> None:
+    """Changes are given up between the claim of a gap and the CURSOR entry that records it: the next entry adds only
+    those, and both together are one gap that counts each change once."""
+    desk = Desk(reference_limit=LIMIT)
+    desk.budget.discard = True
+    for number in range(LIMIT + 5):
+        desk.write(b"a%d" % number)
+    ((_, first),) = desk.queue.unclaimed(0)
+    for number in range(7):
+        desk.write(b"b%d" % number)
+    entry = desk.pen.cursor(P, b"q", encode_state(first))
+    desk.shelf.put(P, entry)
+    desk.queue.decided(P, b"default", entry.offset, first)
+    ((_, second),) = desk.queue.unclaimed(0)
+    (gap,) = second.gaps
+    assert (gap.start, gap.end, gap.left_out) == (LIMIT, LIMIT + 12, 12)
+    assert desk.queue.windows[P].ledger.given_up == 12
+    assert desk.queue.windows[P].close_ledger() == 0
+
+
+def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
+    """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries say all of the
+    queue's state, and the one that comes last must not forget the new gap, whichever it is."""
+
+    async def test() -> None:
+        home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+        await home.start()
+        (queue,) = home.served()
+        await home.drain()
+        for turn in range(2):
+            home.put(*(b"%d/%d" % (turn, number) for number in range(LIMIT + 5)))
+            if not turn:
+                await home.until(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
+                assert len(await home.drain()) == LIMIT
+        (old,) = home.acts.gaps("q")
+        home.queues._follow_up(queue)
+        await asyncio.sleep(0)
+        assert PARTITIONS[0] in queue.claiming
+        with contextlib.suppress(NotReady):
+            await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+        assert len(await home.drain()) == LIMIT
+        await home.until(lambda: not queue.claiming)
+        left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
+        assert [gap["count_at_least"] for gap in left] == [5]
+        await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+        assert home.acts.gaps("q") == left
+        await home.close()
+
+    asyncio.run(test())
+
+
+def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each CURSOR entry says the whole state, so one entry closes the old gap and records the new one: an entry of the
+    new one that was written before, and of which nobody knows what became, may be applied on either side of it."""
+
+    async def test() -> None:
+        home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+        await home.start()
+        (queue,) = home.served()
+        await home.drain()
+        window = queue.machine.windows[PARTITIONS[0]]
+        home.put(*(b"0/%d" % number for number in range(LIMIT + 5)))
+        await home.until(lambda: window.state.gaps)
+        assert len(await home.drain()) == LIMIT
+        (old,) = home.acts.gaps("q")
+        monkeypatch.setattr(home.queues._keeper, "write_pending_cursors", lambda _queue: None)
+        home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
+        assert window.unrecorded()
+        await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+        window = queue.machine.windows[PARTITIONS[0]]
+        assert [gap.left_out for gap in window.state.gaps] == [5]
+        assert not window.unrecorded()
+        await home.close()
+
+    asyncio.run(test())
+
+
+def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not_lost() -> None:
+    """The CURSOR entry of a gap is late: what was acknowledged above it is neither lost to the ledger, nor pending to
+    the lag, nor a riddle to explain; what was given up is nobody's either."""
+    desk = Desk(reference_limit=LIMIT)
+    desk.budget.discard = True
+    for number in range(LIMIT + 5):
+        desk.write(b"a%d" % number)
+    desk.ack(desk.take()[0])
+    desk.write(b"b")
+    desk.ack(desk.take()[0])
+    desk.write(b"c")
+    window = desk.queue.windows[P]
+    assert window.cursor == LIMIT, "the gap is on no record"
+    rows = desk.shelf.changes(P, 0, 100)
+    assert window.unexplained(rows) == []
+    assert [row.key for row in window.unsettled(rows)] == [b"c"]
+    (above,) = [row.offset for row in rows if row.key == b"b"]
+    assert window.whereabouts(above)[0] == "acknowledged"
+
+
+def test_the_second_of_two_entries_that_says_less_counts() -> None:
+    """Nobody knew what became of an entry that obeyed a clear, and a second one stands behind it, by which less is
+    cleared: what only the first left out is offered."""
+    desk = Desk()
+    for number in range(6):
+        desk.write(b"a%d" % number)
+    window = desk.queue.windows[P]
+    clear = CursorCommand(1, CLEARED, 1, "ann", 7, "")
+    states = [obeyed(window.state, window.cursor, clear, start, 7) for start in (6, 2)]
+    for state in states:
+        entry = desk.pen.cursor(P, b"q", encode_state(state))
+        desk.shelf.put(P, entry)
+        desk.queue.add(P, [entry], 0)
+        desk.queue.decided(P, b"default", entry.offset, state)
+    desk.refill()
+    assert [(gap.start, gap.end) for gap in desk.queue.windows[P].state.gaps] == [(0, 2)]
+    assert keys(desk.take()[1]) == [b"a2", b"a3", b"a4", b"a5"]

@@ -1,0 +1,178 @@
+"""Claims about gaps under any order of writes, fetches, suspensions, decrees, overflows and CURSOR entries that are
+late, refused, or of which nobody knows what became: whatever a cursor has passed is acknowledged or lies in a gap.
+
+The schedule is that of `tests.unit.queues.source_queue.test_state_machine`, with what operators do beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import isthmus.queues.window as window_room
+from isthmus.queues.cursor_decisions import PublishingSuspended
+from isthmus.queues.cursors import CursorState, decode_state, encode_state
+from isthmus.queues.gaps import with_gap, without
+from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, CursorCommand, obeyed
+from isthmus.repl.model.entry import EntryKind
+from tests.unit.queues.source_queue.test_state_machine import NAME, PARTITIONS, ROWS, Schedule
+
+
+class Steered(Schedule):
+    """A queue that operators steer; half of them discard at their limit."""
+
+    def __init__(self, seed: int, cascade: bool) -> None:
+        self.stopped: PublishingSuspended | None = None
+        self.decree: CursorCommand | None = None
+        self.claims: list[tuple[int, CursorState]] = []
+        self.claiming: set[int] = set()
+        super().__init__(seed, cascade)
+        left_to_others = (self.reap, self.another_cluster_takes_over, self.a_new_base)
+        self.events = [(weight, event) for weight, event in self.events if event not in left_to_others]
+        self.events += [
+            (12, self.claim),
+            (12, self.claim_lands),
+            (1, self.suspend_or_resume),
+            (2, self.act),
+            (1, self.close_gaps),
+        ]
+
+    def start(self) -> None:
+        self.discard = bool(self.rng.getrandbits(1))
+        super().start()
+        self.claims.clear()
+        self.claiming.clear()
+        self.queue.stopped = self.stopped
+
+    def tell_some(self, partition: int, count: int) -> None:
+        entries, self.untold[partition] = self.untold[partition][:count], self.untold[partition][count:]
+        start = 0
+        for at, entry in enumerate(entries, 1):
+            if entry.kind == EntryKind.CURSOR or at == len(entries):
+                self.told[partition] = entry.offset + 1
+                self.queue.add(partition, entries[start:at], self.now)
+                start = at
+            if entry.kind == EntryKind.CURSOR:
+                self.claiming.discard(partition)
+                self.queue.decided(partition, b"default", entry.offset, decode_state(entry.payload))
+
+    # ------------------------------------------------------------------ what operators do
+
+    def suspend_or_resume(self) -> None:
+        self.queue.stopped = self.stopped = None if self.stopped else PublishingSuspended("ann", "because")
+        self.seen["suspended"] += 1
+
+    def act(self) -> None:
+        """Clear, release from somewhere, or place: what becomes of it is up to each partition."""
+        self.now += 1
+        version = 1 if self.decree is None else self.decree.version + 1
+        what = self.rng.choice([CLEARED, CLEARED, RELEASED, PLACED])
+        self.decree = CursorCommand(version, what, self.rng.choice([0, 1]), "ann", self.now, "because")
+        self.seen[what] += 1
+
+    def claim(self) -> None:
+        """As `CursorKeeper.write_pending_cursors` does it, of one partition."""
+        due: dict[int, CursorState | None] = dict(self.queue.unclaimed(self.now))
+        if self.decree is not None:
+            version = self.decree.version
+            due |= {p: None for p, window in self.queue.windows.items() if window.state.decree < version}
+        for partition, state in due.items():
+            if partition not in self.claiming:
+                self.claiming.add(partition)
+                self.claims.append((partition, self.obeying(partition) if state is None else state))
+                return
+
+    def obeying(self, partition: int) -> CursorState:
+        assert self.decree is not None
+        window = self.queue.windows[partition]
+        if self.decree.what == PLACED:
+            start = self.rng.randint(0, window.applied)
+            self.brought(partition, 0, start)
+        elif self.decree.what == CLEARED or self.decree.start_ms:
+            start = self.rng.choice([window.applied, self.rng.randint(0, window.applied)])
+        else:
+            start = 0
+        return obeyed(window.state, window.advance(), self.decree, start, self.now)
+
+    def claim_lands(self) -> None:
+        """The entry is refused, or applied; of some nobody hears, and the next claim begins before it is told."""
+        if not self.claims:
+            return
+        partition, state = self.claims.pop(self.rng.randrange(len(self.claims)))
+        if self.rng.random() < 0.2:
+            self.claiming.discard(partition)
+            return
+        self.store(partition, self.pen.cursor(partition, NAME, encode_state(state)))
+        if self.rng.random() < 0.2:
+            self.claiming.discard(partition)
+            self.seen["unknown"] += 1
+
+    def close_gaps(self) -> None:
+        """As `CursorKeeper.close_gaps` does it: a full-sync has brought what lies in them."""
+        partition = self.rng.choice(PARTITIONS)
+        window = self.queue.windows[partition]
+        chosen = [gap for gap in window.state.gaps if not gap.is_open and self.rng.getrandbits(1)]
+        if partition in self.claiming or not chosen:
+            return
+        left = without(window.state.gaps, chosen)
+        for gap in window.claim_gaps():
+            left = with_gap(left, gap)
+        for gap in chosen:
+            self.brought(partition, gap.start, gap.end)
+        self.claiming.add(partition)
+        self.claims.append((partition, replace(window.state, cursor=window.advance(), gaps=left)))
+        self.seen["closed"] += 1
+
+    def brought(self, partition: int, start: int, end: int) -> None:
+        for offset, change in self.shelf.rows[partition].items():
+            if start <= offset < end:
+                name = partition, change.key
+                self.acked[name] = max(offset, self.acked.get(name, -1))
+
+    def lead_again(self, partition: int) -> None:
+        """Whoever waited for an entry of the leadership before is told that its fate is not known."""
+        super().lead_again(partition)
+        self.claims = [claim for claim in self.claims if claim[0] != partition]
+        self.claiming.discard(partition)
+
+    def decide(self) -> None:
+        self.claim()
+        self.claim_lands()
+        for partition in PARTITIONS:
+            self.tell_some(partition, 10_000)
+
+    def undecided(self) -> bool:
+        old = self.decree is not None and any(
+            window.state.decree < self.decree.version for window in self.queue.windows.values()
+        )
+        return old or bool(self.claims or self.queue.unclaimed(self.now))
+
+    def drain(self) -> None:
+        """All that was decided is obeyed, and what is given up meanwhile comes on record."""
+        self.queue.stopped = self.stopped = None
+        super().drain()
+        self.seen["gaps"] += sum(len(window.state.gaps) for window in self.queue.windows.values())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("cascade", [False, True])
+def test_what_a_cursor_has_passed_is_acknowledged_or_in_a_gap(cascade: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-GAP holds after every step of any schedule, for the queue as for whoever begins from the store."""
+    monkeypatch.setattr(window_room, "REFILL_ROWS", ROWS)
+    monkeypatch.setattr(window_room, "TAIL_MAX", 5)
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @given(st.integers(0, 2**32))
+    def run(seed: int) -> None:
+        schedule = Steered(seed, cascade)
+        schedule.run(300)
+        seen.update(schedule.seen)
+
+    run()
+    wanted = ("acknowledged", "suspended", "unknown", "closed", "gaps", CLEARED, RELEASED, PLACED)
+    assert all(seen[what] for what in wanted), seen

@@ -1,0 +1,575 @@
+"""Claims about the source actor: cursors, owners, long polls, suspensions, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import isthmus.queues.backlog_count as counting_room
+import isthmus.queues.long_poll as polls_room
+import isthmus.queues.queue_server as serving_room
+from isthmus.config.settings import QueueSettings
+from isthmus.queues import pacing
+from isthmus.queues.cursors import decode_state, position_of
+from isthmus.queues.queue_documents import AuditInfo
+from isthmus.queues.status import HELP
+from isthmus.queues.wire import SERVING, SUSPENDED, BatchAck, OwnCluster, OwnedByOther, UnknownQueue
+from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
+from tests.support.memory_metastore import MemoryEnsemble, WriteFault
+from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_source import OURS, SINK, THIRD
+
+P, Q = PARTITIONS
+
+
+def alive(test: Callable[[Home], Coroutine[Any, Any, None]], home: Home | None = None) -> None:
+    """Run `test` on a home that was started, and close it."""
+
+    async def run() -> None:
+        house = home or Home()
+        await house.start()
+        try:
+            await test(house)
+        finally:
+            await house.close()
+
+    asyncio.run(run())
+
+
+def keys(reply: Any) -> list[bytes]:
+    return [item[5] for item in reply.items]
+
+
+def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
+    """Leading a partition in which a queue never stood writes a CURSOR entry with start 0."""
+
+    async def test(home: Home) -> None:
+        for partition in PARTITIONS:
+            rows = home.store.cursor(partition, b"q")
+            assert rows.entry is not None
+            assert decode_state(rows.entry).cursor == 0
+
+    alive(test)
+
+
+def test_what_was_written_before_the_queue_existed_is_offered() -> None:
+    """A queue registered later starts at 0 and gets what is there, each key once."""
+
+    async def run() -> None:
+        home = Home()
+        await home.start(lead=False)
+        home.put(b"a", b"b", b"a")
+        for partition in PARTITIONS:
+            home.lead(partition)
+        assert sorted(await home.drain()) == [b"a", b"b"]
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_name() -> None:
+    """Ownership is one conditional write; it holds for every later fetch, also after a restart."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        reply = await home.fetch()
+        assert keys(reply) == [b"a"]
+        assert (reply.cluster, reply.cluster_name, reply.owner_version) == (OURS, "east", 1)
+        found = await home.metastore.get("/queues/q/owner")
+        assert found is not None
+        owner = json.loads(found.value)
+        assert (owner["owner"], owner["cluster"], owner["version"], owner["by"]) == (SINK.hex(), "west", 1, "w1")
+        for partition in PARTITIONS:
+            position = position_of(home.store.cursor(partition, b"q"), 0)
+            assert position is not None
+            assert (position.state.owner, position.state.owner_version) == (SINK, 1)
+        for _ in range(2):
+            with pytest.raises(OwnedByOther, match=f"west.*{SINK.hex()}"):
+                await home.fetch(cluster=THIRD)
+            await home.crash()
+            await home.start()
+
+    alive(test)
+
+
+def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -> None:
+    """Whatever becomes of the conditional write, exactly one of two clusters owns the queue."""
+
+    async def run(fault: WriteFault) -> None:
+        home = Home()
+        await home.start()
+        home.metastore.spoil(fault)
+        answers = await asyncio.gather(
+            home.fetch(wait_ms=0), home.fetch(cluster=THIRD, wait_ms=0), return_exceptions=True
+        )
+        assert sum(isinstance(answer, OwnedByOther) for answer in answers) == 1, answers
+        home.metastore.deliver_late()
+        home.put(b"a")
+        answers = await asyncio.gather(
+            home.fetch(wait_ms=500), home.fetch(cluster=THIRD, wait_ms=500), return_exceptions=True
+        )
+        assert sum(isinstance(answer, OwnedByOther) for answer in answers) == 1, answers
+        assert [keys(answer) for answer in answers if not isinstance(answer, BaseException)] == [[b"a"]]
+        await home.close()
+
+    for fault in WriteFault:
+        asyncio.run(run(fault))
+
+
+def test_wrong_queues_and_a_peer_that_points_home_are_refused() -> None:
+    """An unknown queue and a fetch by the cluster that owns the data have errors of their own."""
+
+    async def test(home: Home) -> None:
+        with pytest.raises(UnknownQueue, match="'other'"):
+            await home.fetch(queue="other")
+        with pytest.raises(OwnCluster, match="east"):
+            await home.fetch(cluster=OURS)
+
+    alive(test)
+
+
+def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
+    """The long poll ends when a change is applied, not when its time is over."""
+
+    async def test(home: Home) -> None:
+        assert keys(await home.fetch(wait_ms=0)) == []
+        waiting = asyncio.ensure_future(home.fetch(wait_ms=20_000))
+        await home.until(lambda: home.served()[0].waiters)
+        began = time.monotonic()
+        home.put(b"a")
+        assert keys(await waiting) == [b"a"]
+        assert time.monotonic() - began < 5
+        began = time.monotonic()
+        assert keys(await home.fetch(wait_ms=100)) == []
+        assert time.monotonic() - began >= 0.09
+
+    alive(test)
+
+
+def test_long_polls_end_each_at_its_own_time() -> None:
+    """One timer serves all that wait: one that is short ends before a longer one that came first, which stays; and one
+    that goes takes nobody's end along."""
+
+    async def test(home: Home) -> None:
+        began = time.monotonic()
+        long = asyncio.ensure_future(home.fetch(wait_ms=1_000))
+        await home.until(lambda: len(home.served()[0].waiters) == 1)
+        left = asyncio.ensure_future(home.fetch(wait_ms=50, link=1))
+        short = asyncio.ensure_future(home.fetch(wait_ms=200, link=2))
+        await home.until(lambda: len(home.served()[0].waiters) == 3)
+        left.cancel()
+        assert keys(await short) == []
+        assert time.monotonic() - began >= 0.19
+        assert not long.done()
+        assert keys(await long) == []
+        assert time.monotonic() - began >= 0.99
+        assert not home.served()[0].waiters
+
+    alive(test)
+
+
+def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        waiting = asyncio.ensure_future(home.fetch())
+        await home.until(lambda: home.served()[0].waiters)
+        machine = home.served()[0].machine
+        monkeypatch.setattr(pacing, "SILENCE_MS", 60_000)
+        machine._pace.arrived(0, home.clock.now_ms())
+        machine._pace._gather_ms = 300  # the real 10 ms pass between two lines of a busy machine
+        machine._pace.emptied()
+        home.put(b"a")
+        assert machine.due_in_ms(home.clock.now_ms()) != 0
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        home.put(b"b", b"c")
+        assert keys(await waiting) == [b"a", b"b", b"c"]
+
+    alive(test)
+
+
+def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does() -> None:
+    """The durable cursor: after a crash everything above what was saved comes, nothing below it."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        first = await home.fetch()
+        assert keys(first) == [b"a", b"b"]
+        home.put(b"c")
+        second = await home.fetch(acks=[BatchAck(first.batch, first.owner_version)])
+        assert keys(second) == [b"c"]
+        home.queues.tick()
+        await home.crash()
+        await home.start()
+        again = await home.fetch(acks=[BatchAck(second.batch, second.owner_version)])
+        assert keys(again) == [b"c"], "an acknowledgement from before the crash settles nothing"
+        await home.fetch(acks=[BatchAck(again.batch, again.owner_version)], count=0)
+        await home.queues.stop()
+        await home.start()
+        assert await home.drain() == [], "a stop saves the cursor"
+
+    alive(test)
+
+
+def test_cursors_are_saved_at_most_once_a_tick_and_only_when_they_moved() -> None:
+    """Acknowledgements write nothing by themselves; an idle queue writes nothing at all."""
+
+    async def test(home: Home) -> None:
+        for number in range(5):
+            home.put(b"%d" % number)
+            await home.drain()
+        before = home.soft_writes
+        home.queues.tick()
+        assert home.soft_writes <= before + len(PARTITIONS)
+        saved = home.soft_writes
+        home.queues.tick()
+        assert home.soft_writes == saved
+
+    alive(test)
+
+
+def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
+    """An acknowledgement may name items that failed; the cursor waits for them."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b", b"c")
+        reply = await home.fetch()
+        reply = await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (1,))])
+        assert keys(reply) == [b"b"]
+        listing = (await home.queues.listing())[0]
+        assert (listing["acknowledged"], listing["redelivered"], listing["in_flight"]) == (2, 1, 1)
+
+    alive(test)
+
+
+def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
+    """A sink that takes a batch and goes away holds nothing up for longer than the lease."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert keys(await home.fetch()) == [b"a"]
+        assert keys(await home.fetch(link=1, wait_ms=0)) == []
+        waiting = asyncio.ensure_future(home.fetch(link=1, wait_ms=60_000))
+        await home.until(lambda: home.served()[0].waiters)
+        home.clock.skew_ms += QueueSettings("q").lease_ms
+        home.queues.tick()
+        assert keys(await waiting) == [b"a"]
+
+    alive(test)
+
+
+def test_several_fetches_at_once_get_distinct_changes() -> None:
+    """Parallel long polls share a queue without serving anything twice."""
+
+    async def test(home: Home) -> None:
+        polls = [asyncio.ensure_future(home.fetch(link=link, count=1)) for link in range(4)]
+        await home.until(lambda: len(home.served()[0].waiters) == 4)
+        home.put(b"a", b"b")
+        home.put(b"c", b"d", partition=Q)
+        got = [key for reply in await asyncio.gather(*polls) for key in keys(reply)]
+        assert sorted(got) == [b"a", b"b", b"c", b"d"]
+
+    alive(test)
+
+
+def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelling a long poll, or one that reads its objects beside the loop, leaves every change to the next fetch."""
+    monkeypatch.setattr(serving_room, "READ_HERE_COUNT", 0)
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        waiting = asyncio.ensure_future(home.fetch())
+        await home.until(lambda: home.served()[0].waiters)
+        home.put(b"a", size=1_000_000)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        assert keys(await home.fetch(link=1)) == [b"a"]
+        assert not home.served()[0].waiters
+
+    alive(test)
+
+
+def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
+    """Changes that piled up unseen arrive once each, current, with few references in memory at any time."""
+
+    async def test(home: Home) -> None:
+        number = 0
+        for _ in range(30):
+            home.put(*(b"p%d" % (number + n) for n in range(100)))
+            home.put(*(b"q%d" % (number + n) for n in range(100)), partition=Q)
+            number += 50
+        distinct = 2 * (number + 50)
+        machine = home.served()[0].machine
+        assert machine.budget.references == 0, "nobody fetches: nothing is kept"
+        assert (await home.queues.listing())[0]["waiting"] == distinct
+        got: list[bytes] = []
+        acks: list[BatchAck] = []
+        while len(got) < distinct:
+            reply = await home.fetch(acks=acks)
+            assert machine.budget.references <= 2 * (2048 + 1024) + 512
+            assert all(len(item[8]) > 0 for item in reply.items)
+            got += keys(reply)
+            acks = [BatchAck(reply.batch, reply.owner_version)]
+        await home.fetch(acks=acks, count=0)
+        assert len(got) == len(set(got)) == distinct
+        listing = (await home.queues.listing())[0]
+        assert (listing["waiting"], listing["in_flight"], listing["oldest_age_ms"]) == (0, 0, None)
+        assert machine.budget.references == 0
+
+    alive(test)
+
+
+def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too many rows would have to be read, or a partition was not found out yet, the listing says None."""
+
+    async def test(home: Home) -> None:
+        monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
+        home.put(*(b"%d" % n for n in range(9_000)))
+        assert (await home.queues.listing())[0]["waiting"] is None
+        home.queues.leadership(99, True, 0)
+        assert (await home.queues.listing())[0]["waiting"] is None
+
+    alive(test)
+
+
+def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() -> None:
+    """Suspensions live in the metastore with who, when and why, and reach every node of the cluster."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+        await home.start()
+        await other.start()
+        home.put(b"a")
+        waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
+        await waiting
+        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
+        await other.until(lambda: other.served()[0].suspension is not None)
+        await home.crash()
+        await home.start()
+        for house in (home, other):
+            listing = (await house.queues.listing())[0]
+            assert listing["serving"] == "suspended"
+            assert (listing["suspended"]["by"], listing["suspended"]["reason"]) == ("ann", "maintenance")
+            assert "maintenance" in listing["reason"]
+            assert house.queues.status()["reason"] == "suspended: q"
+        home.put(b"b")
+        reply = await home.fetch(wait_ms=50)
+        assert (reply.items, reply.state) == ([], SUSPENDED)
+        poll = asyncio.ensure_future(home.fetch(wait_ms=20_000))
+        await home.until(lambda: home.served()[0].waiters)
+        await other.acts.resume("q", "serving", None, AuditInfo("bob", 2, ""))
+        reply = await poll
+        assert b"b" in keys(reply)
+        assert reply.state == SERVING
+        with pytest.raises(BadInput, match="publishing"):
+            await home.acts.suspend("q", "everything", None, AuditInfo("ann", 3, ""))
+        with pytest.raises(UnknownQueue):
+            await home.acts.suspend("x", "serving", None, AuditInfo("ann", 3, ""))
+        await home.close()
+        await other.close()
+
+    asyncio.run(run())
+
+
+def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> None:
+    """Any node of the owner may fetch at any node of the source; a stranger is refused at all of them."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+        await home.start()
+        await other.start()
+        await home.fetch(wait_ms=0)
+        with pytest.raises(OwnedByOther):
+            await other.fetch(cluster=THIRD, wait_ms=0)
+        other.put(b"a")
+        assert keys(await other.fetch()) == [b"a"]
+        await home.close()
+        await other.close()
+
+    asyncio.run(run())
+
+
+def test_refused_cursor_entries_are_tried_again() -> None:
+    """A write path that is not ready, or does not know, delays a queue and loses nothing."""
+
+    async def run() -> None:
+        home = Home()
+        home.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
+        await home.start()
+        home.refusals = [NotReady("election")]
+        home.put(b"a")
+        home.put(b"b", partition=Q)
+        assert sorted(await home.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
+        home.clock.skew_ms += 1_000
+        home.queues.tick()
+        await home.until(lambda: not home.served()[0].machine.unclaimed(0))
+        await home.drain()
+        for partition in PARTITIONS:
+            assert home.served()[0].machine.windows[partition].advance() == home.shelf.ends[partition]
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_without_the_metastore_owned_queues_serve_and_others_wait() -> None:
+    """H31: source queues go on during an outage; only what needs a decision is refused, as retryable."""
+
+    async def run() -> None:
+        home = Home(QueueSettings("q"), QueueSettings("new"))
+        await home.start()
+        await home.fetch(wait_ms=0)
+        home.metastore.disconnect()
+        home.put(b"a")
+        assert keys(await home.fetch()) == [b"a"]
+        with pytest.raises(NotReady):
+            await home.fetch(queue="new")
+        with pytest.raises(NotReady):
+            await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
+        home.metastore.reconnect()
+        assert keys(await home.fetch(queue="new")) == [b"a"]
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
+    """A hint that came while the metastore was away is followed once it is back."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+        await home.start()
+        await other.start()
+        await other.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
+        home.metastore.disconnect()
+        await asyncio.sleep(0.02)
+        home.metastore.reconnect()
+        await home.until(lambda: home.served()[0].suspension is not None)
+        await home.close()
+        await other.close()
+
+    asyncio.run(run())
+
+
+def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:
+    """Losing leadership saves the cursor and drops the window; on return nothing acknowledged comes again."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        reply = await home.fetch()
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        home.put(b"b")
+        assert keys(await home.fetch(wait_ms=50)) == []
+        home.lead(P)
+        assert await home.drain() == [b"b"]
+
+    alive(test)
+
+
+def test_changes_of_a_follower_are_not_offered() -> None:
+    """I-Q-COMMITTED: the leader's apply feeds the queue, nobody else's."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        entry = home.pen.data(P, b"a")
+        home.queues.applied(P, [entry], False)
+        home.queues.applied(77, [entry], True)
+        assert keys(await home.fetch(wait_ms=20)) == []
+
+    alive(test)
+
+
+def test_stop_answers_the_fetches_that_wait() -> None:
+    """A stopping node lets no sink hang: waiting fetches get an answer, later ones a refusal."""
+
+    async def test(home: Home) -> None:
+        poll = asyncio.ensure_future(home.fetch(wait_ms=30_000))
+        await home.until(lambda: home.served()[0].waiters)
+        await home.queues.stop()
+        assert (await asyncio.wait_for(poll, 5)).items == []
+        with pytest.raises(NotReady):
+            await home.fetch()
+
+    alive(test)
+
+
+def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long polls are bounded; one more is told to come back."""
+
+    async def test(home: Home) -> None:
+        monkeypatch.setattr(polls_room, "WAITING_FETCHES_MAX", 2)
+        polls = [asyncio.ensure_future(home.fetch(link=link, wait_ms=300)) for link in range(2)]
+        await home.until(lambda: len(home.served()[0].waiters) == 2)
+        with pytest.raises(Overloaded):
+            await home.fetch(link=2)
+        home.put(b"a", b"b")
+        await asyncio.gather(*polls)
+
+    alive(test)
+
+
+def test_queues_of_one_node_are_served_apart() -> None:
+    """Two queues hold their own cursors and owners over the same changes."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert keys(await home.fetch(queue="q")) == [b"a"]
+        assert keys(await home.fetch(queue="r", cluster=THIRD)) == [b"a"]
+        listing = {row["name"]: row for row in await home.queues.listing()}
+        assert listing["q"]["owner"]["uuid"] == SINK.hex()
+        assert listing["r"]["owner"]["uuid"] == THIRD.hex()
+
+    alive(test, Home(QueueSettings("q"), QueueSettings("r")))
+
+
+def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
+    """Names of metrics are explained, counters only rise, and operators get plain values."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        reply = await home.fetch()
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        samples = home.queues.metrics()
+        assert {name for name, _, _ in samples} == set(HELP)
+        values = {name: value for name, _, value in samples}
+        assert values["isthmus_queue_served_total"] == values["isthmus_queue_acknowledged_total"] == 1
+        assert json.loads(json.dumps(await home.queues.listing()))[0]["name"] == "q"
+        assert home.queues.status() == {"actor": "source", "state": "running", "reason": ""}
+
+    alive(test)
+
+
+def test_without_queues_the_actor_is_there_and_idle() -> None:
+    """An unconfigured source says so and costs nothing."""
+
+    async def test(home: Home) -> None:
+        assert home.queues.status() == {"actor": "source", "state": "idle", "reason": "not configured"}
+        home.put(b"a")
+        assert await home.queues.listing() == []
+        assert home.queues.metrics() == []
+        with pytest.raises(UnknownQueue):
+            await home.fetch()
+
+    home = Home()
+    home.settings = ()
+    alive(test, home)
+
+
+def test_a_filter_that_is_not_known_stops_the_start() -> None:
+    """A wrong filter is bad config, not a queue that offers the wrong things."""
+    home = Home(QueueSettings("q", filter="bucket:x"))
+    with pytest.raises(BadConfig, match="bucket:x"):
+        asyncio.run(home.start())
+    home.pool.shutdown()

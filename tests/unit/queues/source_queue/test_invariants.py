@@ -1,0 +1,205 @@
+"""Claims about a source queue under its invariants' names: order of priorities, what references carry, who never waits;
+and about its bounds as the source texts give them."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.cursors import CursorState, encode_state
+from isthmus.queues.object_reader import read_objects
+from isthmus.queues.pacing import ALIVE_MS
+from isthmus.queues.window_rules import FOLD, FULL_SYNC, REAL_TIME, Item
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import decode_object
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.vclock import descends
+from tests.support.queue_node import Home
+from tests.support.queue_source import BUCKET, THIRD
+from tests.unit.queues.source_queue.test_rules import SESSION, Desk, P, Q, keys
+
+DEFAULTS = QueueSettings("q")
+
+
+def named(start: bytes, numbers: range) -> list[Key]:
+    return [Key(b"default", BUCKET, start + b"%d" % n) for n in numbers]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> None:
+    """I-Q-PRIO: over random writes, pushes, fetches and lost batches a batch is of one priority, the highest that has
+    something; and what is pushed below neither takes a place of real time nor delays it."""
+    rng, desk = Random(seed), Desk(reference_limit=40)
+    machine = desk.queue
+    by_priority = {lower.priority: lower for lower in machine.lower}
+    held: list[bytes] = []
+    seen = set()
+    for step in range(2_000):
+        desk.now += rng.choice((0, 0, 5, ALIVE_MS + 1))
+        match rng.randrange(7):
+            case 0 | 1:
+                desk.write(b"r%d" % rng.randrange(20))
+            case 2:
+                before = machine.budget.references
+                by_priority[rng.choice((FULL_SYNC, FOLD))].offer(named(b"p", range(step, step + 60)), desk.now)
+                assert machine.budget.references == before
+            case 3 if held:
+                desk.ack(held.pop(rng.randrange(len(held))), rng.choice(((), None, (0,))))
+            case _:
+                desk.refill()
+                ready = sum(window.ready_count for window in machine.windows.values())
+                waiting = {p: lower.waiting_count for p, lower in by_priority.items()}
+                batch = machine.take(SESSION, rng.randrange(1, 30), 1_000_000, desk.now)
+                if batch is None:
+                    assert not ready, "real time waits for nothing"
+                    continue
+                assert (batch.priority == REAL_TIME) == bool(ready)
+                if batch.priority == FOLD:
+                    assert not waiting[FULL_SYNC]
+                seen.add(batch.priority)
+                held.append(batch.id)
+    assert seen == {REAL_TIME, FULL_SYNC, FOLD}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_given_out_is_what_its_reference_says_or_newer(seed: int) -> None:
+    """I-Q-REF: tombstones are given out whole, never as a reference, also beyond both object limits; what a reference
+    names comes with a clock that has seen the reference's, or is counted as vanished."""
+    rng, desk = Random(seed), Desk(size_limit=100, object_limit=3)
+    clocks: dict[bytes, list[tuple[object, ...]]] = {}
+    given: list[Item] = []
+    deleted: set[bytes] = set()
+    vanished = 0
+    for _ in range(600):
+        name = b"k%d" % rng.randrange(12)
+        if rng.random() < 0.7:
+            gone = rng.random() < 0.3
+            desk.write(name, size=rng.choice((10, 500)), delete=gone)
+            (deleted.add if gone else deleted.discard)(name)
+            clocks.setdefault(name, []).append(decode_object(desk.shelf.objects[P, name]).clock)
+            continue
+        if rng.random() < 0.1:
+            vanished += desk.shelf.objects.pop((P, name), None) is not None
+        batch = desk.queue.take(SESSION, rng.randrange(1, 9), 1_000_000, desk.now)
+        if batch is None:
+            continue
+        for item in batch.items():
+            if item[5] in deleted:
+                assert ReferenceKind(item[0]) is ReferenceKind.TOMBSTONE
+        wanted = {item[5]: clocks[item[5]][-1] for item in batch.items()}
+        if desk.queue.settle(batch, read_objects(desk.shelf, batch.items(), 1_000_000)):  # type: ignore[arg-type]
+            for item in batch.items():
+                assert descends(decode_object(item[8]).clock, wanted[item[5]])  # type: ignore[arg-type]
+                given.append(item)
+            desk.ack(batch.id)
+    assert {ReferenceKind(item[0]) for item in given} >= {ReferenceKind.OBJECT, ReferenceKind.TOMBSTONE}
+    assert desk.queue.ledger().vanished <= vanished
+
+
+@pytest.mark.parametrize("overflow", ["replay", "discard"])
+def test_a_write_waits_for_no_queue(overflow: str) -> None:
+    """I-Q-NOBLOCK: while real time is at its limit, lower priorities are full, a producer waits for them, the metastore
+    is away and no sink comes, what apply tells the queues is taken in without the loop; memory stays at its bounds."""
+
+    async def run() -> None:
+        home = Home(QueueSettings("q", overflow=overflow, queue_limit_count=10))
+        await home.start()
+        await home.fetch(wait_ms=0)
+        assert await home.acts.push("q", named(b"p", range(20)), FOLD, 20) == 10
+        waiting = asyncio.ensure_future(home.acts.push("q", named(b"x", range(5)), FOLD, 10_000))
+        await home.until(lambda: home.served()[0]._pushers)
+        home.metastore.disconnect()
+        (queue,) = home.served()
+        turns: list[int] = []
+        ticker = asyncio.get_running_loop().call_soon(turns.append, 1)
+        for number in range(500):
+            home.put(b"%d" % number)
+        assert not turns, "nobody gave the loop a turn meanwhile"
+        ticker.cancel()
+        assert queue.machine.budget.references <= 10
+        assert not waiting.done()
+        home.metastore.reconnect()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_the_bounds_are_those_of_the_source_texts() -> None:
+    """300,000 references a priority, 1,000 whole objects, of 200 KB at most; what does not fit waits in the store."""
+    assert (DEFAULTS.queue_limit_count, DEFAULTS.object_limit_count) == (300_000, 1_000)
+    assert (DEFAULTS.object_size_limit_bytes, DEFAULTS.overflow) == (200_000, "replay")
+    desk = Desk(size_limit=DEFAULTS.object_size_limit_bytes, object_limit=DEFAULTS.object_limit_count)
+    desk.write(b"at", size=DEFAULTS.object_size_limit_bytes - 200)
+    desk.write(b"above", size=DEFAULTS.object_size_limit_bytes + 1)
+    for number in range(DEFAULTS.object_limit_count + 10):
+        desk.write(b"%d" % number, size=1)
+    assert desk.budget.objects == DEFAULTS.object_limit_count
+    batch = desk.queue.take(SESSION, 5_000, 10_000_000, 0)
+    assert batch is not None
+    kinds = [ReferenceKind(item[0]) for item in batch.items()]
+    assert kinds[:2] == [ReferenceKind.OBJECT, ReferenceKind.TO_FETCH]
+    assert kinds.count(ReferenceKind.OBJECT) == DEFAULTS.object_limit_count
+    assert set(kinds[-10:]) == {ReferenceKind.TO_FETCH}
+
+
+def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
+    """The queue has a new owner, and one partition cannot write the CURSOR entry that says so, since it has too few in
+    sync: what waits there is for nobody, and repairs of all others go on."""
+    desk = Desk(partitions=(P, Q))
+    for partition in (P, Q):
+        desk.write(b"r", partition)
+    machine = desk.queue
+    machine.set_owner(THIRD, 2)
+    state = CursorState(0, 2, THIRD)
+    entry = desk.pen.cursor(P, b"q", encode_state(state))
+    desk.shelf.put(P, entry)
+    machine.add(P, [entry], desk.now)
+    machine.decided(P, b"default", entry.offset, state)
+    session = SESSION._replace(cluster=THIRD)
+    machine.on_fetch(session, None, desk.now)
+    desk.refill()
+    machine.lower[0].offer(named(b"p", range(3)), desk.now)
+    desk.now += ALIVE_MS + 1
+    first = machine.take(session, 10, 1_000_000, desk.now)
+    assert first is not None
+    assert (first.priority, keys(first.items())) == (REAL_TIME, [b"r"])
+    assert machine.due_in_ms(desk.now, session) == 0
+    second = machine.take(session, 10, 1_000_000, desk.now)
+    assert second is not None
+    assert (second.priority, len(second)) == (FULL_SYNC, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("discard", [False, True])
+def test_at_the_bound_of_references_replay_keeps_all_and_discard_names_the_rest(discard: bool) -> None:
+    """At 300,000 references: with `replay` the window stops there, all arrive in order, and nothing is given up; with
+    `discard` what comes then is given up, counted, and is exactly the range of one gap."""
+    limit, more = DEFAULTS.queue_limit_count, 1_000
+    desk = Desk(reference_limit=limit, object_limit=DEFAULTS.object_limit_count)
+    desk.budget.discard = discard
+    for number in range(limit + more):
+        desk.write(b"%d" % number, size=1)
+    assert desk.budget.references == limit
+    came: list[bytes] = []
+    while True:
+        desk.refill()
+        batch, items = desk.take(count=10_000, size=100_000_000)
+        if not items:
+            break
+        came += keys(items)
+        desk.ack(batch)
+    kept = limit if discard else limit + more
+    assert came == [b"%d" % number for number in range(kept)]
+    assert desk.queue.windows[P].ledger.given_up == limit + more - kept
+    if discard:
+        ((_, state),) = desk.queue.unclaimed(0)
+        (gap,) = state.gaps
+        assert (gap.start, gap.end, gap.left_out) == (limit, limit + more, more)
+    else:
+        assert not desk.queue.unclaimed(0)

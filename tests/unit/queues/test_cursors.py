@@ -1,0 +1,101 @@
+"""Claims about a queue's cursor: what its bytes say, which counts, and when it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.queues.cursors import (
+    CursorPosition,
+    CursorState,
+    decode_soft,
+    decode_state,
+    encode_soft,
+    encode_state,
+    position_of,
+)
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.store.port import Cursor
+from tests.support.queue_source import SINK
+from tests.unit.queues.source_queue.test_rules import Desk, P
+
+
+def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
+    """R-SOFT: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
+    entry = encode_state(CursorState(10, 2, SINK))
+    assert position_of(Cursor(-1, None, encode_soft(5, 99, 0)), 0) is None
+    for lineage in (0, 3):
+        for base, made_at, cursor in [(5, 99, 10), (40, 77, 77), (40, 3, 10)]:
+            position = position_of(Cursor(40, entry, encode_soft(base, made_at, lineage)), lineage)
+            assert position == CursorPosition(40, CursorState(10, 2, SINK), cursor)
+        assert position_of(Cursor(40, entry, None), lineage) == CursorPosition(40, CursorState(10, 2, SINK), 10)
+
+
+def test_soft_cursors_count_only_in_the_lineage_they_were_made_in() -> None:
+    """R-SOFT: once a leader was forced, what was acknowledged before is nothing, and so is what a leader of the new
+    lineage told a copy that has not heard of it; the last CURSOR entry holds."""
+    entry = encode_state(CursorState(10, 2, SINK))
+    for made_in, lineage in [(0, 1), (1, 0), (1, 2), (2, 1)]:
+        assert position_of(Cursor(40, entry, encode_soft(40, 77, made_in)), lineage) == CursorPosition(
+            40, CursorState(10, 2, SINK), 10
+        )
+
+
+def test_soft_cursors_keep_their_bytes_until_a_leader_is_forced() -> None:
+    """Of lineage 0 they are version 1, as every version of the program writes and reads them."""
+    assert encode_soft(3, 4, 0) == b"\x93\x01\x03\x04"
+    assert encode_soft(3, 4, 7) == b"\x94\x02\x03\x04\x07"
+
+
+def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
+    """Round trips hold, and other bytes are a CodecError."""
+    assert decode_state(encode_state(CursorState())) == CursorState()
+    assert decode_soft(encode_soft(3, 4, 0)) == (3, 4, 0)
+    assert decode_soft(encode_soft(3, 4, 7)) == (3, 4, 7)
+    for bad in (
+        b"",
+        b"\xc1",
+        b"\x94\x02\x00\x00\xc4\x00",
+        encode_soft(1, 2, 0),
+        encode_state(CursorState(-1)),
+        b"\x93" * 9,
+    ):
+        with pytest.raises(CodecError):
+            decode_state(bad)
+    for bad in (
+        b"",
+        encode_state(CursorState()),
+        encode_soft(-1, 0, 0),
+        encode_soft(1, 0, -1),
+        b"\x93\x02\x00\x00",
+        b"\x94\x01\x00\x00\x01",
+        b"\x94\x02\x00\x00\x00",
+        b"\x93\x03\x00\x00",
+    ):
+        with pytest.raises(CodecError):
+            decode_soft(bad)
+
+
+def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
+    """A rule or an operator may move a cursor forward: what lies below is no longer offered nor acknowledged."""
+    desk = Desk()
+    desk.write(b"a")
+    desk.write(b"b")
+    batch, _ = desk.take(count=1)
+    desk.queue.decided(P, b"default", 2, CursorState(3, 1, SINK))
+    desk.ack(batch)
+    desk.refill()
+    assert desk.take()[1] == []
+    assert desk.cursor == 3
+    assert desk.budget.references == desk.budget.objects == 0
+
+
+def test_moved_cursors_are_told_once_and_kept_over_a_new_entry() -> None:
+    """A cursor is handed out for saving when it moved, and again under a new CURSOR entry's tag."""
+    desk = Desk()
+    desk.write(b"a")
+    assert desk.queue.soft_positions() == []
+    desk.ack(desk.take()[0])
+    assert desk.queue.soft_positions() == [(P, 0, 1)]
+    assert desk.queue.soft_positions() == []
+    desk.queue.decided(P, b"default", 50, CursorState(0, 1, SINK))
+    assert desk.queue.soft_positions() == [(P, 50, 1)]

@@ -1,0 +1,96 @@
+"""Claims about fetches that wait at a queue: whatever makes something ready for them, they have it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import pytest
+
+from isthmus.queues.wire import BatchAck, FetchReply
+from isthmus.repl.store.port import Change
+from tests.support.queue_node import Home
+from tests.unit.queues.service.test_service import alive
+
+AT_ONCE_S: Final = 0.4
+"""Well below the tick of a second, which is there for what nobody has heard of."""
+
+
+async def timely(reply: asyncio.Task[FetchReply], key: bytes) -> None:
+    async with asyncio.timeout(AT_ONCE_S):
+        assert [item[5] for item in (await reply).items] == [key]
+
+
+def waiting(home: Home, link: int) -> asyncio.Task[FetchReply]:
+    return asyncio.get_running_loop().create_task(home.fetch(link=link, wait_ms=5_000))
+
+
+def test_an_acknowledgement_by_itself_wakes_who_waits_for_what_it_frees() -> None:
+    """A newer change of a key is held back while the older one is under lease; once that is acknowledged, by a message
+    that fetches nothing, a fetch that waits gets the newer one."""
+
+    async def test(home: Home) -> None:
+        home.put(b"k")
+        first = await home.fetch(link=1)
+        home.put(b"k")
+        second = waiting(home, 2)
+        await asyncio.sleep(0.02)
+        assert not second.done()
+        await home.fetch(link=1, count=0, acks=[BatchAck(first.batch, first.owner_version)])
+        await timely(second, b"k")
+
+    alive(test)
+
+
+def test_what_was_for_a_fetch_that_is_broken_off_goes_to_the_next() -> None:
+    """The sink whose fetch was woken has gone before it got anything: who waits behind it is woken instead."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=10)
+        one = waiting(home, 1)
+        await asyncio.sleep(0.01)
+        two = waiting(home, 2)
+        await asyncio.sleep(0.02)
+        home.put(b"k")
+        one.cancel()
+        await timely(two, b"k")
+        with pytest.raises(asyncio.CancelledError):
+            await one
+
+    alive(test)
+
+
+def test_rows_that_cannot_be_read_are_read_again_whatever_was_wrong() -> None:
+    """A fault that nobody thought of, in one read of the change index, does not silence a partition for good."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        read, faults = home.store.changes, [OSError("the disk"), ValueError("a row")]
+
+        def changes(partition: int, from_offset: int, limit: int) -> list[Change]:
+            if faults:
+                raise faults.pop()
+            return read(partition, from_offset, limit)
+
+        home.store.changes = changes  # type: ignore[method-assign]
+        assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"a"]
+
+    alive(test)
+
+
+def test_a_large_batch_that_failed_in_part_holds_nobody_up() -> None:
+    """What has failed of a batch is sorted out in a moment, however much it is: the loop has other work, too."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=10)
+        home.put(*[b"%d" % number for number in range(10_000)])
+        reply = await home.fetch(count=10_000)
+        failed = tuple(range(1, len(reply.items)))
+        began = time.thread_time()
+        await home.fetch(count=0, acks=[BatchAck(reply.batch, reply.owner_version, failed)])
+        assert time.thread_time() - began < 1.0
+        machine = home.served()[0].machine
+        assert (machine.counts.acknowledged, machine.waiting_count()) == (1, len(failed))
+
+    alive(test)

@@ -1,0 +1,112 @@
+"""Claims about which writes of ours a node's queues still owe (R-OWED), and which rows they offer for that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.queue_documents import DEFINITIONS_PATH
+from isthmus.queues.wire import BatchAck
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_source import BUCKET, OURS, THIRD
+from tests.unit.queues.admin.test_acts import told
+from tests.unit.queues.service.test_service import alive
+
+P = PARTITIONS[0]
+KEY = Key(b"default", BUCKET, b"a")
+
+
+def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> None:
+    """A queue that was registered at run time may be among those that cannot be read: it would miss the write."""
+
+    async def run() -> None:
+        home = Home(QueueSettings("q", filter="block_rtq"))
+        await home.start()
+        try:
+            home.put(b"a")
+            assert not home.queues.owed(P, 1, THIRD, KEY)
+            await home.crash()
+            await home.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
+            await home.start()
+            assert home.queues.steering.unread
+            assert home.queues.owed(P, 1, THIRD, KEY)
+        finally:
+            await home.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "owed"), [(NotReady("refused before it was appended"), False), (OutcomeUnknown("appended"), True)]
+)
+def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
+    monkeypatch: pytest.MonkeyPatch, error: IsthmusError, owed: bool
+) -> None:
+    """The cursor may be moved back by it. That ends with the entry; with a refusal, but not with an unknown outcome:
+    the entry may yet be applied."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        reply = await home.fetch()
+        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        assert not home.queues.owed(P, 1, THIRD, KEY)
+        queue, write_cursor = home.queues.named("q"), home.write_cursor
+        may_go = asyncio.Event()
+        answers: list[IsthmusError] = []
+
+        async def slowly(partition: int, name: bytes, payload: bytes) -> int:
+            await may_go.wait()
+            if partition == P and not answers:
+                answers.append(error)
+                raise error
+            return await write_cursor(partition, name, payload)
+
+        monkeypatch.setattr(home, "write_cursor", slowly)
+        monkeypatch.setattr("isthmus.queues.cursor_keeper.RETRY_MS", 60_000)
+        await home.acts.suspend("q", "publishing", None, told(home))
+        await home.until(lambda: queue.machine.undecided(P))
+        assert home.queues.owed(P, 1, THIRD, KEY), "the entry is under way"
+        may_go.set()
+        await home.until(lambda: answers)
+        await asyncio.sleep(0)
+        assert home.queues.owed(P, 1, THIRD, KEY) is owed
+
+    alive(test)
+
+
+def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> None:
+    """Lag, the count of what waits, peek, explain and the ledger see it as the window does; a foreign row with nothing
+    of ours is passed over."""
+
+    async def run() -> None:
+        home = Home(QueueSettings("q"))
+        await home.start(lead=False)
+        try:
+            home.put(b"a")
+            home.put(b"a", origin=THIRD, seen=((actor_of(OURS, P), pack_counter(1, 0) + 1, 0),))
+            home.put(b"b", origin=THIRD)
+            for partition in PARTITIONS:
+                home.lead(partition)
+            await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
+            queue = home.queues.named("q")
+            (lag,) = await home.acts.lags()
+            assert [part["objects"] for part in lag["partitions"] if part["partition"] == P] == [1]
+            assert (await home.queues.waiting(queue)).changes == 1
+            assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a"]
+            rows = {row.key: row for row in home.store.changes(P, 0, 10)}
+            states = {key: home.acts.explain(KEY._replace(key=key), P, rows[key])["queues"][0]["state"] for key in rows}
+            assert states == {b"a": "not-read", b"b": "origin"}
+            assert await home.drain() == [b"a"]
+            await home.until(lambda: all(window.contiguous for window in queue.machine.windows.values()))
+            ledger = await home.acts.ledger("q")
+            assert ledger["closes"]
+            assert not ledger["lost"]
+        finally:
+            await home.close()
+
+    asyncio.run(run())

@@ -1,0 +1,194 @@
+"""Properties in the metastore: one document, bounded, changed by conditional writes, followed by every node."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from isthmus.config.bucket_properties import Value
+from isthmus.repl.controller import bucket_properties
+from isthmus.repl.controller.bucket_properties import (
+    DIGESTS_MAX,
+    PROPERTIES_PATH,
+    PropertyCache,
+    PropertyScope,
+    PropertySetting,
+    PropertySettings,
+    TooManyProperties,
+    change_properties,
+    decode_properties,
+    encode_properties,
+    read_properties,
+)
+from isthmus.repl.metastore import watched_document
+from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.model.errors import Corruption, NotReady
+from isthmus.repl.model.properties import DEFAULTS
+from isthmus.repl.property_digests import differences
+from tests.support.controller_cluster import until
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
+
+ODD = PropertyScope("notes", b"a/b \xff")
+
+
+@pytest.fixture(autouse=True)
+def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens, happens because of a watch."""
+    monkeypatch.setattr(watched_document, "POLL_S", 60)
+
+
+def said(value: Value) -> PropertySetting:
+    """Somebody's setting."""
+    return PropertySetting(value, "ann@desk", 17)
+
+
+async def nodes(count: int) -> list[MemoryMetastore]:
+    """The metastore as several nodes see it."""
+    ensemble = MemoryEnsemble()
+    found = [MemoryMetastore(ensemble) for _ in range(count)]
+    for metastore in found:
+        await metastore.start(lambda _state: None)
+    return found
+
+
+def test_the_document_gives_back_what_went_in() -> None:
+    """Buckets of any bytes, who and when; what is damaged is told as damage, and other versions' properties are
+    passed over."""
+    settings = PropertySettings(
+        {PropertyScope("notes"): {"allow_mult": said(False)}, ODD: {"delete_mode": said(3_000)}}
+    )
+    found = decode_properties(Versioned(encode_properties(settings), 4))
+    assert found == PropertySettings(settings.places, 4)
+    for bad in (b"{", b"[]", b'{"v":2,"places":[]}', b'{"v":1,"places":[["t",null,{"allow_mult":[7,"a",1]}]]}'):
+        with pytest.raises(Corruption):
+            decode_properties(Versioned(bad, 1))
+    other = b'{"v":1,"places":[["t",null,{"of_tomorrow":[7,"a",1]}]]}'
+    assert decode_properties(Versioned(other, 1)).places == {}
+
+
+def test_a_buckets_own_setting_comes_before_its_types() -> None:
+    """Bucket, bucket type, default, in this order; other types and buckets are untouched."""
+    settings = PropertySettings()
+    settings = settings.changed(PropertyScope("notes"), {"allow_mult": said(False), "warn_siblings": said(9)})
+    settings = settings.changed(ODD, {"allow_mult": said(True)})
+    found = settings.effective()
+    assert found[b"notes"].of(b"other") == DEFAULTS._replace(allow_mult=False, warn_siblings=9)
+    assert found[b"notes"].of(b"a/b \xff") == DEFAULTS._replace(warn_siblings=9)
+    assert b"default" not in found
+    settings = settings.changed(ODD, {"allow_mult": None})
+    assert ODD not in settings.places
+
+
+def test_every_node_goes_by_a_change_at_once() -> None:
+    """One conditional write at one node; books of all nodes have it by their watch, and lose it when it is taken
+    back."""
+
+    async def story() -> None:
+        metastores = await nodes(3)
+        books = [PropertyCache(metastore) for metastore in metastores]
+        told: list[int] = []
+        books[2].on_change.append(lambda: told.append(1))
+        for book in books:
+            await book.start()
+        await change_properties(metastores[0], PropertyScope("notes"), {"last_write_wins": said(True)})
+        await until(lambda: all(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
+        assert books[1].settings.own(PropertyScope("notes"))["last_write_wins"].by == "ann@desk"
+        assert told
+        assert not books[0].of_type(b"default").of(b"b").last_write_wins
+        await change_properties(metastores[1], PropertyScope("notes"), {}, alone=True)
+        await until(lambda: not any(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
+        for book in books:
+            await book.stop()
+
+    asyncio.run(story())
+
+
+def test_two_changes_at_the_same_time_are_both_kept() -> None:
+    """Each is made on what the other left."""
+
+    async def story() -> None:
+        one, two = await nodes(2)
+        await asyncio.gather(
+            *(change_properties(one, PropertyScope("t"), {"max_siblings": said(n)}) for n in (1,)),
+            *(change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": said(False)}) for n in range(4)),
+        )
+        found = await read_properties(one)
+        assert len(found.places) == 5
+
+    asyncio.run(story())
+
+
+def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound one more bucket is refused and nothing is written, while those that are there may change; so with
+    a document that is full."""
+    monkeypatch.setattr(bucket_properties, "OWN_BUCKETS_MAX", 2)
+
+    async def story() -> None:
+        (metastore,) = await nodes(1)
+        for bucket in (b"1", b"2"):
+            await change_properties(metastore, PropertyScope("t", bucket), {"allow_mult": said(False)})
+        with pytest.raises(TooManyProperties, match="2 buckets have properties"):
+            await change_properties(metastore, PropertyScope("t", b"3"), {"allow_mult": said(False)})
+        await change_properties(metastore, PropertyScope("t", b"2"), {"max_siblings": said(3)})
+        await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(3)})
+        before = await metastore.get(PROPERTIES_PATH)
+        assert before is not None
+        monkeypatch.setattr(bucket_properties, "DOCUMENT_BYTES_MAX", len(before.value))
+        with pytest.raises(TooManyProperties, match="bytes of the metastore"):
+            await change_properties(metastore, PropertyScope("t"), {"warn_siblings": said(3)})
+        assert await metastore.get(PROPERTIES_PATH) == before
+
+    asyncio.run(story())
+
+
+def test_a_change_whose_answer_is_lost_is_made_once() -> None:
+    """The next round reads what became of it; when the metastore is away, nothing was changed and that is said."""
+
+    async def story() -> None:
+        (metastore,) = await nodes(1)
+        metastore.spoil(WriteFault.ANSWER_LOST)
+        found = await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(3)})
+        assert found.own(PropertyScope("t"))["max_siblings"].value == 3
+        assert found.version == 0
+        metastore.disconnect()
+        with pytest.raises(NotReady, match="nothing was changed"):
+            await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(4)})
+
+    asyncio.run(story())
+
+
+def test_clusters_tell_whether_their_properties_agree() -> None:
+    """Digests are equal whatever does not matter to the other cluster is set to, and differ where it does."""
+
+    async def story() -> None:
+        one, two = (await nodes(1))[0], (await nodes(1))[0]
+        books = [PropertyCache(one), PropertyCache(two)]
+
+        async def set_(metastore: MemoryMetastore, place: PropertyScope, **values: Value) -> None:
+            await change_properties(metastore, place, {name: said(value) for name, value in values.items()})
+            for book, each in zip(books, (one, two), strict=True):
+                book.learn(await read_properties(each))
+
+        await set_(one, PropertyScope("t"), max_siblings=3)
+        await set_(one, PropertyScope("t", b"b"), warn_siblings=3)
+        assert books[0].digests() == books[1].digests() == {}
+        await set_(one, PropertyScope("t"), delete_mode="immediate")
+        assert books[0].digests() != books[1].digests()
+        await set_(two, PropertyScope("t"), delete_mode="immediate")
+        assert books[0].digests() == books[1].digests() != {}
+        assert books[0].places() == books[1].places() != {}
+        await set_(two, PropertyScope("t", b"b"), allow_mult=False)
+        assert books[0].digests() != books[1].digests()
+        (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
+        assert found == (b"t", b"b", ("allow_mult",))
+
+    asyncio.run(story())
+
+
+def test_no_more_digests_are_told_than_a_fetch_may_carry() -> None:
+    """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
+    places = {PropertyScope(f"t{number:05}"): {"delete_mode": said("immediate")} for number in range(DIGESTS_MAX + 50)}
+    book = PropertyCache(MemoryMetastore(MemoryEnsemble()))
+    book.learn(PropertySettings(places, 1))
+    assert list(book.digests()) == [b"t%05d" % number for number in range(DIGESTS_MAX)]

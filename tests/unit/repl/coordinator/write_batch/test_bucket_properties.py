@@ -1,0 +1,157 @@
+"""Properties at work: what a leader makes of writes and pushes to a bucket, and the limits of size and siblings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from isthmus.repl.coordinator.write_batch import TooManySiblings
+from isthmus.repl.model.errors import TooLarge
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, Object, decode_object, encode_object, write
+from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
+from isthmus.repl.model.requests import Met, PushItem, PushOutcome, WriteRequest
+from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
+from tests.support.coordinator_cluster import OTHER, Cluster, cluster, keys_of
+
+(KEY,) = keys_of(0, 1)
+
+
+def under(made: Cluster, properties: Properties, **buckets: Properties) -> None:
+    """Let both nodes go by these."""
+    found = TypeProperties(properties, {name.encode(): each for name, each in buckets.items()})
+    for coordinator in made.coordinators.values():
+        coordinator._properties_of = lambda _type: found
+
+
+async def put(made: Cluster, value: bytes, context: bytes = b"", key: Key = KEY, node: str = "n2") -> Object:
+    """A write through a node that does not lead."""
+    clock = decode_clock(context) if context else None
+    written = await made.coordinators[node].write(WriteRequest(key, Content(value), clock))
+    return decode_object(written.payload)
+
+
+def foreign(value: bytes, number: int, modified_ms: int) -> PushItem:
+    """A write of the other cluster."""
+    dot = (actor_of(OTHER, 0), pack_counter(1, number))
+    return PushItem(KEY, OTHER, encode_object(write(None, (), Content(value), dot, modified_ms)))
+
+
+def run(claim: Callable[[Cluster], object]) -> None:
+    async def go() -> None:
+        async with cluster() as made:
+            await claim(made)  # type: ignore[misc]
+
+    asyncio.run(go())
+
+
+def values(obj: Object) -> set[bytes]:
+    return {sibling.value for sibling in obj.siblings}
+
+
+def test_properties_decide_what_becomes_of_a_blind_write():
+    """With allow_mult siblings stay; without it, or with last_write_wins, one is left; a bucket's own come first."""
+
+    async def claim(made: Cluster) -> None:
+        assert values(await put(made, b"1")) == {b"1"}
+        assert values(await put(made, b"2")) == {b"1", b"2"}
+        under(made, DEFAULTS._replace(allow_mult=False))
+        assert len(values(await put(made, b"3"))) == 1
+        under(made, DEFAULTS, b=DEFAULTS._replace(last_write_wins=True))
+        assert values(await put(made, b"4")) == {b"4"}
+        (other,) = keys_of(0, 1, b"c")
+        await put(made, b"1", key=other)
+        assert values(await put(made, b"2", key=other)) == {b"1", b"2"}, "another bucket of the type"
+
+    run(claim)
+
+
+def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours():
+    """Without allow_mult the newest of both clusters stays, under a clock with a dot of ours, which goes back there."""
+
+    async def claim(made: Cluster) -> None:
+        under(made, DEFAULTS._replace(allow_mult=False))
+        await put(made, b"ours")
+        before = decode_object(await made.coordinators["n1"].get(KEY) or b"")
+        (old,) = await made.coordinators["n1"].push([foreign(b"theirs", 1, 5)])
+        assert old.outcome is PushOutcome.MERGED
+        assert old.met == Met(encode_clock(before.clock), 1), "one is kept"
+        here = decode_object(await made.coordinators["n1"].get(KEY) or b"")
+        assert values(here) == {b"ours"}, "theirs is older"
+        (new,) = await made.coordinators["n1"].push([foreign(b"newer", 2, 1 << 42)])
+        assert new.outcome is PushOutcome.MERGED
+        here = decode_object(await made.coordinators["n1"].get(KEY) or b"")
+        assert values(here) == {b"newer"}
+        change = made.store.changes(0, 0, 100)[-1]
+        assert change.origin != OTHER
+
+    run(claim)
+
+
+def test_a_push_that_dominates_is_kept_as_it_came():
+    """Another cluster's newer object is stored byte for byte whatever the properties say."""
+
+    async def claim(made: Cluster) -> None:
+        under(made, DEFAULTS._replace(allow_mult=False, last_write_wins=True))
+        mine = await put(made, b"ours")
+        dot = (actor_of(OTHER, 0), pack_counter(1, 1))
+        theirs = encode_object(write(mine, mine.clock, Content(b"theirs"), dot, 1))
+        (result,) = await made.coordinators["n1"].push([PushItem(KEY, OTHER, theirs)])
+        assert result.outcome is PushOutcome.APPLIED
+        assert await made.coordinators["n1"].get(KEY) == theirs
+
+    run(claim)
+
+
+def test_a_bucket_has_its_own_object_size():
+    """At the bound a value is taken, a byte above it is refused with the property's name; above the node's own limit
+    nothing helps."""
+
+    async def claim(made: Cluster) -> None:
+        under(made, DEFAULTS, b=DEFAULTS._replace(max_object_bytes=10))
+        await put(made, bytes(10))
+        with pytest.raises(TooLarge, match=r"11 bytes, max_object_size of bucket b'b' is 10"):
+            await put(made, bytes(11))
+        under(made, DEFAULTS, b=DEFAULTS._replace(max_object_bytes=5_000_000))
+        with pytest.raises(TooLarge, match=r"limits.object_size is 1000000"):
+            await put(made, bytes(1_000_001))
+
+    run(claim)
+
+
+def test_a_bucket_has_its_own_number_of_siblings():
+    """The write that makes one too many is refused, and one that has read them is not; last_write_wins never is."""
+
+    async def claim(made: Cluster) -> None:
+        under(made, DEFAULTS, b=DEFAULTS._replace(max_siblings=2))
+        await put(made, b"1")
+        await put(made, b"2")
+        with pytest.raises(TooManySiblings, match=r"3 siblings, max_siblings of bucket b'b' is 2"):
+            await put(made, b"3")
+        under(made, DEFAULTS._replace(last_write_wins=True))
+        await put(made, b"4")
+
+    run(claim)
+
+
+def test_what_is_above_a_warning_is_taken_and_counted():
+    """A value and a sibling above their warnings are written, counted by kind, and at the bound they are not."""
+
+    async def claim(made: Cluster) -> None:
+        under(made, DEFAULTS._replace(warn_object_bytes=3, warn_siblings=2))
+        await put(made, b"123")
+        await put(made, b"456")
+
+        def counted() -> dict[str, float]:
+            samples = made.coordinators["n1"].metrics()
+            return {labels["what"]: n for name, labels, n in samples if name == "isthmus_writes_above_warning_total"}
+
+        assert counted() == {"object-size": 0, "siblings": 0}
+        await put(made, b"7890")
+        assert counted() == {"object-size": 1, "siblings": 1}
+        await made.coordinators["n1"].push([foreign(b"x", 1, 1)])
+        assert counted() == {"object-size": 1, "siblings": 2}, "a push is warned of, never refused"
+
+    run(claim)

@@ -1,0 +1,112 @@
+"""Clocks that are ahead of a leader: forged in its own epoch, perhaps its successor's in a higher one (R-FORGED)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from isthmus.repl.coordinator import routing
+from isthmus.repl.coordinator.routing import MOVING
+from isthmus.repl.coordinator.write_batch import ForgedClock
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TimedOut
+from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from tests.support.coordinator_cluster import OTHER, UUID, Cluster, cluster, key_of
+
+KEY = key_of(0)
+Asked = Callable[[Cluster, int, int], Awaitable[object]]
+
+
+def _clock(epoch: int, offset: int) -> tuple[tuple[bytes, int, int], ...]:
+    return ((actor_of(UUID, 0), pack_counter(epoch, offset), 5),)
+
+
+async def _push(c: Cluster, epoch: int, offset: int) -> object:
+    obj = write(None, _clock(epoch, offset), Content(b"theirs"), (actor_of(OTHER, 0), pack_counter(1, 1)), 5)
+    (result,) = await c.coordinators["n1"].push([PushItem(KEY, OTHER, encode_object(obj))])
+    return result
+
+
+async def _write(c: Cluster, epoch: int, offset: int) -> object:
+    try:
+        return await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"v"), _clock(epoch, offset)))
+    except IsthmusError as error:
+        return error
+
+
+def _error(outcome: object) -> IsthmusError | None:
+    error = outcome.error if isinstance(outcome, PushResult) else outcome
+    return error if isinstance(error, IsthmusError) else None
+
+
+BOTH = pytest.mark.parametrize("asked", [_push, _write], ids=["pushed clock", "context"])
+
+
+@BOTH
+def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_confirmed(asked: Asked) -> None:
+    """The refusal waits for a committed read's confirmation: a leader that was replaced knows nothing of its
+    successor's writes, and a rejected push would end as a dead letter that the sink acknowledges."""
+
+    async def story() -> None:
+        async with cluster() as c:
+            runtime = c.runtimes["n1"]
+            runtime.reads = []
+            waiting = asyncio.ensure_future(asked(c, 900, 7))
+            async with asyncio.timeout(5):
+                while not runtime.reads:
+                    await asyncio.sleep(0)
+            assert not waiting.done()
+            runtime.reads[0].set_result(None)
+            outcome = await waiting
+            assert type(_error(outcome)) in (ForgedClock, BadInput)
+            assert asked is _write or isinstance(outcome, PushResult)
+            if isinstance(outcome, PushResult):
+                assert outcome.outcome is PushOutcome.REJECTED
+
+    asyncio.run(story())
+
+
+@BOTH
+def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the confirmation is refused the item is asked again once leadership is settled; where none comes in time it
+    is to be tried again later. Neither is a rejection."""
+    monkeypatch.setattr(routing, "LEADER_WAIT_S", 0.05)
+
+    async def story(refused: bool) -> IsthmusError | None:
+        async with cluster(request_timeout_ms=300) as c:
+            runtime = c.runtimes["n1"]
+            if refused:
+                runtime.read_refusals = [NotReady("another leads"), *(NotReady("still") for _ in range(100))]
+            else:
+                runtime.reads = []
+            outcome = await asked(c, 900, 7)
+            if isinstance(outcome, PushResult):
+                assert outcome.outcome is PushOutcome.FAILED, outcome
+            return _error(outcome)
+
+    assert isinstance(asyncio.run(story(refused=True)), MOVING)
+    late = asyncio.run(story(refused=False))
+    assert isinstance(late, TimedOut)
+    assert "nothing was written" in str(late)
+
+
+@BOTH
+def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked) -> None:
+    """Nobody else appends in its epoch: no confirmation is asked for."""
+
+    async def story() -> None:
+        async with cluster() as c:
+            runtime = c.runtimes["n1"]
+            runtime.reads = []
+            core = runtime.partitions[0].replica
+            assert type(_error(await asked(c, core.epoch, core.leo))) in (ForgedClock, BadInput)
+            assert runtime.reads == []
+            written = await asked(c, core.epoch, core.leo - 1)
+            assert _error(written) is None
+
+    asyncio.run(story())

@@ -1,0 +1,143 @@
+"""Claims on the usual pushes: made in one stretch of code, they are what the way of all pushes makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import PushProposal
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_object, merge, write
+from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from isthmus.repl.store.port import PartitionStep
+from tests.support.coordinator_cluster import OTHER, UUID, Place
+from tests.support.memory_store import MemoryStore
+
+LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=600, object_warn_bytes=200)
+ROUNDS = 60
+
+
+class Both:
+    """One history of a cluster that gets what two others made, and writes itself."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.store = MemoryStore()
+        self.place = Place(0, actor_of(UUID, 0))
+        self.place.replica.epoch = 3
+        self.made: dict[Key, list[Object]] = {}
+        self.counter = 0
+        self.owed = self.random.random() < 0.5
+
+    def item(self) -> PushItem:
+        """Anything that another cluster may push, the usual things more often."""
+        pick = self.random
+        key = Key(b"default", b"b", b"key-%d" % pick.randrange(6))
+        origin = pick.choice((OTHER, b"third-cluster-16"))
+        before = self.made.setdefault(key, [])
+        self.counter += 1
+        content = Content(pick.randbytes(pick.choice((0, 5, 90, 150, 350, 500))), b"text/plain")
+        if pick.random() < 0.1:
+            content = content._replace(metadata=((b"colour", b"red"),))
+        if pick.random() < 0.15:
+            content = TOMBSTONE
+        seen = pick.choice((None, *before[-1:], *before[-1:], *before))
+        clock = () if seen is None else seen.clock
+        if pick.random() < 0.1:
+            clock = tuple(sorted((*(c for c in clock if c[0] != self.place.actor), self.own_dot())))
+        dot = (actor_of(origin, 0), pack_counter(1, self.counter))
+        made = write(seen, clock, content, dot, 1_700_000_000_000 + self.counter * 700)
+        if before and pick.random() < 0.1:
+            made = merge(made, pick.choice(before))
+        before.append(made)
+        if pick.random() < 0.15:
+            made = pick.choice(before)
+        payload = encode_object(made)
+        if pick.random() < 0.05:
+            times = tuple((actor, counter, time_s + 1) for actor, counter, time_s in made.clock)
+            payload = encode_object(Object(times, made.siblings))
+        if pick.random() < 0.03:
+            payload = pick.choice((payload[:-1], payload + b"x", b"", b"\x93junk"))
+        return PushItem(key, origin if pick.random() > 0.03 else b"short", payload)
+
+    def own_dot(self) -> tuple[bytes, int, int]:
+        """A write of this partition, perhaps one that was never made."""
+        return (self.place.actor, pack_counter(3, self.random.randrange(self.place.replica.leo + 2) + 1), 1)
+
+    def proposal(self, kind: type[Proposal]) -> Proposal:
+        properties = TypeProperties(Properties(), {})
+        return kind(
+            self.place,
+            self.store,
+            UUID,
+            LIMITS,
+            properties,
+            1_700_000_000_000,
+            {},
+            lambda *_: self.owed,  # type: ignore[arg-type]
+        )
+
+    def one_by_one(self, items: Sequence[PushItem]) -> tuple[Proposal, list[object], int]:
+        proposal = self.proposal(Proposal)
+        results: list[object] = []
+        end = 0
+        for item in items:
+            try:
+                answer, at = proposal.push(item, key_hash(item.key.bucket, item.key.key))
+            except IsthmusError as error:
+                answer, at = error, 0
+            results.append(answer)
+            end = max(end, at)
+        return proposal, results, end
+
+
+def told(result: object) -> object:
+    """An answer as it can be compared."""
+    return (type(result), str(result)) if isinstance(result, IsthmusError) else result
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_usual_pushes_are_what_the_way_of_all_pushes_makes_of_them(seed: int) -> None:
+    """Over long histories of fresh keys, newer, older, concurrent, equal, forged, too large and broken objects, and
+    writes of this cluster between them, taking many at once makes the same entries, byte for byte, and answers."""
+    both = Both(seed)
+    outcomes: set[object] = set()
+    for _ in range(ROUNDS):
+        items = [both.item() for _ in range(both.random.randrange(1, 12))]
+        expected, answers, end = both.one_by_one(items)
+        both.place.reaped_pushes = type(both.place.reaped_pushes)()
+        proposal = both.proposal(PushProposal)
+        assert isinstance(proposal, PushProposal)
+        results: list[object] = [None] * len(items)
+        hashes = [key_hash(item.key.bucket, item.key.key) for item in items]
+        assert proposal.take(items, range(len(items)), hashes, results) == end
+        assert proposal.entries == expected.entries
+        assert proposal.fresh == expected.fresh
+        assert list(map(told, results)) == list(map(told, answers))
+        assert proposal.warned == expected.warned
+        outcomes |= {r.outcome if isinstance(r, PushResult) else type(r) for r in results}
+        place = both.place
+        place.pending_rows.update(proposal.fresh)
+        place.pending += proposal.entries
+        place.replica.leo += len(proposal.entries)
+        if both.random.random() < 0.3:
+            own = both.proposal(PushProposal)
+            key = Key(b"default", b"b", b"key-%d" % both.random.randrange(6))
+            with suppress(IsthmusError):
+                own.write(WriteRequest(key, Content(b"ours")), key_hash(key.bucket, key.key))
+            place.pending_rows.update(own.fresh)
+            place.pending += own.entries
+            place.replica.leo += len(own.entries)
+        if both.random.random() < 0.5 and place.pending:
+            both.store.write([PartitionStep(0, tuple(place.pending))])
+            place.replica.applied = place.replica.leo
+            place.pending.clear()
+            place.pending_rows.clear()
+    assert outcomes >= {PushOutcome.APPLIED, PushOutcome.MERGED, PushOutcome.SUPERSEDED}

@@ -1,0 +1,145 @@
+"""Claims on the usual writes: made in one stretch of code, they are what the way of all writes makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import UsualProposal
+from isthmus.repl.model.conditions import Condition
+from isthmus.repl.model.entry import decode_key_row
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, encode_object
+from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, WriteResult
+from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
+from isthmus.repl.store.port import PartitionStep
+from tests.support.coordinator_cluster import OTHER, UUID, Place
+from tests.support.memory_store import MemoryStore
+
+LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=700, object_warn_bytes=200)
+PROPERTIES = TypeProperties(
+    Properties(),
+    {b"last": Properties(last_write_wins=True), b"one": Properties(allow_mult=False, max_object_bytes=100)},
+)
+ROUNDS = 60
+
+
+class Both:
+    """One history, proposed in both ways, on one store."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.pushes = (0.0, 0.3, 0.9)[seed % 3]
+        """Share of the requests that are pushes."""
+        self.store = MemoryStore()
+        self.place = Place(0, actor_of(UUID, 0))
+        self.place.replica.epoch = 3
+        self.clocks: dict[Key, list[Clock]] = {}
+        self.now_ms = 1_700_000_000_000
+
+    def push(self, key: Key) -> PushItem:
+        """Anything that another cluster may push, the usual things more often."""
+        pick = self.random
+        theirs = actor_of(OTHER, pick.randrange(2))
+        seen = pick.choice(((), (), *self.clocks.get(key, [])[-3:]))
+        counter = pick.choice(((7 << 44) + pick.randrange(1000), 5, 1 << 33))
+        base = merge(seen, ((theirs, 5, 9),)) if pick.random() < 0.1 else seen
+        clock = increment(base, theirs, counter, 1_700_000_000)
+        value = b"" if (tombstone := pick.random() < 0.2) else pick.randbytes(pick.choice((5, 90, 400)))
+        made = encode_object(Object(clock, (Sibling((theirs, counter), self.now_ms, tombstone, value, b"text/plain"),)))
+        return PushItem(key, pick.choice((OTHER, OTHER, b"short")), made[: -1 if pick.random() < 0.05 else None])
+
+    def request(self) -> WriteRequest | PushItem:
+        """Anything that a client may ask for, the usual things more often; or a push."""
+        pick = self.random
+        if pick.random() < self.pushes:
+            return self.push(Key(b"default", pick.choice((b"plain", b"one", b"away")), b"key-%d" % pick.randrange(6)))
+        key = Key(b"default", pick.choice((b"plain", b"last", b"one")), b"key-%d" % pick.randrange(6))
+        seen = self.clocks.get(key, [])
+        context = pick.choice((None, (), *seen[-1:], *seen[-1:], *seen[-1:], *seen))
+        if pick.random() < 0.05:
+            context = ((actor_of(OTHER, 1), 7, 1), *(context or ())) if pick.random() < 0.5 else ((b"stranger", 9, 9),)
+        content = Content(pick.randbytes(pick.choice((0, 5, 40, 90, 150, 250, 350))), b"text/plain")
+        if pick.random() < 0.1:
+            content = content._replace(metadata=((b"colour", b"red"),), links=((b"b", b"k", b"t"),))
+        if pick.random() < 0.15:
+            content = TOMBSTONE
+        request_id = b"id-%d" % pick.randrange(20) if pick.random() < 0.1 else b""
+        condition = Condition(if_none_match=("*",)) if pick.random() < 0.05 else None
+        return WriteRequest(key, content, context, request_id, pick.random() < 0.5, condition)
+
+    def proposal(self, kind: type[Proposal]) -> Proposal:
+        return kind(self.place, self.store, UUID, LIMITS, PROPERTIES, self.now_ms, {})  # type: ignore[arg-type]
+
+    def one_by_one(self, requests: Sequence[WriteRequest | PushItem]) -> tuple[Proposal, list[object], int]:
+        proposal = self.proposal(Proposal)
+        results: list[object] = []
+        end = 0
+        for request in requests:
+            hash64 = key_hash(request.key.bucket, request.key.key)
+            try:
+                if isinstance(request, PushItem):
+                    answer, at = proposal.push(request, hash64)
+                else:
+                    answer, at = proposal.write(request, hash64)
+            except IsthmusError as error:
+                answer, at = error, 0
+            results.append(answer)
+            end = max(end, at)
+        return proposal, results, end
+
+
+def told(result: object) -> object:
+    """An answer as it can be compared."""
+    return (type(result), str(result)) if isinstance(result, IsthmusError) else result
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) -> None:
+    """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not,
+    taking many at once makes the same entries, byte for byte, the same answers, counts and reports."""
+    both = Both(seed)
+    usual = 0
+    for _ in range(ROUNDS):
+        requests = [both.request() for _ in range(both.random.randrange(1, 12))]
+        expected, answers, end = both.one_by_one(requests)
+        proposal = both.proposal(UsualProposal)
+        assert isinstance(proposal, UsualProposal)
+        results: list[object] = [None] * len(requests)
+        hashes = [key_hash(request.key.bucket, request.key.key) for request in requests]
+        assert proposal.take(requests, range(len(requests)), hashes, results) == end
+        assert proposal.entries == expected.entries
+        assert proposal.fresh == expected.fresh
+        assert proposal.fresh_requests == expected.fresh_requests
+        assert list(map(told, results)) == list(map(told, answers))
+        assert (proposal.put_count, proposal.delete_count, proposal.repeated_count) == (
+            expected.put_count,
+            expected.delete_count,
+            expected.repeated_count,
+        )
+        assert proposal.warned == expected.warned
+        assert proposal.needs_confirmation == expected.needs_confirmation
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, WriteResult) and result.clock:
+                both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
+            usual += isinstance(result, WriteResult) or (isinstance(result, PushResult) and result.error is None)
+        for entry in proposal.entries:
+            clock = decode_clock(decode_key_row(entry.row).clock)
+            both.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
+        both.now_ms += both.random.randrange(2_000)
+        place = both.place
+        place.pending_rows.update(proposal.fresh)
+        if proposal.entries:
+            place.replica.leo = proposal.entries[-1].offset + 1
+            place.pending += proposal.entries
+        if both.random.random() < 0.5 and place.pending:
+            both.store.write([PartitionStep(0, tuple(place.pending))])
+            place.replica.applied = place.replica.leo
+            place.pending.clear()
+            place.pending_rows.clear()
+    assert usual > ROUNDS

@@ -1,0 +1,64 @@
+"""Committed reads: which question confirms which read, and who is asked (R-READ)."""
+
+from __future__ import annotations
+
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.model.record import Member
+from tests.support.replica_builders import MEMBER, NODE, a_serving_leader, online
+
+TWO = Member("n2", 8)
+
+
+def a_leader_of_two() -> Replica:
+    """A serving leader of which n2 is an eligible member below min-ISR."""
+    leader = a_serving_leader()
+    record = online(version=13, replicas=(NODE, "n2"), isr=frozenset({MEMBER}), elr=frozenset({TWO}), min_isr=2)
+    leader.step(ev.RecordSeen(record), 0)
+    assert leader.ready
+    return leader
+
+
+def asked(effects: list[fx.Effect]) -> int:
+    """The nonce with which n2 alone is asked; nothing is served yet."""
+    (sent,) = effects
+    assert isinstance(sent, fx.Send)
+    assert isinstance(sent.message, ms.LeadershipCheck)
+    assert sent.to == "n2"
+    return sent.message.nonce
+
+
+def answered(leader: Replica, nonce: int) -> list[fx.Effect]:
+    """What the leader does when n2 answers a question."""
+    return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.gen, nonce)), 2)
+
+
+def test_an_eligible_member_outside_the_isr_is_asked() -> None:
+    """It may be elected at any moment: without its word a read could miss what its leadership has committed."""
+    leader = a_leader_of_two()
+    nonce = asked(leader.step(ev.ReadRequested(1), 1))
+    assert answered(leader, nonce) == [fx.ReadReady((1,))]
+
+
+def test_a_read_that_comes_during_a_round_waits_for_a_question_that_is_younger() -> None:
+    """An answer may have been given before the read came, and before another leader committed what it must see."""
+    leader = a_leader_of_two()
+    first = asked(leader.step(ev.ReadRequested(1), 1))
+    assert leader.step(ev.ReadRequested(2), 1) == []
+    served, *rest = answered(leader, first)
+    assert served == fx.ReadReady((1,))
+    second = asked(rest)
+    assert second != first
+    assert answered(leader, second) == [fx.ReadReady((2,))]
+
+
+def test_an_answer_to_an_earlier_question_confirms_nothing() -> None:
+    """It is late, or a copy: when it was given the read had not come."""
+    leader = a_leader_of_two()
+    first = asked(leader.step(ev.ReadRequested(1), 1))
+    answered(leader, first)
+    second = asked(leader.step(ev.ReadRequested(2), 3))
+    assert answered(leader, first) == []
+    assert answered(leader, second) == [fx.ReadReady((2,))]

@@ -1,0 +1,56 @@
+"""Who takes over from a node that leaves: evenly, and only who is in sync."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.succession import successors
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from tests.support.replica_group import Together
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def led_by(node: str, partition: int, in_sync: tuple[str, ...], removing: tuple[str, ...] = ()) -> PartitionRecord:
+    """A record of a partition that `node` leads."""
+    isr = frozenset(Member(each, 1) for each in in_sync)
+    leader = Incarnation(node, 1)
+    return PartitionRecord(
+        partition, "default", partition, 12, NODES, 1, PartitionStatus.ONLINE, leader, None, isr, removing=removing
+    )
+
+
+def test_what_a_node_gives_up_is_shared_evenly() -> None:
+    """Of twelve partitions each of the three others leads four in the end; each goes to a member in sync."""
+    records = {p: led_by("n1", p, NODES) for p in range(9)}
+    records |= {9: led_by("n2", 9, NODES), 10: led_by("n3", 10, NODES), 11: led_by("n4", 11, NODES)}
+    heirs = successors(records, "n1")
+    assert set(heirs) == set(range(9))
+    assert Counter(heirs.values()) == {"n2": 3, "n3": 3, "n4": 3}
+    rng = Random(3)
+    for _ in range(50):
+        records = {p: led_by("n1", p, ("n1", *rng.sample(NODES[1:], rng.randint(0, 3)))) for p in range(8)}
+        heirs = successors(records, "n1")
+        assert set(heirs) == {p for p, record in records.items() if len(record.isr) > 1}
+        assert all(Member(heir, 1) in records[p].isr and heir != "n1" for p, heir in heirs.items())
+
+
+def test_who_is_to_go_inherits_only_where_nobody_stays() -> None:
+    """A member that is to be no replica any more leads only where no other is in sync."""
+    records = {0: led_by("n1", 0, ("n1", "n2", "n3"), ("n2",)), 1: led_by("n1", 1, ("n1", "n2"), ("n2",))}
+    assert successors(records, "n1") == {0: "n3", 1: "n2"}
+
+
+def test_a_leaving_leader_prefers_its_heir_among_equals() -> None:
+    """The record that gives leadership up names the heir; one that is not in sync is passed over."""
+    for heir, preferred in (("n2", "n2"), ("n3", "n3"), ("n9", "n3"), (None, "n3")):
+        world = Together()
+        leader = world.elect("n1")
+        world.append(3)
+        world.pass_time(500)
+        effects = leader.step(ev.Resign(heir), world.now_ms)
+        (write,) = [effect for effect in effects if isinstance(effect, fx.WriteRecord)]
+        assert write.record.preferred == preferred

@@ -1,0 +1,96 @@
+"""The store's writer: one batch at a time, in order, and no partition waits for another's backlog."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.runtime.applier import Applier, ApplyJob
+from isthmus.repl.store.port import PartitionStep
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
+from tests.support.runtime_cluster import until
+
+
+def entries(first: int, count: int, size: int = 100) -> list[Entry]:
+    return [
+        make_entry(
+            EntryKind.CURSOR, 1, offset, request_id=b"", origin=b"o" * 16, time_ms=0, key=b"q", payload=b"x" * size
+        )
+        for offset in range(first, first + count)
+    ]
+
+
+class Bench:
+    """An applier over memory twins, and what it wrote, in order."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.log.start(lambda _ends, _truncations: None, self.fail)
+        self.store = MemoryStore()
+        self.steps: list[tuple[int, int, int, bool]] = []
+        self.failures: list[Exception] = []
+        loop = asyncio.get_running_loop()
+        self.applier = Applier(
+            self.store,
+            self.log,
+            self.on_written,
+            self.fail,
+            soon=loop.call_soon,
+            from_thread=loop.call_soon_threadsafe,
+        )
+
+    def fail(self, error: Exception) -> None:
+        self.failures.append(error)
+
+    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
+        self.steps += [
+            (s.partition, s.entries[0].offset, s.entries[-1].offset + 1, read_back) for s in steps if s.entries
+        ]
+        self.applier.written(steps)
+
+
+def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
+    """A partition that reads 40 MB back from the log gives way after each part to one whose entries are at hand."""
+
+    async def story() -> None:
+        bench = Bench()
+        bench.log.append(0, entries(0, 40, 1_000_000))
+        bench.applier.submit([ApplyJob(0, 0, 40, None)])
+        bench.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
+        bench.applier.start()
+        await until(lambda: bench.applier.idle)
+        order = [partition for partition, _, _, _ in bench.steps]
+        assert order.count(0) >= 5
+        assert order.index(1) == 1
+        assert bench.store.applied(0).offset == 40
+        assert bench.applier.stop(5)
+        assert not bench.failures
+
+    asyncio.run(story())
+
+
+def test_read_back_and_memory_join_in_order() -> None:
+    """Jobs of one partition are written in the order of their offsets, whichever way their entries come; what is read
+    back is reported as such, and waiting read-backs are one."""
+
+    async def story() -> None:
+        bench = Bench()
+        bench.log.append(0, entries(0, 12))
+        bench.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
+        bench.applier.submit([ApplyJob(0, 5, 7, entries(5, 2)), ApplyJob(0, 7, 9, entries(7, 2))])
+        bench.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
+        bench.applier.soft_cursor(0, b"q", b"soft")
+        bench.applier.start()
+        await until(lambda: bench.applier.idle)
+        assert [(start, end) for _, start, end, back in bench.steps if not back] == [(5, 9)]
+        ends = [end for _, _, end, _ in bench.steps]
+        assert ends == sorted(ends)
+        assert ends[-1] == 12
+        assert [start for _, start, _, _ in bench.steps] == [0, *ends[:-1]]
+        assert bench.store.cursor(0, b"q").soft == b"soft"
+        assert bench.applier.stop(5)
+        assert not bench.failures
+
+    asyncio.run(story())

@@ -1,0 +1,51 @@
+"""Which followers a leader gives rows to, and which must begin with an empty copy (R-FAR, R-REAP)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from isthmus.repl.isr.messages import TransferRequest
+from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.runtime.catchup_sender import TransferSender, _Round
+from isthmus.repl.store.port import PartitionStep, TransferChunk
+from isthmus.repl.transport.port import Links
+from tests.contract.test_store_reaps import barrier, deleted, reap
+from tests.support.memory_store import MemoryStore
+
+REAPED_AT = 2
+"""The offset of the only REAP entry."""
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("position", "given"),
+    [
+        (0, True),  # an empty copy lacks nothing that it would need to be told of
+        (1, False),
+        (REAPED_AT, False),  # it has all below the reap, and not the reap
+        (REAPED_AT + 1, True),
+    ],
+)
+def test_a_copy_that_ends_below_a_reap_is_given_no_rows(position: int, given: bool) -> None:
+    """No row says that a tombstone was reaped, so a copy that lacks the reap would keep its tombstone for ever."""
+
+    async def story() -> None:
+        store = MemoryStore()
+        store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])
+        clock = cast(TimeSource, None)
+        links = cast(Links, None)
+        serving = TransferSender(links, store, clock, fails)
+        try:
+            asked = TransferRequest(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
+            chunk = serving._read(0, _Round(), asked)
+            assert isinstance(chunk, TransferChunk) if given else chunk is None
+        finally:
+            serving._pool.shutdown()
+
+    asyncio.run(story())

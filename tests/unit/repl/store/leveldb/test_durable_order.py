@@ -1,0 +1,236 @@
+"""In which order a LevelDB store writes and syncs: what a power loss may leave between two steps (H36, R-FAR)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.repl.storage.slot_file import SlotFile
+from isthmus.repl.store import row_codec, rows
+from isthmus.repl.store.checkpoint import Disk
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
+from isthmus.repl.store.state_transfer import LevelFar
+from tests.contract.test_store_state_transfer import PARTITION, UUID, Writer, opened
+from tests.support.power_loss import LossyDisk
+
+MARK = rows.FAR_TAG + rows.U32.pack(PARTITION)
+
+
+class Recorded:
+    """Records what a store's far half writes and syncs: "sync", or the names of one batch."""
+
+    def __init__(self, far: LevelFar, patch: pytest.MonkeyPatch) -> None:
+        self.steps: list[str | dict[bytes, bytes | None]] = []
+        new_batch, write, sync = far._new_batch, far._write, far.sync
+        steps = self.steps
+
+        class Batch:
+            def __init__(self) -> None:
+                self.real = new_batch()
+                self.names: dict[bytes, bytes | None] = {}
+
+            def put(self, name: bytes, value: bytes) -> None:
+                self.real.put(name, value)
+                self.names[name] = value
+
+            def delete(self, name: bytes) -> None:
+                self.real.delete(name)
+                self.names[name] = None
+
+        def written(batch: Any) -> None:
+            write(batch.real)
+            if batch.names:
+                steps.append(batch.names)
+
+        def synced() -> None:
+            sync()
+            steps.append("sync")
+
+        patch.setattr(far, "_new_batch", Batch)
+        patch.setattr(far, "_write", written)
+        patch.setattr(far, "sync", synced)
+
+    def told(self) -> list[str]:
+        """The steps in words: sync, mark (with its kind), rows, mark and rows in one batch."""
+        found = []
+        for step in self.steps:
+            if isinstance(step, str):
+                found.append(step)
+                continue
+            mark = step.get(MARK)
+            kind = "" if mark is None else rows.decode_far(mark)[0].name
+            others = any(name != MARK and name != rows.prefixes(PARTITION).applied for name in step)
+            found.append(" and ".join(part for part in (kind, "rows" if others else "") if part))
+        return found
+
+
+def key_rows(store: LevelStore) -> list[bytes]:
+    """The names of the partition's key rows, as they are in the database."""
+    prefix = rows.prefixes(PARTITION).key
+    with closing(store.far._source.names(prefix, rows.after_prefix(prefix))) as names:
+        return list(names)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """A store with some rows."""
+    made = opened(tmp_path / "store")
+    made.write([Writer().step(60)])
+    yield made
+    made.close()
+
+
+def test_a_copy_is_far_on_disk_before_the_first_row_comes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark that a power loss takes would leave foreign rows under an applied row."""
+    recorded = Recorded(store.far, monkeypatch)
+    store.far.begin(PARTITION, empty=False)
+    assert recorded.told() == ["WHOLE", "sync"]
+
+
+def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
+    store: LevelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark that says so is on disk before the first row goes; all are gone, on disk, before the mark says that;
+    and that is on disk before the first new row comes."""
+    recorded = Recorded(store.far, monkeypatch)
+    store.far.begin(PARTITION, empty=True)
+    told = recorded.told()
+    assert told[:2] == ["EMPTYING", "sync"]
+    assert told[-3:] == ["sync", "WHOLE", "sync"]
+    assert set(told[2:-3]) == {"rows"}
+
+
+def test_a_copy_whose_rows_are_being_replayed_begins_with_none(
+    store: LevelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of it may be missing below its applied offset, and a round from there on would not bring them (H36)."""
+    monkeypatch.setattr(store._progress, "is_replaying", lambda _partition: True)
+    mark = store.far.begin(PARTITION, empty=False)
+    assert (mark.position, mark.whole) == (0, True)
+    assert key_rows(store) == []
+
+
+def test_rows_and_how_far_they_go_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark above rows that are not there would have them skipped for good."""
+    giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
+    giver.write([Writer().step(60)])
+    taker.far.begin(PARTITION, empty=True)
+    snapshot = giver.far.snapshot(PARTITION)
+    recorded = Recorded(taker.far, monkeypatch)
+    chunk = snapshot.rows(0, 300)
+    taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
+    assert row_codec.decode_rows(chunk.rows)
+    assert recorded.told() == ["PARTIAL and rows"]
+    snapshot.close()
+    giver.close()
+    taker.close()
+
+
+def test_an_emptying_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Path) -> None:
+    """Also after a mere restart of the process: some rows are left, and nobody counts them."""
+    store = opened(tmp_path / "store")
+    store.write([Writer().step(60)])
+    next(store.far._emptying(PARTITION))
+    assert key_rows(store)
+    store.close()
+    again = opened(tmp_path / "store")
+    assert key_rows(again) == []
+    mark = again.far.marks()[PARTITION]
+    assert (mark.position, mark.whole) == (0, True)
+    again.close()
+
+
+class Beside(LossyDisk):
+    """Calls `meanwhile` before the floors are written down."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    def write_slot(self, slots: Any, value: Any) -> None:
+        self.meanwhile()
+        super().write_slot(slots, value)
+
+
+def on(disk: LossyDisk, directory: Path) -> LevelStore:
+    """A store on that disk."""
+    return LevelStore.open(
+        directory,
+        cluster_uuid=UUID,
+        write_buffer_bytes=100_000,
+        block_cache_bytes=100_000,
+        boot_id="boot-1",
+        disk=disk,
+    )
+
+
+def test_a_checkpoint_makes_durable_what_it_noted_and_no_more(tmp_path: Path) -> None:
+    """What is written while it syncs may be lost: the log must not be trimmed above the positions noted before."""
+    disk = Beside()
+    store = on(disk, tmp_path / "store")
+    writer = Writer()
+    store.write([writer.step(10)])
+    later: list[PartitionStep] = [writer.step(10)]
+    disk.meanwhile = lambda: store.write([later.pop()]) if later else None
+    store.checkpoint()
+    assert (store.applied(PARTITION).offset, store.durable_floor(PARTITION)) == (20, 10)
+    store.checkpoint()
+    assert store.durable_floor(PARTITION) == 20
+    store.close()
+
+
+def test_a_checkpoint_syncs_the_names_of_the_files_that_it_synced(tmp_path: Path) -> None:
+    """A log whose name is not on disk is not there after a power loss, whatever was synced of it (H37)."""
+    disk = LossyDisk()
+    store = on(disk, tmp_path / "store")
+    store.write([Writer().step(10)])
+    disk.done.clear()
+    store.checkpoint()
+    *logs, directory, slot = disk.done
+    assert set(logs) == {"sync .log"}
+    assert (directory, slot) == ("sync directory", "write slot")
+    store.close()
+
+
+def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the boot id noted first, a power loss would leave changes that no key row points to, for good."""
+    steps: list[str] = []
+    note = store._note_floors
+    monkeypatch.setattr(store.far, "sweep", lambda: steps.append("sweep"))
+    monkeypatch.setattr(store, "_note_floors", lambda boot_id, **given: (steps.append("note"), note(boot_id, **given)))
+    store.replay_finished()
+    assert steps == ["sweep", "note"]
+
+
+def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp_path: Path) -> None:
+    """A floor above what the log holds after a power loss would leave rows of entries that no log has (H36)."""
+    steps: list[str] = []
+
+    class Recording(Disk):
+        def sync_file(self, path: Path) -> None:
+            super().sync_file(path)
+            steps.append("rows")
+
+        def write_slot(self, slots: SlotFile, value: Any) -> None:
+            super().write_slot(slots, value)
+            steps.append("floors")
+
+    made = LevelStore.open(
+        tmp_path / "store",
+        cluster_uuid=UUID,
+        write_buffer_bytes=100_000,
+        block_cache_bytes=100_000,
+        boot_id="boot-1",
+        disk=Recording(),
+    )
+    made.before_floors = lambda: steps.append("logs")
+    steps.clear()
+    made.write([Writer().step(10)])
+    made.checkpoint()
+    made.close()
+    kept = [step for n, step in enumerate(steps) if n == 0 or steps[n - 1] != step]
+    assert kept[:3] == ["logs", "rows", "floors"]
+    assert kept == ["logs", "rows", "floors"] * (len(kept) // 3)

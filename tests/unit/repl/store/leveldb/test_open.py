@@ -1,0 +1,306 @@
+"""What a store refuses to open, and that it says in one sentence what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import plyvel
+import pytest
+
+from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
+from isthmus.repl.model.keys import segment_of
+from isthmus.repl.storage.slot_file import SlotFile
+from isthmus.repl.store import rows
+from isthmus.repl.store.checkpoint import FLOORS_VERSION
+from isthmus.repl.store.leveldb import LevelStore
+from tests.support.entry_histories import BOOT, History, open_store
+
+
+def filled(directory: Path, keys: int = 5) -> History:
+    """A cleanly closed store with some keys and two checkpoints."""
+    store = open_store(directory)
+    history = History()
+    for n in range(2 * keys):
+        history.put(b"b", b"%d" % n, b"x" * 100)
+    store.write([history.step(0, keys)])
+    store.checkpoint()
+    store.write([history.step(keys)])
+    store.close()
+    return history
+
+
+def the_sentence(error: pytest.ExceptionInfo[LocalFault], directory: Path) -> str:
+    """The error's text: one line that names the directory."""
+    text = str(error.value)
+    assert "\n" not in text
+    assert str(directory) in text
+    return text
+
+
+def test_a_store_of_another_cluster_is_refused(room: Path) -> None:
+    """The wrong cluster's uuid gives WrongIdentity and leaves the store as it was."""
+    history = filled(room / "store")
+    with pytest.raises(WrongIdentity) as error:
+        open_store(room / "store", cluster_uuid=b"\xee" * 16)
+    assert "ee" * 16 in the_sentence(error, room / "store")
+    store = open_store(room / "store")
+    assert store.applied(3).offset == len(history.entries)
+    store.close()
+
+
+def test_a_store_of_another_format_is_refused(room: Path) -> None:
+    """A later format is a LocalFault that names both versions."""
+    filled(room / "store")
+    db = plyvel.DB(str(room / "store" / "rows"))
+    db.put(rows.FORMAT_KEY, b"\0\x09" + db.get(rows.FORMAT_KEY)[2:])
+    db.close()
+    with pytest.raises(LocalFault, match="format 9, this program reads 2") as error:
+        open_store(room / "store")
+    the_sentence(error, room / "store")
+
+
+def test_a_strangers_database_is_refused(room: Path) -> None:
+    """A LevelDB database that is not a store is not written to."""
+    (room / "store").mkdir()
+    db = plyvel.DB(str(room / "store" / "rows"), create_if_missing=True)
+    db.put(b"key", b"value")
+    db.close()
+    with pytest.raises(WrongIdentity) as error:
+        open_store(room / "store")
+    the_sentence(error, room / "store")
+    db = plyvel.DB(str(room / "store" / "rows"))
+    assert list(db) == [(b"key", b"value")]
+    db.close()
+
+
+def test_a_file_in_the_place_of_the_directory_is_a_local_fault(room: Path) -> None:
+    """A path that cannot be a directory gives one line, not a traceback of the driver's."""
+    (room / "store").write_text("")
+    with pytest.raises(LocalFault) as error:
+        open_store(room / "store")
+    the_sentence(error, room / "store")
+
+
+def test_a_store_in_use_by_this_process_is_a_local_fault(room: Path) -> None:
+    """A second open of the same directory says that it is in use."""
+    store = open_store(room / "store")
+    with pytest.raises(LocalFault, match="in use") as error:
+        open_store(room / "store")
+    the_sentence(error, room / "store")
+    store.close()
+
+
+def test_a_store_in_use_by_another_process_is_a_local_fault(room: Path) -> None:
+    """So does one that another process holds; once that is gone, it opens."""
+    filled(room / "store")
+    hold = "import plyvel, sys; db = plyvel.DB(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(room / "store" / "rows")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(LocalFault, match="in use by another process") as error:
+            open_store(room / "store")
+        the_sentence(error, room / "store")
+        holder.stdin.close()
+        holder.wait(20)
+    open_store(room / "store").close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_damaged_slot_leaves_the_other(which: int, damage: str, room: Path) -> None:
+    """With either slot of the floors damaged the store opens: from the newer one, or one checkpoint further back."""
+    history = filled(room / "store", keys=5)
+    slot = room / "store" / f"floors.{which}"
+    other = SlotFile(room / "store", "floors")
+    newest = other.read()
+    if damage == "flip":
+        data = bytearray(slot.read_bytes())
+        data[len(data) // 2] ^= 0x40
+        slot.write_bytes(data)
+    elif damage == "delete":
+        slot.unlink()
+    else:
+        slot.write_bytes(slot.read_bytes()[:9] if damage == "cut" else b"")
+    left = SlotFile(room / "store", "floors").read()
+    store = open_store(room / "store", boot_id="another boot")
+    assert store.applied(3).offset == len(history.entries)
+    assert store.needs_replay() == (left != newest and store.durable_floor(3) < len(history.entries))
+    if store.needs_replay():
+        store.write([history.step(store.durable_floor(3))])
+        store.replay_finished()
+    assert store.durable_floor(3) == len(history.entries)
+    store.close()
+
+
+def spoil_slots(directory: Path, data: bytes | None) -> None:
+    """Overwrite or delete both slots."""
+    for which in (0, 1):
+        slot = directory / f"floors.{which}"
+        if data is None:
+            slot.unlink()
+        else:
+            slot.write_bytes(data)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"ISLT" + bytes(60)])
+def test_without_floors_the_store_is_called_damaged(data: bytes | None, room: Path) -> None:
+    """Both slots damaged or gone is Corruption, with what to do about it, since nobody knows from where to replay."""
+    filled(room / "store")
+    spoil_slots(room / "store", data)
+    with pytest.raises(Corruption, match=r"away \(it alone: the rest of node.data_dir stays\)") as error:
+        open_store(room / "store")
+    the_sentence(error, room / "store")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        [FLOORS_VERSION],
+        [FLOORS_VERSION, BOOT, True, {"a": 1}],
+        [FLOORS_VERSION, BOOT, 1, []],
+        [FLOORS_VERSION, BOOT, False, [[3, 1, 5]]],
+        [FLOORS_VERSION, BOOT, False, [[3, 1, "5", 0]]],
+    ],
+)
+def test_floors_of_a_wrong_shape_are_corruption(value: object, room: Path) -> None:
+    """A whole slot that says something else than floors is Corruption."""
+    filled(room / "store")
+    slots = SlotFile(room / "store", "floors")
+    slots.read()
+    slots.write(value)
+    with pytest.raises(Corruption):
+        open_store(room / "store")
+
+
+def test_floors_of_another_version_are_refused(room: Path) -> None:
+    """Floors that a later release wrote are a LocalFault that names both versions."""
+    filled(room / "store")
+    slots = SlotFile(room / "store", "floors")
+    slots.read()
+    slots.write([FLOORS_VERSION + 1, "anything"])
+    with pytest.raises(LocalFault, match=f"version {FLOORS_VERSION + 1}, this program reads {FLOORS_VERSION}"):
+        open_store(room / "store")
+
+
+def test_a_floor_above_what_is_applied_is_corruption(room: Path) -> None:
+    """Rows that were on disk and are not there are Corruption, even if the database opens."""
+    filled(room / "store")
+    slots = SlotFile(room / "store", "floors")
+    slots.read()
+    slots.write([FLOORS_VERSION, BOOT, False, [[3, 1, 11, 0]]])
+    with pytest.raises(Corruption, match="up to offset 11 but applied only to 10"):
+        open_store(room / "store")
+
+
+def test_a_database_that_is_gone_is_not_made_anew(room: Path) -> None:
+    """Floors without their database are Corruption, again at the next start, and nothing is served from a new one."""
+    filled(room / "store")
+    shutil.rmtree(room / "store" / "rows")
+    for _ in range(2):
+        with pytest.raises(Corruption, match="its rows are gone"):
+            open_store(room / "store")
+
+
+def test_a_first_open_that_was_cut_short_is_begun_again(room: Path) -> None:
+    """A database without a format row and floors without positions are what a first start leaves half done."""
+    (room / "store").mkdir()
+    SlotFile(room / "store", "floors").write([FLOORS_VERSION, "boot", False, []])
+    plyvel.DB(str(room / "store" / "rows"), create_if_missing=True).close()
+    store = open_store(room / "store")
+    assert not store.needs_replay()
+    store.close()
+
+
+def test_a_flipped_byte_in_the_databases_log_is_corruption(room: Path) -> None:
+    """Without a power loss, damage in the middle of LevelDB's log is refused rather than skipped over."""
+    store = open_store(room / "store")
+    history = History()
+    for n in range(20):
+        history.put(b"b", b"%d" % n, b"x" * 500)
+        store.write([history.step(n)])
+    shutil.copytree(room / "store", room / "copy")
+    store.close()
+    (log,) = (room / "copy" / "rows").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(Corruption, match="move the directory away") as error:
+        open_store(room / "copy")
+    the_sentence(error, room / "copy")
+
+
+def test_a_missing_table_is_corruption(room: Path) -> None:
+    """A table that is gone is noticed at open."""
+    filled(room / "store")
+    open_store(room / "store").close()
+    for table in (room / "store" / "rows").glob("*.ldb"):
+        os.unlink(table)
+    with pytest.raises(Corruption, match="move the directory away"):
+        open_store(room / "store")
+
+
+def _rows_of_segments(store: LevelStore, segments: list[int]) -> list[bytes]:
+    """The key rows of a partition's segments, each sought."""
+    with closing(store.far.snapshot(3)) as snapshot:
+        ranges = [(segment, segment + 1) for segment in sorted(set(segments))]
+        return [row for part in snapshot.segments(ranges) for _, row in part]
+
+
+def test_no_damaged_table_shortens_an_answer(room: Path) -> None:
+    """Wherever a byte of a table is flipped, each read gives what was written or raises Corruption."""
+    history = History()
+    store = open_store(room / "store")
+    for n in range(120):
+        history.put(b"b", b"%03d" % n, b"%03d" % n * 60)
+    store.write([history.step(0)])
+    store.close()
+    open_store(room / "store").close()
+    tables = sorted((room / "store" / "rows").glob("*.ldb"))
+    assert tables
+    latest = {e.key: e for e in history.entries}
+    changes = [(e.offset, e.kind, e.key_hash, e.origin, e.time_ms, e.bucket, e.key) for e in history.entries]
+    listed = [(b"b", key, latest[key].row) for key in sorted(latest)]
+    segments = sorted((segment_of(e.key_hash), b"b", e.key, e.row) for e in history.entries)
+    some = history.entries[::10]
+
+    reads: list[Callable[[LevelStore], bool]] = [
+        lambda s: s.changes(3, 0, 1_000) == changes,
+        lambda s: list(s.list_keys(3, None, None)) == listed,
+        lambda s: list(s.key_rows(3, 0, 1 << 20)) == segments,
+        lambda s: _rows_of_segments(s, [each[0] for each in segments]) == [each[3] for each in segments],
+        lambda s: s.offset_at(3, history.time_ms) == 0,
+        lambda s: all(s.object(3, b"b", e.key) == e.payload for e in some),
+        lambda s: all(s.key_row(3, e.key_hash, b"b", e.key) == e.row for e in some),
+    ]
+    refused = 0
+    for table in tables:
+        whole = table.read_bytes()
+        for at in range(7, len(whole), len(whole) // 30):
+            shutil.rmtree(room / "copy", ignore_errors=True)
+            shutil.copytree(room / "store", room / "copy")
+            data = bytearray(whole)
+            data[at] ^= 0x10
+            (room / "copy" / "rows" / table.name).write_bytes(data)
+            try:
+                damaged = open_store(room / "copy")
+            except Corruption:
+                refused += 1
+                continue
+            for number, read in enumerate(reads):
+                try:
+                    assert read(damaged), (table.name, at, number)
+                except Corruption:
+                    refused += 1
+            damaged.close()
+    assert refused

@@ -1,0 +1,104 @@
+"""What a store gives back when nothing is written any more, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from isthmus.repl.runtime.applier import Checkpointer
+from isthmus.repl.store.compaction import mapped
+from isthmus.repl.store.leveldb import ROWS_NAME, LevelStore
+from tests.support.entry_histories import History, open_store
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
+
+KEYS = 200
+LINUX_WITH_PAGEOUT = (5, 4)
+
+
+def resident_bytes(directory: Path) -> int:
+    """Of the tables in `directory`, what this process holds in memory."""
+    ranges = {f"{start:08x}-{end:08x}" for start, end in mapped(directory)}
+    size, counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            counted = line.split(" ")[0] in ranges
+        elif counted and line.startswith("Rss:"):
+            size += int(line.split()[1]) * 1024
+    return size
+
+
+def test_an_idle_store_gives_back_what_is_mapped_of_its_tables_and_reads_as_before(tmp_path: Path) -> None:
+    """What the kernel counts as resident of the tables goes only when the node is idle; every object is read from them
+    again afterwards."""
+    kernel = tuple(map(int, os.uname().release.split(".")[:2])) if os.uname().sysname == "Linux" else (0, 0)
+    if kernel < LINUX_WITH_PAGEOUT:
+        pytest.skip("this system does not take pages back on demand")
+    store = open_store(tmp_path)
+    assert isinstance(store, LevelStore)
+    history = History()
+    for number in range(KEYS):
+        history.put(b"b", b"%d" % number, b"%d" % number * 20_000)
+    store.write([history.step(0)])
+    store.checkpoint()
+
+    def read_all() -> None:
+        for number in range(KEYS):
+            assert store.object(3, b"b", b"%d" % number) == b"%d" % number * 20_000
+
+    store.compact_when_idle(idle=False)
+    read_all()
+    before = resident_bytes(tmp_path / ROWS_NAME)
+    assert before > 4_000_000, "the tables are mapped"
+    store.compact_when_idle(idle=False)
+    assert resident_bytes(tmp_path / ROWS_NAME) == before, "a node that reads keeps them"
+    store.compact_when_idle(idle=True)
+    assert resident_bytes(tmp_path / ROWS_NAME) < before / 4
+    read_all()
+    store.close()
+
+
+class RestingStore(MemoryStore):
+    """Counts how it is told to rest; `at` is how far everything is applied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0
+        self.rests: list[tuple[int, bool]] = []
+
+    def applied_offsets(self) -> dict[int, int]:
+        return {3: self.at}
+
+    def checkpoint(self) -> None:
+        pass
+
+    def compact_when_idle(self, *, idle: bool) -> None:
+        self.rests.append((self.at, idle))
+
+
+def test_a_store_rests_once_after_each_load_and_as_idle_once_the_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two checkpoints without a write it rests; what is for reading goes at the first such time in which the
+    process did nothing, and not again before something is written."""
+    store = RestingStore()
+    keeper = Checkpointer(store, MemoryLog(), list, dict, 1_000, lambda _: None)
+    idle = [False]
+    monkeypatch.setattr(keeper, "_is_idle", lambda: idle[0])
+    keeper.look()
+    keeper.look()
+    assert store.rests == [(0, False)]
+    store.at = 7
+    keeper.look()
+    assert len(store.rests) == 1, "something was written"
+    keeper.look()
+    keeper.look()
+    assert store.rests[1:] == [(7, False)]
+    for idle[0] in (True, False, True):
+        keeper.look()
+    assert store.rests[2:] == [(7, True)]
+    store.at = 9
+    keeper.look()
+    keeper.look()
+    assert store.rests[3:] == [(9, True)]

@@ -1,0 +1,220 @@
+"""When the event loop may write a small batch itself, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.runtime.applier import HERE_ENTRIES_MAX, Applier, ApplyJob
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep, Store
+from isthmus.repl.store.write_stalls import (
+    BATCH_BYTES_MAX,
+    HOLD_S_MAX,
+    LEVEL0_TABLES_MAX,
+    LOOK_EVERY_BYTES,
+    SLOW_S,
+    WriteStallPredictor,
+)
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
+from tests.unit.repl.runtime.test_applier import entries
+
+
+class Database:
+    """What `WriteStallPredictor` asks of a database, and a clock."""
+
+    def __init__(self, write_buffer_bytes: int = 64 << 20) -> None:
+        self.tables = 0
+        self.looks = 0
+        self.now_s = 100.0
+        self.at_once = WriteStallPredictor(self.get_property, lambda: self.now_s, write_buffer_bytes)
+
+    def get_property(self, name: bytes) -> bytes:
+        assert name == b"leveldb.num-files-at-level0"
+        self.looks += 1
+        return b"%d" % self.tables
+
+
+def test_tables_of_level_0_that_pile_up_are_seen_before_they_make_a_writer_wait() -> None:
+    """They are counted after every MB or write buffer that was written, and not with every batch."""
+    for write_buffer, every in ((64 << 20, LOOK_EVERY_BYTES), (64 << 10, 64 << 10)):
+        database = Database(write_buffer)
+        for _ in range(8):
+            assert database.at_once.takes(1000)
+            database.at_once.wrote(every // 16, 0.0001)
+        assert database.looks == 1
+        database.tables = LEVEL0_TABLES_MAX + 1
+        database.at_once.wrote(every // 2, 0.0001)
+        assert not database.at_once.takes(1000)
+        database.tables = LEVEL0_TABLES_MAX
+        assert not database.at_once.takes(1000)
+        database.at_once.wrote(every, 0.0001)
+        assert database.at_once.takes(1000)
+        assert database.looks == 3
+
+
+@pytest.mark.parametrize(("took_s", "held_s"), [(SLOW_S, 100 * SLOW_S), (10.0, 1_000.0), (60.0, HOLD_S_MAX)])
+def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(took_s: float, held_s: float) -> None:
+    """At most an hour, whoever made the slow write; one that is not slow changes nothing."""
+    database = Database()
+    database.at_once.wrote(1000, SLOW_S * 0.9)
+    assert database.at_once.takes(1000)
+    database.at_once.wrote(1000, took_s)
+    database.now_s += held_s * 0.99
+    assert not database.at_once.takes(1000)
+    database.now_s += held_s * 0.02
+    assert database.at_once.takes(1000)
+
+
+def test_a_large_batch_is_not_for_the_loop() -> None:
+    """Above its bytes a batch is never taken at once."""
+    assert Database().at_once.takes(BATCH_BYTES_MAX)
+    assert not Database().at_once.takes(BATCH_BYTES_MAX + 1)
+
+
+def test_leveldb_says_of_itself_what_it_takes_at_once(tmp_path: Path) -> None:
+    """A fresh store takes a few entries at once, a large batch not, and after a slow write none."""
+    store = LevelStore.open(
+        tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
+    )
+    try:
+        few = store.prepare([PartitionStep(0, entries(0, 3))])
+        assert store.takes_at_once(few)
+        store.commit(few)
+        large = store.prepare([PartitionStep(0, entries(3, 3, BATCH_BYTES_MAX))])
+        assert not store.takes_at_once(large)
+        store.commit(large)
+        store._at_once.wrote(0, 1.0)
+        last = store.prepare([PartitionStep(0, entries(6, 1))])
+        assert not store.takes_at_once(last)
+        store.commit(last)
+        assert store.applied(0).offset == 7
+    finally:
+        store.close()
+
+
+class Watched(MemoryStore):
+    """Notes which thread writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[str] = []
+        self.roomy = True
+        self.refuses = False
+
+    def takes_at_once(self, prepared: Any) -> bool:
+        return self.roomy
+
+    def commit(self, prepared: Any) -> None:
+        if self.refuses:
+            raise LocalFault("no room")
+        self.threads.append(threading.current_thread().name)
+        super().commit(prepared)
+
+
+class Desk:
+    """An applier whose store notes which thread writes."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = Watched()
+        self.failures: list[Exception] = []
+        loop = asyncio.get_running_loop()
+        self.applier = Applier(
+            store or self.store,
+            MemoryLog(),
+            lambda steps, _read_back: self.applier.written(steps),
+            self.failures.append,
+            soon=loop.call_soon,
+            from_thread=loop.call_soon_threadsafe,
+        )
+        self.applier.start()
+
+    async def applied(self, end: int) -> str:
+        """The name of the thread that wrote up to there."""
+        async with asyncio.timeout(5):
+            while self.store.applied(0).offset < end or not self.applier.idle:
+                await asyncio.sleep(0.001)
+        return self.store.threads[-1]
+
+
+def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> None:
+    """Which it is depends on their number and on the store's word; either way they are applied in order, and while a
+    batch waits for the loop's next turn the applier is not idle."""
+
+    async def story() -> None:
+        desk = Desk()
+        here = threading.current_thread().name
+        desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+        assert not desk.applier.idle
+        assert desk.store.applied(0).offset == 0
+        assert await desk.applied(3) == here
+        many = 3 + HERE_ENTRIES_MAX + 1
+        desk.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
+        assert await desk.applied(many) == "apply"
+        desk.store.roomy = False
+        desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+        assert await desk.applied(many + 1) == "apply"
+        assert desk.applier.stop(5)
+        assert not desk.failures
+
+    asyncio.run(story())
+
+
+def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> None:
+    """What waited for the loop's next turn stays unwritten, as the store is about to be closed."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+        assert desk.applier.stop(5)
+        await asyncio.sleep(0.01)
+        assert desk.store.applied(0).offset == 0
+        assert not desk.store.threads
+
+    asyncio.run(story())
+
+
+def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) -> None:
+    """A stop that does not wait for all that is committed closes the store while the thread's last report is yet to be
+    heard: what waited stays in the log, and the closed store is asked nothing."""
+
+    async def story() -> None:
+        store = LevelStore.open(
+            tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
+        )
+        desk, loop = Desk(store), asyncio.get_running_loop()
+        bugs: list[object] = []
+        loop.set_exception_handler(lambda _loop, context: bugs.append(context))
+        desk.applier.submit([ApplyJob(0, 0, many := HERE_ENTRIES_MAX + 1, entries(0, many))])
+        desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+        assert desk.applier.stop(5)  # the loop is blocked: the report waits
+        store.close()
+        await asyncio.sleep(0.01)
+        assert not bugs
+        assert store.applied(0).offset == many
+
+    asyncio.run(story())
+
+
+def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
+    """The failure is told, once, and nothing is written after it."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.store.refuses = True
+        desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+        await asyncio.sleep(0.01)
+        assert [str(failure) for failure in desk.failures] == ["no room"]
+        desk.store.refuses = False
+        desk.applier.submit([ApplyJob(0, 3, 4, entries(3, 1))])
+        await asyncio.sleep(0.01)
+        assert not desk.store.threads
+        assert desk.applier.stop(5)
+
+    asyncio.run(story())

@@ -1,0 +1,361 @@
+"""Claims about requests between nodes: answers, errors by class, limits, and what is known when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from isthmus.repl.model.errors import (
+    BadInput,
+    CodecError,
+    Corruption,
+    Fenced,
+    IsthmusError,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    OutOfStorage,
+    Overloaded,
+    PeerFault,
+    Retryable,
+    TooFewInSync,
+    TooLarge,
+)
+from isthmus.repl.transport import links
+from isthmus.repl.transport.frames import Parts, unpacked
+from isthmus.repl.transport.rpc import UNDER_WAY_MAX, RpcServer
+from tests.support.link_nodes import LOOPS, MB, Node, run, until, world
+
+pytestmark = pytest.mark.parametrize("loop", LOOPS)
+
+
+class Unfamiliar(BadInput):
+    """A refusal with a code of its own."""
+
+    reason = "unfamiliar"
+
+
+def failing(node: Node, error: Exception) -> None:
+    async def answer(asker: str, method: str, body: bytes) -> bytes:
+        raise error
+
+    node.answer = answer
+
+
+def test_answers_come_back_to_whom_they_belong(loop: str) -> None:
+    """Many requests at once, small and large, each get their own answer, in whatever order they are ready."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                await asyncio.sleep(0.05 if body.startswith(b"0") else 0)
+                return b" ".join((node.encode(), method.encode(), body))
+
+            b.answer = answer
+            bodies = [b"%d" % i for i in range(50)] + [b"x" * 3 * MB]
+            found = await asyncio.gather(*(a.links.request("b", "kv.get", body, 10_000) for body in bodies))
+            assert found == [b"a kv.get " + body for body in bodies]
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadInput("no such bucket"), TooLarge("above object_size"), CodecError("not a clock"), Retryable("again"),
+        Fenced("epoch 3"), TooFewInSync("1 of 2"), Overloaded("full"), OutOfStorage("disk"), NotReady("electing"),
+        NotLeader("not here", "c"), NotLeader("not here"), Unfamiliar("odd"),
+    ],
+)  # fmt: skip
+def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusError) -> None:
+    """Wrong input and refusals cross with class, reason, text and the leader that they name."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            failing(b, error)
+            with pytest.raises(type(error) if type(error) is not Unfamiliar else BadInput) as caught:
+                await a.links.request("b", "m", b"", 10_000)
+            assert str(caught.value) == str(error)
+            assert caught.value.reason == error.reason
+            if isinstance(error, NotLeader):
+                assert isinstance(caught.value, NotLeader)
+                assert caught.value.leader == error.leader
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize("error", [Corruption("row"), PeerFault("far"), OutcomeUnknown("late"), ZeroDivisionError("x")])
+def test_all_other_failures_leave_the_outcome_unknown(loop: str, error: Exception) -> None:
+    """A failure that is no definite refusal over there is OutcomeUnknown here, and costs no connection."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            failing(b, error)
+            with pytest.raises(OutcomeUnknown, match=f"node b: .*({error}|ZeroDivisionError)"):
+                await a.links.request("b", "m", b"", 10_000)
+            b.answer = b._echo
+            assert await a.links.request("b", "m", b"x", 10_000) == b"a m x"
+            assert a.events == [("b", True)]
+
+    run(story(), loop)
+
+
+def test_without_a_connection_nothing_was_sent(loop: str) -> None:
+    """NotReady, at once."""
+
+    async def story() -> None:
+        async with world() as here:
+            a = await here.node("a")
+            with pytest.raises(NotReady, match="node b"):
+                await a.links.request("b", "m", b"", 10_000)
+
+    run(story(), loop)
+
+
+def test_a_late_answer_leaves_the_outcome_unknown(loop: str) -> None:
+    """After the time-out the caller has OutcomeUnknown, the handler is ended, and its place is free."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            ended = []
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    ended.append(1)
+                return b""
+
+            b.answer = answer
+            with pytest.raises(OutcomeUnknown, match="within 500 ms"):
+                await a.links.request("b", "m", b"", 500)
+            await until(lambda: ended)
+            b.answer = b._echo
+            assert await a.links.request("b", "m", b"", 10_000) == b"a m "
+
+    run(story(), loop)
+
+
+def test_a_break_leaves_the_outcome_unknown(loop: str) -> None:
+    """A request whose connection breaks before the answer came raises at once, not after its time-out."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.node("a"), await here.node("b")
+            proxy = await here.proxy(b)
+            a.links.set_nodes({"b": proxy.address})
+            await until(lambda: a.links.linked("b"))
+            asked = asyncio.Event()
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                asked.set()
+                await asyncio.sleep(60)
+                return b""
+
+            b.answer = answer
+            request = asyncio.create_task(a.links.request("b", "m", b"", 600_000))
+            await asked.wait()
+            proxy.cut()
+            with pytest.raises(OutcomeUnknown, match="broke"):
+                await request
+
+    run(story(), loop)
+
+
+def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
+    """One request too many, or too many bytes, is refused with Overloaded before it is sent; places come back."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair(live_limit_bytes=2 * MB, message_limit_bytes=4 * MB)
+            go = asyncio.Event()
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                await go.wait()
+                return b""
+
+            b.answer = answer
+            with pytest.raises(TooLarge, match="node b takes"):
+                await a.links.request("b", "m", bytes(4 * MB), 10_000)
+            large = asyncio.create_task(a.links.request("b", "m", bytes(3 * MB), 10_000))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="bytes in all"):
+                await a.links.request("b", "m", b"x", 10_000)
+            go.set()
+            await large
+            go.clear()
+            many = [asyncio.create_task(a.links.request("b", "m", b"", 10_000)) for _ in range(UNDER_WAY_MAX)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match=f"at most {UNDER_WAY_MAX}"):
+                await a.links.request("b", "m", b"", 10_000)
+            go.set()
+            await asyncio.gather(*many)
+            assert await a.links.request("b", "m", b"", 10_000) == b""
+
+    run(story(), loop)
+
+
+def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
+    """The asker hears of it, and the connection stands."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.node("a", message_limit_bytes=MB), await here.node("b")
+            await here.connect(a, b)
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                return bytes(2 * MB)
+
+            b.answer = answer
+            with pytest.raises(OutcomeUnknown, match="2000000 bytes"):
+                await a.links.request("b", "m", b"", 10_000)
+            assert a.links.linked("b")
+
+    run(story(), loop)
+
+
+def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
+    """Requests under way when a node stops are all answered before its connections close; whoever asks later is told
+    at once that nothing was sent."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            gate, begun = asyncio.Event(), 0
+
+            async def answer(_node: str, _method: str, body: bytes) -> bytes:
+                nonlocal begun
+                begun += 1
+                await gate.wait()
+                return body
+
+            b.answer = answer
+            asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i * 10_000, 10_000)) for i in range(30)]
+            await until(lambda: begun == 30)
+            leaving = asyncio.create_task(b.links.drain())
+
+            async def refused() -> bool:
+                try:
+                    async with asyncio.timeout(0.05):
+                        await a.links.request("b", "m", b"late", 10_000)
+                except NotReady:
+                    return True
+                except TimeoutError:
+                    return False
+                return False
+
+            while not await refused():
+                pass
+            assert not leaving.done()
+            gate.set()
+            await leaving
+            await b.links.stop()
+            assert await asyncio.gather(*asked) == [b"%d" % i * 10_000 for i in range(30)]
+
+    run(story(), loop)
+
+
+def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            c = await here.node("c")
+            await here.connect(b, c)
+            monkeypatch.setattr(links, "LEAVE_S", 0.2)
+            gate, begun = asyncio.Event(), 0
+
+            async def answer(_node: str, _method: str, body: bytes) -> bytes:
+                nonlocal begun
+                begun += 1
+                await gate.wait()
+                return body
+
+            b.answer = answer
+            hanging = asyncio.create_task(a.links.request("b", "m", b"", 10_000))
+            gone = asyncio.create_task(c.links.request("b", "m", b"", 10_000))
+            await until(lambda: begun == 2)
+            began = asyncio.get_running_loop().time()
+            leaving = asyncio.create_task(b.links.drain())
+            await c.links.stop()
+            await leaving
+            assert asyncio.get_running_loop().time() - began < 5
+            await b.links.stop()
+            for task in (hanging, gone):
+                with pytest.raises(OutcomeUnknown):
+                    await task
+
+    run(story(), loop)
+
+
+def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> None:
+    """Answers that are ready at the same time are more than may wait for a node that reads: those that find no room
+    wait for it, and what else goes over the connection goes on."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair(live_limit_bytes=2 * MB)
+            go, begun = asyncio.Event(), 0
+
+            async def answer(_node: str, _method: str, body: bytes) -> bytes:
+                nonlocal begun
+                begun += 1
+                await go.wait()
+                return body * MB
+
+            b.answer = answer
+            asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i, 10_000)) for i in range(4)]
+            await until(lambda: begun == 4)
+            go.set()
+            assert await asyncio.gather(*asked) == [b"%d" % i * MB for i in range(4)]
+            assert (a.events, b.events) == ([("b", True)], [("a", True)])
+            assert b.faults() == {}
+
+    run(story(), loop)
+
+
+def test_answers_that_wait_for_room_are_bounded_and_end_with_their_requests(loop: str) -> None:
+    """While a connection is full one answer waits, and more as far as they are within the limit; the rest is told at
+    once that its outcome is unknown. Nobody waits longer than who asked."""
+
+    async def story() -> None:
+        put: list[Parts] = []
+        full = True
+
+        async def handler(_node: str, method: str, _body: bytes) -> bytes:
+            return method.encode()
+
+        def queued(item: Parts) -> bool:
+            put.append(item)
+            return True
+
+        tasks: set[asyncio.Task[None]] = set()
+        serving = RpcServer(
+            "a", handler, body_limit=MB, bytes_max=10, put=queued, waiting=lambda: 11 if full else 10, tasks=tasks
+        )
+        for asked in (1, 2):
+            serving.asked((asked, "sixsix", 10_000, b""))
+        await until(lambda: put)
+        (told,) = unpacked(b"\x91" + b"".join(put.pop()))
+        assert (told[0], told[2], told[3]) == (2, "outcome-unknown", "6 bytes of answers wait for room to node a")
+        serving.asked((3, "x", 100, b""))
+        await until(lambda: len(tasks) == 1)
+        assert put == []
+        full = False
+        await until(lambda: not tasks)
+        assert unpacked(b"\x91" + b"".join(put[0])) == ((1, b"sixsix"),)
+        assert len(put) == 1
+        full = True
+        serving.asked((4, "x", 10_000, b""))
+        await asyncio.sleep(0)
+        serving.left.set()
+        await until(lambda: not tasks)
+
+    run(story(), loop)

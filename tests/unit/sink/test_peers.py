@@ -1,0 +1,188 @@
+"""Peers and workers of queues that are set while a sink runs: over restarts, on all nodes, and what cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from isthmus.config.settings import PeerSettings
+from isthmus.repl.model.errors import BadInput, LocalFault
+from isthmus.sink import peers
+from isthmus.sink.backoff import CycleResult, Delays
+from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, in_force, workers_of
+from isthmus.sink.scheduler import FetchScheduler, LinkName
+from isthmus.sink.service import Sink
+from tests.support.sink_pair import Pair
+
+
+def joined(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    """Run `test` with a source, its HTTP listener and a cluster for sinks."""
+
+    async def run() -> None:
+        async with Pair() as pair:
+            await test(pair)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.005)
+
+
+def links(sink: Sink) -> list[tuple[str, str]]:
+    return [(row["queue"], row["from"]) for row in sink.listing()]
+
+
+def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_restarts() -> None:
+    """A sink without any peer in its file gets one from an operator at another node: changes arrive, the listing says
+    who did it, and a new process fetches from it again; removed, it is gone everywhere and nothing is lost."""
+
+    async def test(pair: Pair) -> None:
+        sink, other = await pair.sink(peers=False), await pair.sink(peers=False)
+        assert sink.status()["reason"] == "not configured"
+        await other.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "new site")
+        pair.home.put(b"a")
+        await until(lambda: links(sink) == links(other) == [("q", "operator")])
+        await pair.equal()
+        assert sink.listing()[0]["set"]["by"] == "ann"
+        with pytest.raises(BadInput, match="fetched from already"):
+            await sink.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "")
+        again = await pair.sink(peers=False)
+        assert links(again) == [("q", "operator")]
+        await again.remove_peer(LinkName("q", pair.bridge.url), "bob", "")
+        await until(lambda: not links(sink) and not links(other) and not links(again))
+        pair.home.put(b"b")
+        assert sink.status()["state"] == "idle"
+        await sink.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "")
+        await pair.equal()
+
+    joined(test)
+
+
+def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_is_added_again() -> None:
+    """The file is the default alone; what is no peer is refused with those that there are."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q", "r")
+        await sink.remove_peer(LinkName("q", pair.bridge.url), "bob", "broken")
+        await until(lambda: links(sink) == [("r", "config")])
+        again = await pair.sink("q", "r")
+        assert links(again) == [("r", "config")]
+        assert again.overview()["peers_set"][0]["by"] == "bob"
+        with pytest.raises(BadInput, match="there are: r "):
+            await again.remove_peer(LinkName("x", pair.bridge.url), "bob", "")
+        await again.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "")
+        await until(lambda: set(links(again)) == {("q", "config"), ("r", "config")})
+        assert again.overview()["peers_set"] == [], "the file alone says it now"
+
+    joined(test)
+
+
+def test_while_nobody_can_read_which_peers_are_set_nothing_is_fetched() -> None:
+    """A removed peer may stand in the file: after a restart all links are held, with the path and the reason; an act
+    that would write over what cannot be read is refused."""
+
+    async def test(pair: Pair) -> None:
+        await pair.metastore.put(peers.PATH, b"[", None)
+        sink = await pair.sink("q")
+        (row,) = sink.listing()
+        assert row["state"] == "suspended"
+        assert peers.PATH in row["reason"]
+        with pytest.raises(BadInput, match=peers.PATH):
+            await sink.remove_peer(LinkName("q", pair.bridge.url), "bob", "")
+        found = await pair.metastore.get(peers.PATH)
+        assert found is not None
+        await pair.metastore.put(peers.PATH, b"{}", found.version)
+        await until(lambda: sink.listing()[0]["state"] == "running")
+
+    joined(test)
+
+
+def test_a_peer_whose_token_is_not_there_is_refused_and_told_at_nodes_that_lack_it() -> None:
+    """The node that is asked refuses it before anything is written; another node names it among those that it cannot
+    use, and fetches from the others."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q")
+        plain = sink._access_to
+
+        def access_to(peer: PeerSettings) -> Any:
+            if peer.token_file is not None:
+                raise LocalFault(f"{peer.token_file} is not there")
+            return plain(peer)
+
+        sink._access_to = access_to
+        with pytest.raises(LocalFault):
+            await sink.add_peer(PeerSettings(pair.bridge.url, "r", "", Path("/nowhere")), "ann", "")
+        entry = PeerEntry("r", pair.bridge.url, "", "/nowhere", False, "ann", 1, "")
+        await peers.change_peer(pair.metastore, entry, in_file=False)
+        await until(lambda: sink.overview()["peers_unusable"])
+        assert sink.overview()["peers_unusable"][0]["reason"] == "/nowhere is not there"
+        assert links(sink) == [("q", "config")]
+
+    joined(test)
+
+
+def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
+    """Set and forgotten while it runs, for one node or for all, of which the node's own counts; the others' queues have
+    what is left."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q", "r")
+        await sink.set_queue_workers("q", None, 1, "ann", "")
+        await sink.set_queue_workers("q", "w1", 2, "ann", "")
+        assert sink.overview()["workers"]["queue_limits"] == {"q": 2}
+        assert (await pair.sink("q")).overview()["workers"]["queue_limits"] == {"q": 2}
+        await sink.set_queue_workers("q", "w1", None, "ann", "")
+        assert sink.overview()["workers"]["queue_limits"] == {"q": 1}
+        with pytest.raises(BadInput, match="fetches from no queue 'x'"):
+            await sink.set_queue_workers("x", None, 1, "ann", "")
+
+    joined(test)
+
+
+def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
+    """With a limit of 2 and busy links at three peers, two turns are given, neither may wait at its source for long,
+    and a third one only once one of them ended; another queue is not held up."""
+    roster = FetchScheduler(2, Delays(), Random(1), workers=8)
+    for peer in ("a", "b", "c"):
+        roster.add(LinkName("q", peer))
+    roster.queue_limits = {"q": 2}
+    turns = [roster.take(0), roster.take(0)]
+    assert all(turn is not None and not turn.may_wait for turn in turns)
+    assert roster.take(0) is None
+    assert roster.next_due_ms() is None
+    roster.add(LinkName("r", "a"))
+    other = roster.take(0)
+    assert other is not None
+    assert other.name.queue == "r"
+    assert turns[0] is not None
+    roster.report(turns[0].name, turns[0].slot, CycleResult.EMPTY, 0, 5_000)
+    again = roster.take(0)
+    assert again is not None
+    assert again.name.queue == "q"
+
+
+def test_what_is_set_of_peers_reads_back_as_it_was_written() -> None:
+    """Encoding is exact; what is no list of peers is refused."""
+    entry = PeerEntry("q", "http://10.0.0.7:8098", "east", "/t", False, "ann", 5, "why")
+    found = SetPeers((entry,), (QueueWorkers("q", None, 3, "ann", 5, ""),))
+    assert peers.decode(peers.encode(found)) == found
+    file = [PeerSettings("http://10.0.0.7:8098", "q"), PeerSettings("http://10.0.0.8:8098", "q")]
+    assert in_force(file, found.peers) == [(file[1], None), (entry.settings(), entry)]
+    assert workers_of("w1", found.workers) == {"q": 3}
+    for row in ({"queue": "q"}, {"queue": "a/b", "url": "http://h:1"}, {"queue": "q", "url": "nowhere"}, 7):
+        with pytest.raises(peers.CodecError):
+            peers.decode(json.dumps({"peers": [row]}).encode())
+    with pytest.raises(peers.CodecError):
+        peers.decode(b'{"workers": [{"queue": "q", "workers": 0}]}')

@@ -1,0 +1,119 @@
+"""Claims about batches that are older than their lease: they are not pushed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from isthmus.queues.window_rules import Item
+from isthmus.queues.wire import FetchReply
+from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+from isthmus.repl.model.vclock import actor_of
+from isthmus.sink.backoff import CycleResult
+from isthmus.sink.discovery import LinkTarget
+from isthmus.sink.fetch import FetchOptions
+from isthmus.sink.push import SourceCounters
+from isthmus.sink.scheduler import LinkName
+from isthmus.sink.worker import Link, SinkContext, Slot
+from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_source import OURS, SINK
+from tests.unit.queues.service.test_service import alive
+
+LEASE_MS = 30_000
+OBJECT = encode_object(write(None, (), Content(b"v"), (actor_of(OURS, 3), 1), 5))
+ITEM: Item = (int(ReferenceKind.OBJECT), 3, 0, b"default", b"b", b"k", OURS, 5, OBJECT)
+
+
+class Clock:
+    """Virtual time."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.ms
+
+
+class SlowFetcher:
+    """A fetch of one change whose answer takes `takes_ms`, of which the source says that it waited `waited_ms`."""
+
+    def __init__(self, clock: Clock, takes_ms: int, waited_ms: int | None) -> None:
+        self._clock = clock
+        self._takes_ms = takes_ms
+        self._waited_ms = waited_ms
+        self.answer_bytes = 100
+        self.ack: Any = None
+
+    async def fetch(self, _asked: FetchOptions, _cluster: bytes | None, _name: str) -> FetchReply:
+        self._clock.ms += self._takes_ms
+        return FetchReply(
+            OURS, "east", 1, b"id", LEASE_MS, self._clock.wall_ms(), "serving", (ITEM,), waited_ms=self._waited_ms
+        )
+
+
+class Kept:
+    """A cluster that takes all."""
+
+    def __init__(self) -> None:
+        self.pushed: list[PushItem] = []
+
+    async def push(self, items: list[PushItem]) -> list[PushResult]:
+        self.pushed += items
+        return [PushResult(PushOutcome.APPLIED)] * len(items)
+
+
+@pytest.mark.parametrize(
+    ("takes_ms", "waited_ms", "pushed"),
+    [
+        (LEASE_MS - 1, 0, True),
+        (LEASE_MS, 0, False),
+        (LEASE_MS + 20_000, 20_001, True),
+        (LEASE_MS + 20_000, 20_000, False),
+        (LEASE_MS, None, True),
+    ],
+)
+def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_ms: int | None, pushed: bool) -> None:
+    """The source has taken it back, so its values may be from before a tombstone that was reaped meanwhile
+    (I-NO-RESURRECT). Its age is told by durations alone, without the time that the source waited before it took the
+    batch; a source of an older version does not tell that. What is dropped is not acknowledged; the link says why."""
+
+    async def run() -> None:
+        clock, kept = Clock(), Kept()
+        name = LinkName("q", "http://e1")
+        link = Link(name, LinkTarget(None, name), "", 0)
+        tally = SourceCounters(OURS, "east", "q")
+        shop = SinkContext(kept, clock, None, None, lambda *_: tally, asyncio.Event())  # type: ignore[arg-type]
+        slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), shop)  # type: ignore[arg-type]
+        result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
+        assert len(kept.pushed) == pushed
+        assert result is (CycleResult.ITEMS if pushed else CycleResult.FAILED)
+        assert slot.fetcher.ack is not None
+        assert slot.fetcher.ack.failed == (() if pushed else (0,))
+        assert link.last_error_reason == ("" if pushed else "lease-over")
+        assert tally.shown()["under_way"] == 0
+
+    asyncio.run(run())
+
+
+def test_a_source_says_how_long_it_waited_before_it_took_a_batch() -> None:
+    """In milliseconds from when the request came; of an answer without changes nothing."""
+
+    async def test(home: Home) -> None:
+        assert (await home.fetch(wait_ms=0)).waited_ms is None
+        home.clock.stand()
+        fetch = asyncio.ensure_future(home.fetch(wait_ms=10_000, cluster=SINK))
+        await home.until(lambda: len(home.served()[0].waiters) == 1)
+        home.clock.skew_ms += 4_000
+        home.put(b"a", partition=PARTITIONS[0])
+        reply = await fetch
+        assert [item[5] for item in reply.items] == [b"a"]
+        assert reply.waited_ms == 4_000
+
+    alive(test)
