@@ -1,8 +1,8 @@
-"""What a replica asks for: the only output of `Replica.step`, to be carried out in order.
+"""Effects: the only output of `Replica.step`, which the runtime carries out in order.
 
-The shell never chooses an order of its own: that an entry is durable before it is committed, committed
-before it is applied and applied before it is answered is decided here, by which effect follows which
-event (`events.py`). Asking twice for the same thing is allowed where a docstring says "repeated".
+The runtime never reorders them. An entry is durable before it is committed, committed before it is applied, and
+applied before it is answered; the core enforces this by which effect follows which event (`events.py`). The same
+effect may be requested twice where its docstring says "repeated".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
 
 class ReplicaRole(StrEnum):
-    """What a replica is at the moment; the transitions stand in `replica.py`."""
+    """The current role of a replica; `replica.py` lists the transitions."""
 
     IDLE = "idle"
     FOLLOWER = "follower"
@@ -30,8 +30,9 @@ class ReplicaRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PersistEpoch:
-    """Make `epoch` durable as the highest seen, with who leads or stands in it (None: not known), then say
-    EpochPersisted; nothing is done in it before."""
+    """Make `epoch` durable as the highest seen, with its leader or candidate (None: not known).
+
+    Answered by EpochPersisted; the replica does not act in the epoch before."""
 
     epoch: int
     owner: Incarnation | None = None
@@ -52,16 +53,18 @@ class Persist(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """All entries below `end` are committed: apply them in order; answered by AppliedTo."""
+    """Apply all entries below `end`, which are committed, in order; answered by AppliedTo."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """Write `record` if the metastore's version is still `record.version`, and each node of `needs` is registered,
-    active, and has the gen that is named; repeated verbatim while undecided. Answered by WriteConfirmed,
-    WriteRefused or WriteOutcomeUnknown."""
+    """Write `record` conditionally.
+
+    The condition: the metastore's version is still `record.version`, and each node of `needs` is registered, active,
+    and registers the named log id. Repeated verbatim while undecided. Answered by WriteConfirmed, WriteRefused or
+    WriteOutcomeUnknown."""
 
     record: PartitionRecord
     needs: tuple[Member, ...] = ()
@@ -69,7 +72,7 @@ class WriteRecord:
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """To the controllers: this candidate's barrier is durable; repeated until the record says Online."""
+    """Announce to the controllers that this candidate's barrier is durable; repeated until the record is Online."""
 
     epoch: int
     node: str
@@ -79,7 +82,7 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the replica on `to`; it may be lost."""
+    """Send a message to the replica on node `to`; the message may be lost."""
 
     to: str
     message: Message
@@ -87,9 +90,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Send `head` to the follower on `to` with the entries [head.start, end) of the log, as many as fit one message,
-    at least the first; in the live lane, or (`live` False) the catch-up lane. Dropped when, at the time
-    of sending, this replica leads no longer in `head.epoch`, or the log does not hold `head.start` any more."""
+    """Send `head` with the log entries [head.start, end) to the follower on `to`.
+
+    The message carries as many of them as fit, at least the first. It goes into the live lane, or (`live` False) the
+    catch-up lane. It is dropped when, at the time of sending, this replica no longer leads in `head.epoch`, or the log
+    no longer holds `head.start`."""
 
     to: str
     head: AppendEntries
@@ -99,8 +104,9 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Drop the log's entries from `to_offset` on, because of the leader of `epoch`, in order with Persist; answered
-    by Truncated once durable. Nobody was ever told that they are committed."""
+    """Truncate the log at `to_offset` to match the leader of `epoch`, in order with Persist.
+
+    Answered by Truncated once durable. None of the dropped entries was ever reported as committed."""
 
     to_offset: int
     epoch: int
@@ -108,14 +114,14 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class ReadReady:
-    """These reads may be served now from the applied state, at once, before anything else happens here."""
+    """Serve these reads from the applied state at once, before any other event of this partition."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRefused:
-    """These reads cannot be served as committed; `reason` is the code of a Retryable error."""
+    """Fail these reads; `reason` is the code of a Retryable error."""
 
     tokens: tuple[int, ...]
     reason: str
@@ -123,29 +129,31 @@ class ReadRefused:
 
 @dataclass(frozen=True, slots=True)
 class ReadRecordSync:
-    """Read this partition's record after a sync, begun from now on; answered by RecordSynced, or not at all."""
+    """Read the record after a metastore sync that begins no earlier than now; answered by RecordSynced, or never."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshRecord:
-    """A hint that the record has moved: read it soon and say RecordSeen."""
+    """Read the record soon, since it probably changed; answered by RecordSeen."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewLogIdentity:
-    """This copy of the log can no longer be believed: take another gen, make it durable, register it, then say
-    GenRenewed. `reason` is one sentence."""
+    """Give this copy of the log, which lost data, a new log id: make the id durable and register it.
+
+    Answered by GenRenewed. `reason` is one sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class BeginTransfer:
-    """Mark this copy as far, durably, once all that Apply asked for is written; where the store may lack rows, empty it
-    durably, too (`empty`: in any case). Answered by TransferStored. `reason`, and `again` where rows were taken
-    already: for people."""
+    """Mark this copy durably as under state transfer, after all entries of earlier Apply effects are written.
+
+    A store that may lack rows is emptied durably, too; with `empty`, any store is. Answered by TransferStored.
+    `reason` and `again` (rows were transferred before) are for people."""
 
     empty: bool
     reason: str = field(default="", compare=False)
@@ -154,8 +162,9 @@ class BeginTransfer:
 
 @dataclass(frozen=True, slots=True)
 class InstallRows:
-    """Write these rows and the new position in one batch; answered by TransferStored. `end` is the round's, for
-    people."""
+    """Write these rows and the new position in one batch; answered by TransferStored.
+
+    `end` is the round's end, for people."""
 
     rows: bytes
     upto: int
@@ -165,8 +174,9 @@ class InstallRows:
 
 @dataclass(frozen=True, slots=True)
 class InstallMetadata:
-    """Write what is not rows, up to the name `last`; with the first of it (`after` is empty) what was here goes.
-    Answered by TransferStored."""
+    """Write one chunk of the partition's metadata (everything but rows), up to the name `last`.
+
+    The first chunk (`after` is empty) replaces the metadata stored here. Answered by TransferStored."""
 
     rows: bytes
     after: bytes
@@ -175,9 +185,11 @@ class InstallMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FinishTransfer:
-    """The round is whole: install the last of the state as InstallMetadata does (none: keep what is here), make the
-    store durable, then let the log begin and end at `end` with `table`, durably, then say so in the store and take the
-    mark away. Answered by TransferFinished."""
+    """Finish a transfer round, in this order:
+
+    install the last metadata chunk like InstallMetadata (empty `rows`: keep the stored metadata); make the store
+    durable; make the log begin and end at `end` with `table`, durably; note the new offsets in the store and remove the
+    transfer mark. Answered by TransferFinished."""
 
     end: int
     epoch: int
@@ -188,9 +200,10 @@ class FinishTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SendTransferChunk:
-    """Send the chunk that was asked for to the follower on `to`, from a snapshot of the store, in the catch-up lane;
-    dropped when this replica leads no longer in that epoch. With `table`, the follower needs no rows: send
-    TransferMetadata with that alone."""
+    """Send the requested chunk to the follower on `to`, from a snapshot of the store, in the catch-up lane.
+
+    Dropped when this replica no longer leads in that epoch. With `table`, the follower needs no rows: the chunk is a
+    TransferMetadata with only that table."""
 
     to: str
     asked: TransferRequest
@@ -199,7 +212,7 @@ class SendTransferChunk:
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """The role is now `role`, in `epoch`, because of `reason` ("code: sentence")."""
+    """The role is now `role` in `epoch`; `reason` is "code: sentence"."""
 
     role: ReplicaRole
     epoch: int
@@ -215,8 +228,10 @@ class LeadershipReady:
 
 @dataclass(frozen=True, slots=True)
 class SteppedDown:
-    """Leadership of `epoch` is over. Entries below `unknown_from` are committed and their AppliedTo answers
-    them; what was appended from there on is UNKNOWN to its clients."""
+    """Leadership of `epoch` ended.
+
+    Entries below `unknown_from` are committed, and their AppliedTo answers them; the outcome of entries from there on
+    is unknown to their clients."""
 
     epoch: int
     unknown_from: int
@@ -225,8 +240,9 @@ class SteppedDown:
 
 @dataclass(frozen=True, slots=True)
 class AppendRefused:
-    """An Append of `count` entries was refused before anything happened. `reason` is the code of the Retryable
-    error in `repl.model.errors` that the client is to see."""
+    """An Append of `count` entries was refused without any effect.
+
+    `reason` is the code of the Retryable error in `repl.model.errors` that the client receives."""
 
     reason: str
     count: int
@@ -257,3 +273,16 @@ Effect = (
     | SteppedDown
     | AppendRefused
 )
+
+
+class Effects(list[Effect]):
+    """The effects of one step, in the order in which the runtime carries them out.
+
+    Rules only append. A list, since the runtime walks one for each event of each write.
+    """
+
+    __slots__ = ()
+
+    def send(self, to: str, message: Message) -> None:
+        """Append a Send."""
+        self.append(Send(to, message))

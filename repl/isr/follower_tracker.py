@@ -1,9 +1,9 @@
-"""What a leader knows of one follower, and what it sends next.
+"""A leader's view of one follower's progress, and what to send it next (etcd: tracker.Progress).
 
-A follower that said FollowRequest is sent on from where the logs agree: entries as they are appended while it keeps up
-(the live lane), batches with a pause for the acknowledgement while it catches up (the catch-up lane). What was sent and
-not acknowledged for a while is sent again, since messages may be lost; a follower that has everything is sent
-nothing. Who is in sync is `leader.py`'s to judge.
+After its FollowRequest, a follower receives entries from where the logs agree. While it keeps up, entries go out as
+they are appended (the live lane). While it catches up, batches wait for acknowledgements (the catch-up lane). Entries
+that stay unacknowledged are sent again, since messages may be lost. A follower that has everything receives nothing.
+`leader.py` decides who is in sync.
 """
 
 from __future__ import annotations
@@ -12,37 +12,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from isthmus.repl.isr.effects import Replicate, Send
+from isthmus.repl.isr.effects import Effects, Replicate
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.isr.messages import AppendAck, AppendEntries, AppendRejected
 from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.record import Member
 
 LIVE_ENTRIES: Final = 1_024
-"""Most entries of one Forward in the live lane: bounds one turn of the follower's loop (about 10 ms)."""
+"""Limit of entries in one AppendEntries of the live lane: bounds one turn of the follower's loop (about 10 ms)."""
 
 LIVE_AHEAD: Final = 8_192
-"""Most entries under way to a follower in the live lane. With more it would not be keeping up; what it may owe at all
-is bounded by the window."""
+"""Limit of entries in flight to a follower in the live lane. With more it would not be keeping up; the window bounds
+its whole backlog."""
 
 CATCH_UP_ENTRIES: Final = 256
-"""Most entries of one Forward in the catch-up lane, read from the log's files as a rule."""
+"""Limit of entries in one AppendEntries of the catch-up lane, which usually come from the log's files."""
 
 CATCH_UP_AHEAD: Final = 2 * CATCH_UP_ENTRIES
-"""Most entries under way in the catch-up lane: one batch is on its way while the one before is written."""
+"""Limit of entries in flight in the catch-up lane: one batch travels while the follower writes the one before."""
 
 RESEND_MS: Final = 2_000
-"""Without any progress for this long, what is not acknowledged is sent again. Longer than a slow sync, since on a
-standing connection nothing is lost; a broken one is told at once, and the follower begins anew."""
+"""Unacknowledged entries are sent again after this long without progress. Longer than a slow sync: a standing
+connection loses nothing, and a broken one is reported at once and ends in a new FollowRequest."""
 
-NEWS_MS: Final = 100
-"""A follower that has everything hears of a moved hw this much later, so that a busy leader's next entries carry the
-news for nothing."""
+ANNOUNCE_MS: Final = 100
+"""Delay before a moved high watermark is sent alone: the next entries of a busy leader carry it for free."""
 
 
 class FollowerStatus(NamedTuple):
-    """A follower as its leader sees it: offsets that it has reported, whether it is in the confirmed ISR, and whether
-    messages reach it as far as is known."""
+    """A follower as its leader sees it: reported offsets, membership of the confirmed ISR, and whether messages reach
+    it as far as is known."""
 
     node: str
     gen: int
@@ -55,9 +54,12 @@ class FollowerStatus(NamedTuple):
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """One follower of this epoch. `next`: first offset that was not sent. `leo`, `hw`: as it reported (hw -1: not
-    yet). `seq`: of the last AppendEntries, `acked_seq`: of the last that it has handled. `told_hw`: the hw in the last
-    AppendEntries."""
+    """One follower in this epoch.
+
+    `next`: first offset that was not sent. `leo`, `hw`: as reported (hw -1: not yet). `seq`: number of the last
+    AppendEntries sent, `acked_seq`: of the last one that the follower handled. `sent_hw`: the high watermark in the
+    last AppendEntries. `rewound_seq`: an AppendRejected up to this number was acted on.
+    """
 
     member: Member
     next: int
@@ -65,15 +67,14 @@ class FollowerProgress:
     hw: int = -1
     seq: int = 0
     acked_seq: int = 0
-    told_hw: int = 0
+    sent_hw: int = 0
     rewound_seq: int = 0
-    """Complaints about Forwards up to this one have been heeded."""
     linked: bool = True
-    again_at_ms: int | None = None
-    """When something is to be sent that nothing else triggers."""
+    resend_at_ms: int | None = None
+    """When to send something that no event triggers."""
 
-    def acknowledged(self, ack: AppendAck, standing: ReplicaState, now_ms: int) -> None:
-        """Take an AppendAck of this follower's gen; of several out of order, the one of the greatest `seq` counts."""
+    def on_append_ack(self, ack: AppendAck, state: ReplicaState, now_ms: int) -> None:
+        """Record an AppendAck; of several out of order, the one with the greatest `seq` counts."""
         self.linked = True
         self.hw = max(self.hw, ack.hw)
         if ack.seq < self.acked_seq:
@@ -82,73 +83,75 @@ class FollowerProgress:
         self.leo = ack.leo
         self.next = max(self.next, ack.leo)
         if ack.seq >= self.seq and ack.leo < self.next:
-            self.next = ack.leo  # it has handled all that was sent, and something was missing
-        self._settle(standing, ack.durable, now_ms)
+            self.next = ack.leo  # the follower handled all messages, and some entries were missing
+        self._schedule(state, ack.durable, now_ms)
 
-    def _settle(self, standing: ReplicaState, durable: int, now_ms: int) -> None:
-        progress = standing.progress
+    def _schedule(self, state: ReplicaState, durable: int, now_ms: int) -> None:
+        progress = state.progress
         if durable >= progress.leo and self.hw >= progress.hw:
-            self.again_at_ms = None
-        elif durable >= progress.leo and self.told_hw < progress.hw:
-            self.news(now_ms)
+            self.resend_at_ms = None
+        elif durable >= progress.leo and self.sent_hw < progress.hw:
+            self.schedule_hw(now_ms)
         else:
-            self.again_at_ms = now_ms + RESEND_MS
+            self.resend_at_ms = now_ms + RESEND_MS
 
-    def missed(self, nack: AppendRejected) -> None:
-        """An AppendEntries did not fit its log: go on from where that ends, once for all that was under way."""
+    def on_append_rejected(self, rejected: AppendRejected) -> None:
+        """Go back to the end of the follower's log, once for all messages in flight."""
         self.linked = True
-        if nack.seq > self.rewound_seq:
+        if rejected.seq > self.rewound_seq:
             self.rewound_seq = self.seq
-            self.next = self.leo = min(self.next, nack.leo)
+            self.next = self.leo = min(self.next, rejected.leo)
 
-    def news(self, now_ms: int) -> None:
-        """hw has moved: let it be told soon if nothing else is sent."""
-        soon = now_ms + NEWS_MS
-        if self.again_at_ms is None or self.again_at_ms > soon:
-            self.again_at_ms = soon
+    def schedule_hw(self, now_ms: int) -> None:
+        """Schedule the moved high watermark, in case no entries carry it before."""
+        soon = now_ms + ANNOUNCE_MS
+        if self.resend_at_ms is None or self.resend_at_ms > soon:
+            self.resend_at_ms = soon
 
-    def pump(self, standing: ReplicaState, epoch: int, in_sync: bool, now_ms: int) -> None:
-        """Send what it lacks, as far as its window and the log let."""
-        leo = standing.progress.leo
-        while self.linked and standing.log_start <= self.next < leo:
+    def send_entries(self, state: ReplicaState, effects: Effects, epoch: int, in_sync: bool, now_ms: int) -> None:
+        """Send missing entries, as far as the lane's limits and the log allow."""
+        leo = state.progress.leo
+        while self.linked and state.log_start <= self.next < leo:
             live = in_sync or leo - self.next <= LIVE_ENTRIES
             ahead, most = (LIVE_AHEAD, LIVE_ENTRIES) if live else (CATCH_UP_AHEAD, CATCH_UP_ENTRIES)
             if self.next - self.leo >= ahead:
                 return
-            self._forward(standing, epoch, min(leo, self.next + most), live, now_ms)
+            self._send(state, effects, epoch, min(leo, self.next + most), live, now_ms)
 
-    def again(self, standing: ReplicaState, epoch: int, in_sync: bool, now_ms: int) -> None:
-        """The time has come: send again from what it reported, or the news alone. Where messages do not arrive, or the
-        log was trimmed under what it reported, only the news, until something is heard."""
+    def resend(self, state: ReplicaState, effects: Effects, epoch: int, in_sync: bool, now_ms: int) -> None:
+        """Send again from the reported end, or the high watermark alone.
+
+        Without any acknowledgement, or with the log trimmed beyond the reported end, only the high watermark is
+        sent until the follower answers."""
         if self.linked and self.next > self.leo and self.acked_seq < self.seq:
             self.next = self.leo
         before = self.seq
-        self.pump(standing, epoch, in_sync, now_ms)
+        self.send_entries(state, effects, epoch, in_sync, now_ms)
         if self.seq == before:
-            self._forward(standing, epoch, self.next, True, now_ms)
+            self._send(state, effects, epoch, self.next, True, now_ms)
 
-    def _forward(self, standing: ReplicaState, epoch: int, end: int, live: bool, now_ms: int) -> None:
-        progress, record = standing.progress, standing.known
+    def _send(self, state: ReplicaState, effects: Effects, epoch: int, end: int, live: bool, now_ms: int) -> None:
+        progress, record = state.progress, state.known_record
         self.seq += 1
-        before = epoch_at(standing.table, self.next - 1) if self.next else 0
+        before = epoch_at(state.epoch_table, self.next - 1) if self.next else 0
         isr = tuple(sorted(member.node for member in record.isr))
         head = AppendEntries(epoch, self.seq, self.next, before, progress.hw, progress.leo, record.version, isr)
         if end > self.next:
-            standing.effects.append(Replicate(self.member.node, head, end, live))
+            effects.append(Replicate(self.member.node, head, end, live))
         else:
-            standing.effects.append(Send(self.member.node, head))
+            effects.send(self.member.node, head)
         self.next = end
-        self.told_hw = progress.hw
-        self.again_at_ms = now_ms + RESEND_MS
+        self.sent_hw = progress.hw
+        self.resend_at_ms = now_ms + RESEND_MS
 
 
-def views(
-    peers: Iterator[FollowerProgress], durable: dict[Member, int], isr: frozenset[Member]
+def follower_statuses(
+    followers: Iterator[FollowerProgress], durable: dict[Member, int], isr: frozenset[Member]
 ) -> list[FollowerStatus]:
-    """The followers for people, by name."""
+    """Return the status of each follower, by name."""
     return [
         FollowerStatus(
             p.member.node, p.member.gen, p.leo, durable.get(p.member, 0), max(0, p.hw), p.member in isr, p.linked
         )
-        for p in sorted(peers, key=lambda p: p.member.node)
+        for p in sorted(followers, key=lambda p: p.member.node)
     ]

@@ -1,9 +1,9 @@
-"""Committed reads by read-index: a leader asks everybody who might be elected whether it still leads (R-READ).
+"""Committed reads by read index: the leader confirms its leadership with every electable member (R-READ).
 
-One round at a time: what comes while a round is under way waits for the next, so a round's question is younger than
-each of its reads. When all of the guard have answered in this epoch, nobody else had led before the reads came, and
-what was committed then is what they must see. A member that does not answer is replaced by the metastore: a synced
-read of the record, whose version has not moved since the round began, says the same. There are no leases.
+One round runs at a time. Reads that arrive during a round wait for the next one, so each round begins after the reads
+that it confirms. Once all members of the guard have answered in this epoch, no other leader existed when the reads
+arrived, and they must see what was committed then. The metastore stands in for a member that does not answer: a synced
+read of the record whose version has not changed since the round began proves the same. There are no leases.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from isthmus.repl.isr.effects import ReadReady, ReadRecordSync, ReadRefused, Send
+from isthmus.repl.isr.effects import Effects, ReadReady, ReadRecordSync, ReadRefused
 from isthmus.repl.isr.messages import LeadershipCheck, LeadershipCheckOk
 from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.record import Member, PartitionRecord
 
-PROBE_REPEAT_MS: Final = 200
-"""A member that has not answered for this long is asked again, and the metastore beside it: long against a healthy
-round trip (under 1 ms), short against what a client waits."""
+CHECK_REPEAT_MS: Final = 200
+"""A silent member is asked again after this long, and the metastore with it: long against a healthy round trip (under
+1 ms), short against a client's time-out."""
 
 READS_MAX: Final = 16_384
-"""Most reads without an answer; above it they are refused. Those of clients that have gone are among them, and a leader
-that is cut off answers none for as long as that lasts: some 6 MB in the shell. A healthy round has a few dozen."""
+"""Limit of unanswered reads; further ones are refused. Reads of clients that have disconnected count, and an isolated
+leader answers none while the isolation lasts: about 6 MB in the runtime. A healthy round has a few dozen."""
 
 
 @dataclass(slots=True)
 class ReadIndexRound:
-    """A question under way. `index`: what was committed when it was asked. `version`: the record's then."""
+    """A round in progress. `index`: the high watermark, `version`: the record's version, both when it began.
+
+    `missing`: members without an answer."""
 
     nonce: int
     tokens: tuple[int, ...]
@@ -40,114 +42,125 @@ class ReadIndexRound:
 
 @dataclass(slots=True)
 class ReadIndex:
-    """The reads of one leadership."""
+    """The unanswered reads of one leadership."""
 
     waiting: list[int] = field(default_factory=list)
     round: ReadIndexRound | None = None
     confirmed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """(index, tokens) of rounds that wait until all below the index is applied."""
+    """(index, tokens) of rounds that wait until all entries below the index are applied."""
     unanswered: int = 0
 
-    def ask(self, token: int, standing: ReplicaState, epoch: int, members: frozenset[Member], now_ms: int) -> None:
-        """Take a read; `members` are all who might be elected, this leader included."""
+    def request(
+        self, token: int, state: ReplicaState, effects: Effects, epoch: int, members: frozenset[Member], now_ms: int
+    ) -> None:
+        """Add a read; `members` are all electable members, this leader included."""
         if self.unanswered >= READS_MAX:
-            standing.effects.append(ReadRefused((token,), Overloaded.reason))
+            effects.append(ReadRefused((token,), Overloaded.reason))
             return
         self.unanswered += 1
         self.waiting.append(token)
         if self.round is None:
-            self._begin(standing, epoch, members, now_ms)
+            self._begin(state, effects, epoch, members, now_ms)
 
-    def _begin(self, standing: ReplicaState, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+    def _begin(
+        self, state: ReplicaState, effects: Effects, epoch: int, members: frozenset[Member], now_ms: int
+    ) -> None:
         tokens, self.waiting = tuple(self.waiting), []
-        missing = {member for member in members if member != standing.member}
-        index = standing.progress.hw
+        missing = {member for member in members if member != state.member}
+        index = state.progress.hw
         if not missing:
-            self._confirm(index, tokens, standing)
+            self._confirm(index, tokens, state, effects)
             return
-        nonce = standing.next_nonce()
-        version = standing.known.version
-        self.round = ReadIndexRound(nonce, tokens, missing, index, version, now_ms + PROBE_REPEAT_MS)
-        self._probe(standing, epoch)
+        nonce = state.next_nonce()
+        version = state.known_record.version
+        self.round = ReadIndexRound(nonce, tokens, missing, index, version, now_ms + CHECK_REPEAT_MS)
+        self._send_checks(self.round, effects, epoch)
 
-    def _probe(self, standing: ReplicaState, epoch: int) -> None:
-        current = self.round
-        assert current is not None
+    def _send_checks(self, current: ReadIndexRound, effects: Effects, epoch: int) -> None:
         for member in sorted(current.missing):
-            standing.effects.append(Send(member.node, LeadershipCheck(epoch, current.nonce)))
+            effects.send(member.node, LeadershipCheck(epoch, current.nonce))
 
-    def answered(
+    def on_check_ok(
         self,
         node: str,
         ok: LeadershipCheckOk,
-        standing: ReplicaState,
+        state: ReplicaState,
+        effects: Effects,
         epoch: int,
         members: frozenset[Member],
         now_ms: int,
     ) -> None:
-        """A member says that it has heard of no higher epoch."""
+        """Count a member that knows of no higher epoch; end the round with the last one."""
         current = self.round
         if current is not None and ok.nonce == current.nonce:
             current.missing.discard(Member(node, ok.gen))
             if not current.missing:
-                self._end(standing, epoch, members, now_ms)
+                self._end(current, state, effects, epoch, members, now_ms)
 
-    def synced(
+    def on_record_synced(
         self,
         nonce: int,
         record: PartitionRecord,
-        standing: ReplicaState,
+        state: ReplicaState,
+        effects: Effects,
         epoch: int,
         members: frozenset[Member],
         now_ms: int,
     ) -> None:
-        """The metastore's word, asked for after the round began: with the version unmoved nobody was elected before
-        the reads came. With another version the question is put anew, to whom the record names now."""
+        """End the round if the record's version, read after a sync, has not changed since the round began.
+
+        With another version, start a new round with the members of the new record."""
         current = self.round
         if current is None or nonce != current.nonce:
             return
         if record.version == current.version:
-            self._end(standing, epoch, members, now_ms)
+            self._end(current, state, effects, epoch, members, now_ms)
         else:
             self.waiting = [*current.tokens, *self.waiting]
             self.round = None
-            self._begin(standing, epoch, members, now_ms)
+            self._begin(state, effects, epoch, members, now_ms)
 
-    def _end(self, standing: ReplicaState, epoch: int, members: frozenset[Member], now_ms: int) -> None:
-        current = self.round
-        assert current is not None
+    def _end(
+        self,
+        current: ReadIndexRound,
+        state: ReplicaState,
+        effects: Effects,
+        epoch: int,
+        members: frozenset[Member],
+        now_ms: int,
+    ) -> None:
         self.round = None
-        self._confirm(current.index, current.tokens, standing)
+        self._confirm(current.index, current.tokens, state, effects)
         if self.waiting:
-            self._begin(standing, epoch, members, now_ms)
+            self._begin(state, effects, epoch, members, now_ms)
 
-    def _confirm(self, index: int, tokens: tuple[int, ...], standing: ReplicaState) -> None:
-        if standing.progress.applied >= index:
-            self._serve(tokens, standing)
+    def _confirm(self, index: int, tokens: tuple[int, ...], state: ReplicaState, effects: Effects) -> None:
+        if state.progress.applied >= index:
+            self._serve(tokens, effects)
         else:
             self.confirmed.append((index, tokens))
 
-    def applied(self, standing: ReplicaState) -> None:
-        """More is applied: serve the rounds that waited for it."""
-        while self.confirmed and self.confirmed[0][0] <= standing.progress.applied:
-            self._serve(self.confirmed.pop(0)[1], standing)
+    def applied(self, state: ReplicaState, effects: Effects) -> None:
+        """Serve confirmed rounds whose index is applied now."""
+        while self.confirmed and self.confirmed[0][0] <= state.progress.applied:
+            self._serve(self.confirmed.pop(0)[1], effects)
 
-    def _serve(self, tokens: tuple[int, ...], standing: ReplicaState) -> None:
+    def _serve(self, tokens: tuple[int, ...], effects: Effects) -> None:
         self.unanswered -= len(tokens)
-        standing.effects.append(ReadReady(tokens))
+        effects.append(ReadReady(tokens))
 
-    def tick(self, standing: ReplicaState, epoch: int, now_ms: int) -> None:
-        """Ask the silent again, and the metastore instead of them."""
+    def tick(self, effects: Effects, epoch: int, now_ms: int) -> None:
+        """When due, ask the silent members again, and the metastore on their behalf."""
         current = self.round
         if current is not None and current.repeat_at_ms <= now_ms:
-            current.repeat_at_ms = now_ms + PROBE_REPEAT_MS
-            self._probe(standing, epoch)
-            standing.effects.append(ReadRecordSync(current.nonce))
+            current.repeat_at_ms = now_ms + CHECK_REPEAT_MS
+            self._send_checks(current, effects, epoch)
+            effects.append(ReadRecordSync(current.nonce))
 
-    def refuse(self, standing: ReplicaState, reason: str) -> None:
-        """Leadership is over: none of these may be served as committed."""
+    def refuse_all(self, effects: Effects, reason: str) -> None:
+        """Refuse all reads: leadership ended before they were confirmed."""
         tokens = [*(self.round.tokens if self.round else ()), *self.waiting]
         tokens += [token for _, confirmed in self.confirmed for token in confirmed]
         self.round, self.waiting, self.confirmed, self.unanswered = None, [], [], 0
         if tokens:
-            standing.effects.append(ReadRefused(tuple(tokens), reason))
+            effects.append(ReadRefused(tuple(tokens), reason))

@@ -1,7 +1,7 @@
-"""Why a replica is in the state it is in: one "code: sentence" for people, for every state.
+"""Reasons: why a replica is in its state, one "code: sentence" for people.
 
-The code is stable over releases (logs, REASON columns); the sentence says whom or what it waits for.
-Nothing decides by these texts. Of a record that the metastore went back to the reason stands in the record itself.
+The codes are stable over releases (logs, REASON columns); a sentence names what the replica waits for. No decision
+depends on these texts.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import assert_never
 
 from isthmus.repl.isr.candidate import Candidate
 from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.leader import Leader, Leadership, ResigningLeader
+from isthmus.repl.isr.leader import Leader, ResigningLeader
 from isthmus.repl.isr.membership import too_few_in_sync
 from isthmus.repl.isr.reassignment import waits_for
 from isthmus.repl.isr.replica_state import ReplicaState
-from isthmus.repl.isr.states import Failed, Idle, Quarantined, State
+from isthmus.repl.isr.state_transfer import progress_text
+from isthmus.repl.isr.states import Failed, Idle, Quarantined, RoleState
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 
 
 def rolled_back(record_epoch: int, epoch_seen: int) -> str:
-    """A record that is older than what this replica has durably seen (docs/protocol.md H32)."""
+    """The record is older than what this replica has durably seen (docs/protocol.md H32)."""
     return (
         f"metastore-rollback: the record is at epoch {record_epoch}, this replica has seen epoch {epoch_seen}: "
         "the metastore lost what it had confirmed, or was restored from an older copy"
@@ -28,7 +29,7 @@ def rolled_back(record_epoch: int, epoch_seen: int) -> str:
 
 
 def used_before(record_epoch: int, epoch_been: int) -> str:
-    """A nomination of this very session in an epoch that is not new: the same (H32)."""
+    """The record nominates this very session in an epoch that is not new (H32)."""
     return (
         f"metastore-rollback: nominated in epoch {record_epoch}, but this replica has been in epoch {epoch_been}: "
         "the metastore lost what it had confirmed, or was restored from an older copy"
@@ -36,7 +37,7 @@ def used_before(record_epoch: int, epoch_been: int) -> str:
 
 
 def another_leader(epoch: int, noted: Incarnation, named: Incarnation) -> str:
-    """A record that gives an epoch to another process than before (H32): each epoch has one."""
+    """The record gives an epoch to another process than before; each epoch belongs to one (H32)."""
     return (
         f"metastore-rollback: the record gives epoch {epoch} to {named.node} (session {named.inc}), it was "
         f"that of {noted.node} (session {noted.inc}): the metastore lost what it had confirmed, or was restored from "
@@ -45,7 +46,7 @@ def another_leader(epoch: int, noted: Incarnation, named: Incarnation) -> str:
 
 
 def older_version(record: PartitionRecord, version: int) -> str:
-    """A synced read that is older than what was known when it began (H32)."""
+    """A synced read returned an older record than was known when it began (H32)."""
     return (
         f"metastore-rollback: the record is at version {record.version}, this replica has seen version {version}: "
         "the metastore lost what it had confirmed, or was restored from an older copy"
@@ -53,9 +54,10 @@ def older_version(record: PartitionRecord, version: int) -> str:
 
 
 def overtaken(record: PartitionRecord, epoch: int, node: str) -> PartitionRecord:
-    """`record`, which the metastore went back to, as it is to be once a replica on `node` has been in `epoch`: nobody
-    leads, and nobody is elected, by whichever controller, before an operator has made it anew (H32). What the record
-    says of who is in sync is from before, and whoever does not know better would stand."""
+    """Return `record`, to which the metastore went back, as overtaken by a replica on `node` that was in `epoch` (H32).
+
+    It has no leader, and no controller elects one until an operator rewrites it: its ISR is outdated, and replicas that
+    do not know this would accept a nomination."""
     return replace(
         record,
         status=PartitionStatus.OFFLINE,
@@ -69,7 +71,7 @@ def overtaken(record: PartitionRecord, epoch: int, node: str) -> PartitionRecord
 
 
 def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) -> str:
-    """Of a replica that neither leads nor stands; `me` is None without a session."""
+    """Why a replica is neither leader nor candidate; `me` is None without a session."""
     if me is None:
         return "no-session: not registered in the metastore"
     if record is None:
@@ -100,45 +102,47 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
             assert_never(record.status)
 
 
-def why(state: State, standing: ReplicaState) -> str:
-    """Of a replica in any state."""
-    record = standing.record
-    match state:
+def why(role_state: RoleState, state: ReplicaState) -> str:
+    """Why the replica is in `role_state`."""
+    record = state.record
+    match role_state:
         case Idle(objection=objection):
-            return objection or why_idle(record, standing.me, standing.member.node)
+            return objection or why_idle(record, state.incarnation, state.member.node)
         case Follower() as follower:
-            return follower.state(standing)
+            if state.transfer is not None and not follower.diverged:
+                return progress_text(state.transfer, follower.leader, state.transfer_rounds)
+            return follower.reason(state)
         case Candidate(epoch=epoch, announce_at_ms=None):
             return f"candidate: makes the barrier of epoch {epoch} durable"
         case Candidate(epoch=epoch):
             return f"promoted: announced in epoch {epoch}, waits for a controller to confirm"
         case Leader() as leader:
-            return _why_leader(leader, standing)
-        case ResigningLeader(given_up=True):
+            return _why_leader(leader, state)
+        case ResigningLeader(gave_up=True):
             return "resigning: waits until the metastore confirms"
         case ResigningLeader():
             return "resigning: drains what was appended"
         case Quarantined(reason=reason) | Failed(reason=reason):
             return reason
         case _:
-            assert_never(state)
+            assert_never(role_state)
 
 
-def why_reassigning(leadership: Leadership, standing: ReplicaState) -> str:
+def why_reassigning(leader: Leader, state: ReplicaState) -> str:
     """What a change of the partition's replicas waits for; "" when none is under way."""
-    behind = leadership.behind(standing.progress.leo)
-    return waits_for(standing, leadership.reassignment, behind, writing=leadership.pending is not None)
+    behind = leader.lag_texts(state.progress.leo)
+    return waits_for(state, leader.reassignment, behind, writing=leader.pending_write is not None)
 
 
-def _why_leader(leadership: Leadership, standing: ReplicaState) -> str:
-    record = standing.known
+def _why_leader(leader: Leader, state: ReplicaState) -> str:
+    record = state.known_record
     if too_few_in_sync(record):
         names = ", ".join(sorted({*record.replicas} - {member.node for member in record.isr}))
         return f"stalled: below min-ISR ({len(record.isr)} of {record.effective_min_isr} in sync; waits for {names})"
     if record.elr:
         names = ", ".join(sorted(member.node for member in record.elr))
         return f"stalled: waits until the metastore confirms that {names} need not be elected"
-    if not leadership.ready:
-        return f"not-ready: applies its log up to the barrier of epoch {leadership.epoch}"
-    moves = why_reassigning(leadership, standing)
-    return f"leads: epoch {leadership.epoch}{'; ' if moves else ''}{moves}"
+    if not leader.ready:
+        return f"not-ready: applies its log up to the barrier of epoch {leader.epoch}"
+    moves = why_reassigning(leader, state)
+    return f"leads: epoch {leader.epoch}{'; ' if moves else ''}{moves}"

@@ -1,18 +1,18 @@
-"""Reassigning: how a leader ends a change of its partition's replicas, and what such a change waits for (R-RF).
+"""Reassignment: how a leader finishes a change of its partition's replicas (docs/protocol.md R-RF).
 
-The record names who is to join (`adding`) and who is to go (`removing`); newcomers catch up and join the ISR as any
-other replica does, which is `leader.py`'s affair. Here is the rest, from one step to the next:
+The record names the nodes to add (`adding`) and to remove (`removing`). Added replicas catch up and join the ISR like
+any other (`leader.py`). The rest is here, one step after the other:
 
-    waits          somebody who is to join is not in sync; the ELR is not empty; too few of those who stay are in sync;
+    waits          an added node is not in sync; the ELR is not empty; too few of the remaining members are in sync;
                    this epoch's barrier is not committed
-    hands over     the leader itself is to go: a member that stays and is in sync takes over, and ends the change
-    asks           every member that stays and is in sync says, in this epoch, that it is the copy that is meant and
-                   holds durably all that was committed when it was asked
-    writes         one conditional write: those who go are out of replicas and ISR, and the metastore finds every
-                   member that stays registered with the same gen
+    hands over     the leader itself is to be removed: a remaining member in sync takes over, and finishes the change
+    asks           each remaining member in sync confirms, in this epoch and under its log id, that everything that was
+                   committed at the time of the question is durable there
+    writes         one conditional write takes the removed nodes out of replicas and ISR, on condition that each
+                   remaining member is registered under the same log id
 
-Whatever changes the record begins this anew. Nobody else ever removes a replica, and a member that is silent is waited
-for, since the copy that goes may be the last honest one (H21).
+Any change of the record restarts these steps. Only a leader removes replicas, and it waits for silent members, since a
+removed copy may be the last intact one (H21).
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from isthmus.repl.isr.effects import Send
+from isthmus.repl.isr.effects import Effects
 from isthmus.repl.isr.messages import LeadershipCheck, LeadershipCheckOk
 from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.record import Member, PartitionRecord
 
 ASK_AGAIN_MS: Final = 200
-"""A member that has not answered for this long is asked again: its answer may be lost. Long against a round trip."""
+"""A silent member is asked again after this long, since its answer may be lost. Long against a round trip."""
 
 REFUSED_PAUSE_MS: Final = 2_000
-"""Pause after the metastore did not find a member that stays registered: a node that restarts takes some seconds."""
+"""Pause after the metastore did not find a remaining member registered: a restart of a node takes some seconds."""
 
 HAND_OVER_MS: Final = 5_000
-"""How long a leader that is to go drains for its successor before it leads on: as long as in balancing."""
+"""How long a leader that is to be removed drains before it leads on: as long as in leader balancing."""
 
 HAND_OVER_PAUSE_MS: Final = 10_000
-"""Pause before it tries that again: each try is felt by writers."""
+"""Pause before the next such attempt: each one delays writes."""
 
 
 class LeaderHandOver(NamedTuple):
-    """The leader is to go: let this member take over."""
+    """The leader is to be removed: `target` must take over first."""
 
     target: str
 
 
 class ReassignmentFinished(NamedTuple):
-    """The change is over with this record, if `needs` are registered as what they are."""
+    """The record that finishes the change, conditional on the registrations of `needs`."""
 
     record: PartitionRecord
     needs: tuple[Member, ...]
@@ -54,7 +54,9 @@ class ReassignmentFinished(NamedTuple):
 
 @dataclass(slots=True)
 class DurabilityCheck:
-    """Asked of those who stay, of one record: what was committed then must be durable on each."""
+    """A question to the remaining members: is everything below `floor` durable? `missing`: those without an answer.
+
+    `version` is that of the record it belongs to."""
 
     nonce: int
     version: int
@@ -65,87 +67,97 @@ class DurabilityCheck:
 
 @dataclass(slots=True)
 class Reassignment:
-    """What a leader remembers of it within its epoch. `resume_at_ms`: nothing is tried before."""
+    """A leader's progress with the reassignment in its record. Nothing is attempted before `resume_at_ms`."""
 
-    question: DurabilityCheck | None = None
+    check: DurabilityCheck | None = None
     resume_at_ms: int = 0
 
     def next(
-        self, standing: ReplicaState, epoch: int, barrier: int, acked: Mapping[Member, int], now_ms: int
+        self,
+        state: ReplicaState,
+        effects: Effects,
+        epoch: int,
+        barrier: int,
+        acked: Mapping[Member, int],
+        now_ms: int,
     ) -> LeaderHandOver | ReassignmentFinished | None:
-        """The next step of a change that the known record asks for, when no write is under way; None while it waits."""
-        record = standing.known
-        stay = stayers(record)
-        if obstacle(record, stay) or standing.progress.hw <= barrier or now_ms < self.resume_at_ms:
-            self.question = None
+        """Return the next step of the change that the known record asks for; None while it waits.
+
+        Called while no write is pending."""
+        record = state.known_record
+        remaining = remaining_members(record)
+        if obstacle(record, remaining) or state.progress.hw <= barrier or now_ms < self.resume_at_ms:
+            self.check = None
             return None
-        if standing.member.node in record.removing:
+        if state.member.node in record.removing:
             self.resume_at_ms = now_ms + HAND_OVER_MS + HAND_OVER_PAUSE_MS
-            return LeaderHandOver(max(stay, key=lambda m: (acked.get(m, 0), m.node)).node)
+            return LeaderHandOver(max(remaining, key=lambda m: (acked.get(m, 0), m.node)).node)
         if not record.removing:
-            return _done(record, stay, ())
-        if self.question is None or self.question.version != record.version:
-            missing = {member for member in stay if member != standing.member}
-            hw = standing.progress.hw
-            self.question = DurabilityCheck(standing.next_nonce(), record.version, hw, missing, now_ms + ASK_AGAIN_MS)
-            self._ask(standing, epoch)
-        if self.question.missing:
+            return _finished(record, remaining, ())
+        if self.check is None or self.check.version != record.version:
+            missing = {member for member in remaining if member != state.member}
+            hw = state.progress.hw
+            self.check = DurabilityCheck(state.next_nonce(), record.version, hw, missing, now_ms + ASK_AGAIN_MS)
+            self._send_checks(self.check, effects, epoch)
+        if self.check.missing:
             return None
-        self.question = None
-        return _done(record, stay, stay)
+        self.check = None
+        return _finished(record, remaining, remaining)
 
-    def _ask(self, standing: ReplicaState, epoch: int) -> None:
-        assert self.question is not None
-        for member in sorted(self.question.missing):
-            standing.effects.append(Send(member.node, LeadershipCheck(epoch, self.question.nonce)))
+    def _send_checks(self, check: DurabilityCheck, effects: Effects, epoch: int) -> None:
+        for member in sorted(check.missing):
+            effects.send(member.node, LeadershipCheck(epoch, check.nonce))
 
-    def answered(self, node: str, ok: LeadershipCheckOk) -> bool:
-        """True when this was the last answer that was waited for."""
-        question = self.question
-        if question is None or ok.nonce != question.nonce or ok.durable < question.floor:
+    def on_check_ok(self, node: str, ok: LeadershipCheckOk) -> bool:
+        """Count an answer; True when it was the last missing one."""
+        check = self.check
+        if check is None or ok.nonce != check.nonce or ok.durable < check.floor:
             return False
-        question.missing.discard(Member(node, ok.gen))
-        return not question.missing
+        check.missing.discard(Member(node, ok.gen))
+        return not check.missing
 
-    def refused(self, now_ms: int) -> None:
-        """The metastore did not find somebody who stays as what it is."""
+    def write_refused(self, now_ms: int) -> None:
+        """Pause: the metastore did not find a remaining member registered under its log id."""
         self.resume_at_ms = now_ms + REFUSED_PAUSE_MS
 
     def deadline_ms(self, ticked_ms: int) -> int | None:
-        """When something is due that nothing else triggers."""
-        if self.question is not None:
-            return self.question.repeat_at_ms
+        """When something is due that no event triggers."""
+        if self.check is not None:
+            return self.check.repeat_at_ms
         return self.resume_at_ms if self.resume_at_ms > ticked_ms else None
 
-    def tick(self, standing: ReplicaState, epoch: int, now_ms: int) -> None:
-        """Ask the silent again."""
-        if self.question is not None and self.question.repeat_at_ms <= now_ms:
-            self.question.repeat_at_ms = now_ms + ASK_AGAIN_MS
-            self._ask(standing, epoch)
+    def tick(self, effects: Effects, epoch: int, now_ms: int) -> None:
+        """Ask silent members again when due."""
+        check = self.check
+        if check is not None and check.repeat_at_ms <= now_ms:
+            check.repeat_at_ms = now_ms + ASK_AGAIN_MS
+            self._send_checks(check, effects, epoch)
 
 
-def stayers(record: PartitionRecord) -> tuple[Member, ...]:
-    """The members in sync that a change leaves where they are, by name."""
+def remaining_members(record: PartitionRecord) -> tuple[Member, ...]:
+    """The ISR members that the change does not remove, by name."""
     return tuple(sorted(member for member in record.isr if member.node not in record.removing))
 
 
-def obstacle(record: PartitionRecord, stay: tuple[Member, ...]) -> str:
-    """What in the record keeps a change from its end, but for newcomers that are not in sync "newcomers"; "" for
-    nothing."""
+def obstacle(record: PartitionRecord, remaining: tuple[Member, ...]) -> str:
+    """What in the record keeps the change from finishing: "newcomers" for added nodes that are not in sync, else a
+    text for people; "" for nothing. `remaining`: see `remaining_members`."""
     if record.adding and not {*record.adding} <= {member.node for member in record.isr}:
         return "newcomers"
     if record.elr:
         return f"waits until the metastore confirms that {_names(record.elr)} need not be elected"
     needed = max(1, min(record.min_isr, len(record.staying)))
-    if len(stay) < needed:
-        others = sorted({*record.staying} - {member.node for member in stay})
-        return f"waits for {', '.join(others)}: {len(stay)} in sync stay, min-ISR is {needed} then"
+    if len(remaining) < needed:
+        others = sorted({*record.staying} - {member.node for member in remaining})
+        return f"waits for {', '.join(others)}: {len(remaining)} in sync stay, min-ISR is {needed} then"
     return ""
 
 
-def _done(record: PartitionRecord, stay: tuple[Member, ...], needs: tuple[Member, ...]) -> ReassignmentFinished:
+def _finished(
+    record: PartitionRecord, remaining: tuple[Member, ...], needs: tuple[Member, ...]
+) -> ReassignmentFinished:
     gone = f"{', '.join(record.removing)} removed" if record.removing else "all replicas are in sync"
-    after = replace(record, replicas=record.staying, isr=frozenset(stay), adding=(), removing=(), before=())
+    after = replace(record, replicas=record.staying, isr=frozenset(remaining), adding=(), removing=(), before=())
     after = replace(after, reason=gone)
     return ReassignmentFinished(after, needs)
 
@@ -154,21 +166,22 @@ def _names(members: frozenset[Member]) -> str:
     return ", ".join(sorted(member.node for member in members))
 
 
-def waits_for(standing: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], *, writing: bool) -> str:
-    """What a change waits for, for people; "" when none is under way. `behind`: how far replicas are that are not in
-    sync; `writing`: a write is under way."""
-    record = standing.known
+def waits_for(state: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], *, writing: bool) -> str:
+    """What the change waits for, for people; "" when none is in progress.
+
+    `behind`: node -> how far it lags, of replicas that are not in sync; `writing`: a write is pending."""
+    record = state.known_record
     if not record.adding and not record.removing:
         return ""
     steps = [f"{verb} {', '.join(nodes)}" for verb, nodes in (("adds", record.adding), ("removes", record.removing))]
     what = " and ".join(step for step, nodes in zip(steps, (record.adding, record.removing), strict=True) if nodes)
-    return f"{what}: {_waits_for(standing, reassignment, behind, writing)}"
+    return f"{what}: {_waits_for(state, reassignment, behind, writing)}"
 
 
-def _waits_for(standing: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], writing: bool) -> str:
-    record, question = standing.known, reassignment.question
-    stay = stayers(record)
-    why = obstacle(record, stay)
+def _waits_for(state: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], writing: bool) -> str:
+    record, check = state.known_record, reassignment.check
+    remaining = remaining_members(record)
+    why = obstacle(record, remaining)
     if why == "newcomers":
         in_sync = {member.node for member in record.isr}
         late = [node for node in record.adding if node not in in_sync]
@@ -177,9 +190,9 @@ def _waits_for(standing: ReplicaState, reassignment: Reassignment, behind: Mappi
         return why
     if writing:
         return "waits until the metastore confirms a write"
-    if question is not None:
-        asked = ", ".join(sorted(member.node for member in question.missing))
-        return f"waits for {asked} to confirm that all below {question.floor:,} is durable there"
-    if standing.member.node in record.removing:
-        return f"{standing.member.node} is to hand over to one of {', '.join(member.node for member in stay)} first"
+    if check is not None:
+        asked = ", ".join(sorted(member.node for member in check.missing))
+        return f"waits for {asked} to confirm that all below {check.floor:,} is durable there"
+    if state.member.node in record.removing:
+        return f"{state.member.node} is to hand over to one of {', '.join(member.node for member in remaining)} first"
     return "waits until this epoch's barrier is committed, or a pause is over"

@@ -1,56 +1,49 @@
-"""One replica of one partition: the state machine, and the only entry point of this package.
+"""One replica of one partition: the protocol state machine, and the only entry point of this package.
 
-`step(event, now_ms)` takes one fact and returns what is to be done about it, in order; `deadline_ms()` says when
-a Tick is due. Same events, same times: same effects. It decides; it does nothing itself.
+`step(event, now_ms)` takes one event and returns the effects to carry out, in order. `deadline_ms()` is when a Tick is
+due. The same events at the same times give the same effects. The core decides; the runtime acts.
 
-The transitions, all of them (what a role does between them stands in the role's own module):
+All transitions (the rules within a role are in the role's module):
 
     Idle      -> Follower    the record names another node's process as leader, in an epoch that is durable here
-    Idle      -> Candidate   the record nominates this process (node, inc) in an epoch that is durable here and
-                             that neither this log nor an earlier process has been in, and means this log
-                             (gen): append the epoch's BARRIER
-    Candidate -> Leader      the record says Online with this process in that epoch (a controller heard
-                             Promoted, which was sent only after the barrier was durable)
-    Follower  -> Idle        the record names another leader or none, or another epoch; the session is over
-    Candidate -> Idle        the nomination was withdrawn or overtaken; the session is over; told to resign
-    Leader    -> Resigning   told to resign or to hand over, or its own disk is too slow: nothing new is appended
-    Resigning -> Leader      the hand-over did not happen in time, and the process is not leaving
-    Leader, Resigning -> Idle  the record no longer names this process in this epoch; the session is over: what is
-                             appended and not committed becomes UNKNOWN
-    Follower  -> Follower    far: rows of the leader's store come instead of entries (`state_transfer.py`)
-    Follower  -> Quarantined the leader contradicts what is committed here: this copy alone is left untouched
-    Quarantined -> Idle      the record no longer names this node: the copy is one of those that are left behind
-    any       -> Failed      log, store or identity could not be written: first step down, then believe nothing, until
-                             there is a new process (docs/protocol.md H20, H34)
+    Idle      -> Candidate   the record nominates this process (node, session id) in a durable epoch that is new to this
+                             log and to earlier processes, and names this log (log id): append the epoch's BARRIER
+    Candidate -> Leader      the record is Online with this process in that epoch (a controller received Promoted, which
+                             was sent after the barrier was durable)
+    Follower  -> Idle        the record names another leader, none, or another epoch; the session is over
+    Candidate -> Idle        the nomination was withdrawn or overtaken; the session is over; Resign
+    Leader    -> Resigning   Resign, TransferLeadership, or its own disk is too slow: appends are refused
+    Resigning -> Leader      the hand-over missed its deadline, and the process is not leaving
+    Leader, Resigning -> Idle  the record no longer names this process in this epoch; the session is over: the outcome
+                             of uncommitted entries becomes UNKNOWN
+    Follower  -> Follower    state transfer: rows of the leader's store instead of entries (`state_transfer.py`)
+    Follower  -> Quarantined the leader contradicts committed entries of this copy, which is kept unchanged
+    Quarantined -> Idle      the record no longer names this node: the copy is deleted like any other removed one
+    any       -> Failed      log, store or identity could not be written: step down, then refuse everything until the
+                             process restarts (docs/protocol.md H20, H34)
 
-Whatever a recovered log holds above the applied offset counts as uncommitted until a leader says otherwise, or the
-BARRIER of a new epoch of its own commits: leadership is never resumed (H11, R-INC). A record is ignored unless newer
-than the known one, refused when its epoch is below the durable one (H32). A message counts only in its epoch (R-FENCE).
-
-Changing roles: what a replica becomes, what it gives up with the role before, and why it may refuse to.
-
-What a role does while it lasts stands in `follower.py`, `candidate.py` and `leader.py`.
-
-`View` is what the runtime may read at any time; it changes nothing.
+Entries of a recovered log above the applied offset count as uncommitted until a leader reports otherwise, or the
+BARRIER of this replica's own new epoch commits them: leadership is never resumed (H11, R-INC). A record is ignored
+unless it is newer than the known one, and refused when its epoch is below the durable one (H32). A message counts only
+in its epoch (R-FENCE).
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Final, NamedTuple, assert_never
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
-from isthmus.repl.isr import state_transfer as far
+from isthmus.repl.isr import state_transfer
 from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate, objection
-from isthmus.repl.isr.effects import ReplicaRole
+from isthmus.repl.isr.effects import Effects, ReplicaRole
 from isthmus.repl.isr.epochs import EpochTable, last_epoch, with_epoch
 from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.follower_tracker import FollowerStatus, views
+from isthmus.repl.isr.follower_tracker import FollowerStatus, follower_statuses
 from isthmus.repl.isr.lag_detector import CHECKS, AckLagTracker
-from isthmus.repl.isr.leader import Leader, Leadership, ResigningLeader, closest, refusal
-from isthmus.repl.isr.membership import WRITE_REPEAT_MS, guard
+from isthmus.repl.isr.leader import Leader, ResigningLeader
+from isthmus.repl.isr.membership import guard
 from isthmus.repl.isr.reasons import (
     another_leader,
     older_version,
@@ -63,172 +56,27 @@ from isthmus.repl.isr.reasons import (
 )
 from isthmus.repl.isr.reassignment import HAND_OVER_MS
 from isthmus.repl.isr.replica_state import LogProgress, ReplicaOptions, ReplicaState, StateTransfer
-from isthmus.repl.isr.states import Failed, Idle, Quarantined, State
+from isthmus.repl.isr.states import Failed, Idle, Quarantined, RoleState
 from isthmus.repl.model.errors import NotLeader, NotReady, OutOfStorage
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
-__all__ = ["LEAVING", "SLOW_HAND_OVER_MS", "SUSPICION_PAUSE_MS", "Replica", "ReplicaRole", "Roles", "Suspicion", "View"]
-
-
-class View:
-    """The readable half of `Replica`."""
-
-    def __init__(self, standing: ReplicaState) -> None:
-        self._standing = standing
-        self._state: State = Idle()
-
-    @property
-    def partition(self) -> int:
-        """The partition's id."""
-        return self._standing.partition
-
-    @property
-    def member(self) -> Member:
-        """This copy, as ISR and ELR name it."""
-        return self._standing.member
-
-    @property
-    def options(self) -> ReplicaOptions:
-        """The numbers that it goes by."""
-        return self._standing.options
-
-    @property
-    def record(self) -> PartitionRecord | None:
-        """The newest record that was believed; None before the first one of a session."""
-        return self._standing.record
-
-    @property
-    def epoch_seen(self) -> int:
-        """The highest epoch that is durable here."""
-        return self._standing.epoch_seen
-
-    @property
-    def epoch_table(self) -> EpochTable:
-        """Where each epoch begins in the log, appended entries included."""
-        return self._standing.table
-
-    @property
-    def role(self) -> ReplicaRole:
-        """What the replica is."""
-        return self._state.role
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that it leads, stands or follows in; otherwise the highest one it has heard of."""
-        state = self._state
-        return self._standing.epoch_wanted if isinstance(state, Idle | Quarantined | Failed) else state.epoch
-
-    @property
-    def leo(self) -> int:
-        """First free offset of the log."""
-        return self._standing.progress.leo
-
-    @property
-    def durable(self) -> int:
-        """First offset that is not known to be durable."""
-        return self._standing.progress.durable
-
-    @property
-    def hw(self) -> int:
-        """First offset that is not known to be committed."""
-        return self._standing.progress.hw
-
-    @property
-    def applied(self) -> int:
-        """First offset that is not applied."""
-        return self._standing.progress.applied
-
-    @property
-    def ready(self) -> bool:
-        """True while client writes and committed reads are served."""
-        return isinstance(self._state, Leader) and self._state.ready
-
-    @property
-    def confirms_alone(self) -> bool:
-        """True when a Read would be answered in the same step: nobody else may be elected, and all that is committed
-        is applied."""
-        state, standing = self._state, self._standing
-        if not isinstance(state, Leader) or not state.ready or standing.progress.applied < standing.progress.hw:
-            return False
-        record = standing.known
-        alone = len(record.isr) == 1 and standing.member in record.isr and not record.elr
-        return alone and state.reads.round is None and (state.pending is None or not state.pending.adds)
-
-    @property
-    def following(self) -> bool:
-        """True while it takes what its leader sends."""
-        return isinstance(self._state, Follower) and self._state.following
-
-    @property
-    def reason(self) -> str:
-        """Why the state is what it is: "code: sentence"."""
-        standing = self._standing
-        if standing.far is not None and isinstance(self._state, Follower) and not self._state.diverged:
-            return far.why(standing.far, self._state.leader, standing.far_rounds)
-        return why(self._state, standing)
-
-    @property
-    def reassigning(self) -> str:
-        """What a change of this partition's replicas waits for, as its leader knows; "" when none is under way here."""
-        state = self._state
-        return why_reassigning(state, self._standing) if isinstance(state, Leadership) else ""
-
-    @property
-    def far_position(self) -> int | None:
-        """Below which offset rows are here, of a copy that is far; None of any other."""
-        copy = self._standing.far
-        return None if copy is None else copy.position
-
-    @property
-    def unfounded(self) -> bool:
-        """Its store has rows of entries that its log does not hold (H36)."""
-        return self._standing.unfounded
-
-    def why_out(self, now_ms: int) -> dict[str, str]:
-        """Why replicas are out of the ISR and what they wait for, as this leader knows; empty when it does not lead."""
-        state, standing = self._state, self._standing
-        if not isinstance(state, Leadership):
-            return {}
-        in_sync = {member.node for member in standing.known.isr}
-        found = {node: state.pauses.why(node, now_ms) for node in standing.known.replicas if node not in in_sync}
-        return {node: why for node, why in found.items() if why}
-
-    def taken_out(self, node: str) -> str:
-        """The code of the reason for which this leader took a node out of the ISR; "" when it did not."""
-        state = self._state
-        return state.pauses.reasons.get(node, ("", 0))[0] if isinstance(state, Leadership) else ""
-
-    def followers(self) -> list[FollowerStatus]:
-        """The followers as this leader sees them; empty when it does not lead."""
-        state = self._state
-        if not isinstance(state, Leadership):
-            return []
-        return views(iter(state.peers.values()), state.acked, self._standing.known.isr)
-
-    def deadline_ms(self) -> int | None:
-        """When the next Tick is due, on the clock of `now_ms`; None while nothing is timed."""
-        match self._state:
-            case Leadership() as leadership:
-                return leadership.deadline_ms(self._standing)
-            case Follower() as follower:
-                return follower.deadline_ms()
-            case Candidate(announce_at_ms=announce_at_ms):
-                return announce_at_ms
-            case _:
-                return None
-
+__all__ = ["LEAVING", "ROLLBACK_CHECK_PAUSE_MS", "SLOW_HAND_OVER_MS", "Replica", "ReplicaRole"]
 
 LEAVING: Final = "resigned: this process is leaving"
-"""Why a process that was told to resign leads and stands no more."""
+"""Reason of a replica whose process is stopping: it no longer leads or accepts nominations."""
+
+ROLLBACK_CHECK_PAUSE_MS: Final = 2_000
+"""Minimum interval between two synced reads that outdated records trigger: most are late watches, and each read costs
+the metastore a sync."""
+
+SLOW_HAND_OVER_MS: Final = 10_000
+"""How long a leader with a slow disk tries to hand over before it leads on; its writes are slow either way."""
 
 
-SUSPICION_PAUSE_MS: Final = 2_000
-"""Least time between two synced reads because of records that are older than what is known: most are late watches, and
-each costs the metastore a sync."""
+class RollbackCheck(NamedTuple):
+    """A synced read in progress that finds out whether the metastore went back.
 
-
-class Suspicion(NamedTuple):
-    """A synced read under way: below `version` of `lineage`, what it brings is from before the metastore went back."""
+    It did if the read returns a version below `version` of `lineage`."""
 
     nonce: int
     version: int
@@ -236,203 +84,14 @@ class Suspicion(NamedTuple):
     again_at_ms: int
 
 
-class Roles(View):
-    """The transitions of `Replica`. `_epoch_floor` is the highest epoch that this log has been in, or that this process
-    or an earlier one has followed or stood in; `_newest` the newest record that was believed, also in an earlier
-    session of this process; `_suspicion` the synced read that is to tell whether the metastore went back behind it."""
-
-    def __init__(self, standing: ReplicaState) -> None:
-        super().__init__(standing)
-        self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
-        self._rolled_back_lineage: int | None = None
-        """Of records that are not believed, whatever their epoch: the metastore went back, and that is certain."""
-        self._newest: PartitionRecord | None = None
-        self._suspicion: Suspicion | None = None
-        self._told_to_resign = False
-
-    def must_replay(self, epoch: int, end: int) -> None:
-        """The store was found to have applied all below `end`, the last entry in `epoch`, and may lack rows of it."""
-        self._standing.found = (epoch, end)
-
-    def reconfigure(self, options: ReplicaOptions, now_ms: int) -> None:
-        """Go by other numbers from now on, also where something was timed by the old ones."""
-        state = self._state
-        self._standing.options = options
-        if isinstance(state, Leadership):
-            state.stalls.look_by(now_ms + options.max_time_lag_ms // CHECKS)
-
-    def _leave_idle(self, record: PartitionRecord, now_ms: int) -> None:
-        """Stand, or follow, if the record asks for it."""
-        standing = self._standing
-        member, leader = standing.member, record.leader
-        if record.status is PartitionStatus.CANDIDATE_FOUND:
-            if record.candidate is not None and record.candidate == standing.me:
-                if record.epoch <= self._epoch_floor and not self._told_to_resign:
-                    # Of this session it was made after that had begun, and epochs never come again. (Who was told to
-                    # resign may have stood in it: that one's own nomination.)
-                    self._went_back(record, used_before(record.epoch, self._epoch_floor))
-                else:
-                    self._stand(record.epoch)
-        elif leader is not None and leader.node != member.node and member.node in record.replicas:
-            self._epoch_floor = max(self._epoch_floor, record.epoch)
-            follower = Follower(record.epoch, leader.node, added=member.node in record.adding)
-            self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
-            follower.ask(standing, now_ms)
-
-    def _stand(self, epoch: int) -> None:
-        """Idle -> Candidate, unless there is an objection; then nothing is sent. Offsets of entries that the log lost,
-        and the store has rows of, are none of other entries: barriers stand there, too (H36)."""
-        standing = self._standing
-        if self._told_to_resign:
-            objected: str | None = LEAVING
-        else:
-            objected = objection(standing)
-        if objected is not None:
-            self._object(objected)
-            return
-        first = barrier = standing.progress.leo
-        if standing.found is not None and standing.unfounded:
-            barrier = max(first, standing.found[1])
-        self._epoch_floor = epoch
-        standing.table = with_epoch(standing.table, epoch, first)
-        standing.progress.leo = barrier + 1
-        self._become(Candidate(epoch, barrier), f"nominated: by the record of epoch {epoch}")
-        standing.effects.extend(fx.AppendBarrier(epoch, offset) for offset in range(first, barrier + 1))
-
-    def _lead(self, now_ms: int) -> None:
-        """Candidate -> Leader."""
-        candidate, standing = self._state, self._standing
-        assert isinstance(candidate, Candidate)
-        durable = standing.progress.durable
-        assert durable > candidate.barrier, "elected before the barrier was durable"
-        leader = Leader(candidate.epoch, candidate.barrier, AckLagTracker.since(now_ms), {standing.member: durable})
-        self._become(leader, f"elected: in epoch {candidate.epoch}")
-        for node, hello in candidate.early.items():
-            leader.greet(node, hello, standing, now_ms)
-        leader.judge(standing, now_ms)
-        self._advance(leader, now_ms)
-
-    def _leave(self, reason: str) -> None:
-        """Any role -> Idle; a copy in quarantine stays there."""
-        state, standing = self._state, self._standing
-        if isinstance(state, Idle | Quarantined | Failed):
-            return
-        self._become(Idle(), reason)
-        if isinstance(state, Leadership):
-            standing.effects.insert(-1, fx.SteppedDown(state.epoch, standing.progress.hw, reason))
-            state.reads.refuse(standing, NotLeader.reason)
-
-    def _fail(self, reason: str) -> None:
-        """Anything -> Failed, by way of Idle."""
-        self._leave(reason)
-        self._become(Failed(reason), reason)
-
-    def _step_failed(self, event: ev.Event) -> None:
-        """What was committed before may still reach the store, and its clients; nothing else counts any more."""
-        standing = self._standing
-        match event:
-            case ev.AppliedTo(end):
-                standing.progress.applied_to(end)
-            case ev.Append(entries=entries):
-                standing.effects.append(fx.AppendRefused(OutOfStorage.reason, len(entries)))
-            case ev.ReadRequested(token):
-                standing.effects.append(fx.ReadRefused((token,), NotReady.reason))
-            case _:
-                pass
-
-    def _quarantine_if(self, reason: str) -> None:
-        """Follower -> Quarantined, when there is a reason."""
-        if reason:
-            self._leave(reason)
-            self._become(Quarantined(reason), reason)
-
-    def _resign(self, target: str | None, deadline_ms: int | None, reason: str, now_ms: int) -> None:
-        """Leader -> Resigning; of a process that leaves (no deadline) also Candidate -> Idle, for good."""
-        state, standing = self._state, self._standing
-        if isinstance(state, Candidate) and deadline_ms is None:
-            self._leave(reason)
-        elif isinstance(state, ResigningLeader) and deadline_ms is None:
-            state.deadline_at_ms, state.target = None, target
-        elif isinstance(state, Leader):
-            if deadline_ms is not None:
-                target = target or closest(state, standing.known, standing.member.node)
-                if target is None or all(m.node != target for m in standing.known.isr - {standing.member}):
-                    return
-            kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
-            resigning = ResigningLeader(**kept, target=target, deadline_at_ms=deadline_ms, why=reason)
-            self._become(resigning, reason)
-            resigning.reads.refuse(standing, NotReady.reason)
-            self._want(resigning, now_ms)
-
-    def _lead_on(self, state: ResigningLeader) -> None:
-        """Resigning -> Leader: the hand-over did not happen."""
-        kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
-        self._become(Leader(**kept), "hand-over not done in time: leads on")
-
-    def _become(self, state: State, reason: str) -> None:
-        self._state = state
-        self._standing.effects.append(fx.RoleChanged(state.role, self.epoch, reason))
-
-    def _advance(self, leadership: Leadership, now_ms: int) -> None:
-        leadership.advance(self._standing, now_ms)
-        self._want(leadership, now_ms)
-
-    def _want(self, leadership: Leadership, now_ms: int) -> None:
-        """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
-        record = self._standing.known
-        quiet = len(record.isr) == len(record.replicas) and not (leadership.stalled or leadership.lagging or record.elr)
-        if not quiet or isinstance(leadership, ResigningLeader) or record.adding or record.removing:
-            step = leadership.want(self._standing, now_ms)
-            if step is not None:
-                why = f"hands over to {step.target}: this node is to be no replica any more"
-                self._resign(step.target, now_ms + HAND_OVER_MS, why, now_ms)
-
-    def _object(self, reason: str) -> None:
-        if isinstance(self._state, Idle):
-            self._state.objection = reason
-
-    def _suspect(self, now_ms: int) -> None:
-        """A record came that is older than one that was believed: ask for the one that stands, at most once in a
-        while."""
-        standing, newest = self._standing, self._newest
-        assert newest is not None
-        asked = self._suspicion
-        if asked is None or now_ms >= asked.again_at_ms:
-            nonce = standing.next_nonce()
-            self._suspicion = Suspicion(nonce, newest.version, newest.lineage, now_ms + SUSPICION_PAUSE_MS)
-            standing.effects.append(fx.ReadRecordSync(nonce))
-
-    def _went_back(self, record: PartitionRecord, reason: str) -> None:
-        """The metastore went back behind this process, for certain: of this lineage nothing is believed any more."""
-        self._rolled_back_lineage = record.lineage
-        self._disbelieve(record, max(self._epoch_floor, self._standing.epoch_wanted), reason)
-        self._standing.record = None
-
-    def _disbelieve(self, record: PartitionRecord, epoch: int, reason: str) -> None:
-        """Leave what `record` is not to be believed about, and say so in the record, for whoever does not know better
-        (H32). The write is on its version: if a server of the metastore merely lags, it is refused, and nothing is
-        lost but this role. Where an operator went on without this copy, it has no say."""
-        member = self._standing.member
-        self._leave(reason)
-        self._object(reason)
-        if record.overtaken:
-            self._rolled_back_lineage = record.lineage
-        elif not record.lineage or member in guard(record):
-            self._standing.effects.append(fx.WriteRecord(overtaken(record, epoch, member.node)))
-
-
-SLOW_HAND_OVER_MS: Final = 10_000
-"""How long a leader with a slow disk tries to hand over before it leads on; its writes are slow either way."""
-
-
-class Replica(Roles):
+class Replica:
     """One replica. Built from what recovery found; never built twice in one process for one log.
 
-    `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may
-    still take, `log_start` its first entry; `applied` is the store's offset (or its floor while rows are
-    replayed), `committed` how far this very log is known to be, by what was applied before; `epoch_seen`, who
-    led or stood in it (`epoch_owner`) and `gen` come from the data directory's identity. `nonce_base`, random and below
-    2^62, keeps the nonces of this process apart from those of earlier ones. `options` may be replaced (`reconfigure`).
+    `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may still take,
+    `log_start` its first entry. `applied` is the store's offset (or its floor while rows are replayed), `committed` the
+    end below which this very log is known to be committed, since it was applied before. `epoch_seen`, its leader or
+    candidate (`epoch_owner`) and the log id `gen` come from the identity in the data directory. `nonce_base`, random
+    and below 2^62, keeps the nonces of this process apart from those of earlier ones. `reconfigure` replaces `options`.
     """
 
     def __init__(
@@ -454,315 +113,664 @@ class Replica(Roles):
     ) -> None:
         assert max(0, committed) <= durable <= leo
         assert options.window_entries > 0
-        standing = ReplicaState(
+        self._state = ReplicaState(
             partition=partition,
             member=Member(node, gen),
             progress=LogProgress(leo=leo, durable=durable, hw=max(applied, committed), applied=applied),
-            table=epoch_table,
+            epoch_table=epoch_table,
             log_start=log_start,
             options=options,
             epoch_seen=epoch_seen,
-            epoch_wanted=epoch_seen,
+            highest_epoch=epoch_seen,
             epoch_owner=epoch_owner,
             nonce=nonce_base,
-            far=None if far is None else StateTransfer(far.position, far.epoch, far.whole),
+            transfer=None if far is None else StateTransfer(far.position, far.epoch, far.whole),
         )
-        super().__init__(standing)
+        self._role_state: RoleState = Idle()
+        self._leader: Leader | None = None
+        """The leader's state, also while it resigns; None in other roles. Only `_become` sets it."""
+        self._epoch_floor = max(epoch_seen, last_epoch(epoch_table))
+        """The highest epoch of this log, and of this and earlier processes as followers or candidates."""
+        self._newest_record: PartitionRecord | None = None
+        """The newest record accepted in any session of this process."""
+        self._rolled_back_lineage: int | None = None
+        """The metastore certainly went back: records of this lineage are refused, whatever their epoch."""
+        self._rollback_check: RollbackCheck | None = None
+        self._leaving = False
 
-    # -- the one input --------------------------------------------------------------------------
+    # -- what the runtime may read at any time --------------------------------------------------
 
-    def step(self, event: ev.Event, now_ms: int) -> list[fx.Effect]:
-        """Take one fact at `now_ms` (monotonic); returns what is to be done, in order."""
-        standing = self._standing
-        effects: list[fx.Effect] = []
-        standing.effects = effects
-        if isinstance(self._state, Failed):
-            self._step_failed(event)
+    @property
+    def partition(self) -> int:
+        """The partition's id."""
+        return self._state.partition
+
+    @property
+    def member(self) -> Member:
+        """This copy as ISR and ELR name it."""
+        return self._state.member
+
+    @property
+    def options(self) -> ReplicaOptions:
+        """The options in force."""
+        return self._state.options
+
+    @property
+    def record(self) -> PartitionRecord | None:
+        """The newest accepted record; None before the first one of a session."""
+        return self._state.record
+
+    @property
+    def epoch_seen(self) -> int:
+        """The highest epoch that is durable here."""
+        return self._state.epoch_seen
+
+    @property
+    def epoch_table(self) -> EpochTable:
+        """Where each epoch begins in the log, appended entries included."""
+        return self._state.epoch_table
+
+    @property
+    def role(self) -> ReplicaRole:
+        """The current role."""
+        return self._role_state.role
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current role; without one, the highest epoch received."""
+        role_state = self._role_state
+        if isinstance(role_state, Idle | Quarantined | Failed):
+            return self._state.highest_epoch
+        return role_state.epoch
+
+    @property
+    def leo(self) -> int:
+        """First free offset of the log."""
+        return self._state.progress.leo
+
+    @property
+    def durable(self) -> int:
+        """First offset that is not known to be durable."""
+        return self._state.progress.durable
+
+    @property
+    def hw(self) -> int:
+        """First offset that is not known to be committed."""
+        return self._state.progress.hw
+
+    @property
+    def applied(self) -> int:
+        """First offset that is not applied."""
+        return self._state.progress.applied
+
+    @property
+    def ready(self) -> bool:
+        """True while client writes and committed reads are served."""
+        return isinstance(self._role_state, Leader) and self._role_state.ready
+
+    @property
+    def confirms_alone(self) -> bool:
+        """True when a ReadRequested would be answered in the same step.
+
+        No other member is electable, and everything committed is applied."""
+        leader, state = self._role_state, self._state
+        if not isinstance(leader, Leader) or not leader.ready or state.progress.applied < state.progress.hw:
+            return False
+        record = state.known_record
+        alone = len(record.isr) == 1 and state.member in record.isr and not record.elr
+        pending = leader.pending_write
+        return alone and leader.reads.round is None and (pending is None or not pending.adds)
+
+    @property
+    def following(self) -> bool:
+        """True while it takes the entries of its leader."""
+        return isinstance(self._role_state, Follower) and self._role_state.following
+
+    @property
+    def reason(self) -> str:
+        """Why the replica is in its state: "code: sentence"."""
+        return why(self._role_state, self._state)
+
+    @property
+    def reassigning(self) -> str:
+        """What a change of the partition's replicas waits for, as its leader knows; "" for no change, or no leader."""
+        return why_reassigning(self._leader, self._state) if self._leader is not None else ""
+
+    @property
+    def far_position(self) -> int | None:
+        """The offset below which a copy under state transfer has rows; None without a transfer."""
+        transfer = self._state.transfer
+        return None if transfer is None else transfer.position
+
+    @property
+    def unfounded(self) -> bool:
+        """True while the store has rows of entries that the log lost (H36)."""
+        return self._state.store_beyond_log
+
+    def why_out(self, now_ms: int) -> dict[str, str]:
+        """Node -> why it is out of the ISR and what it waits for, as this leader knows; empty when it does not lead."""
+        leader, state = self._leader, self._state
+        if leader is None:
+            return {}
+        record = state.known_record
+        in_sync = {member.node for member in record.isr}
+        found = {node: leader.rejoin_backoff.why_out(node, now_ms) for node in record.replicas if node not in in_sync}
+        return {node: reason for node, reason in found.items() if reason}
+
+    def taken_out(self, node: str) -> str:
+        """The code of the reason why this leader took `node` out of the ISR; "" when it did not."""
+        leader = self._leader
+        return leader.rejoin_backoff.reasons.get(node, ("", 0))[0] if leader is not None else ""
+
+    def followers(self) -> list[FollowerStatus]:
+        """The followers as this leader sees them, by name; empty when it does not lead."""
+        leader = self._leader
+        if leader is None:
+            return []
+        return follower_statuses(iter(leader.followers.values()), leader.acked, self._state.known_record.isr)
+
+    def deadline_ms(self) -> int | None:
+        """When the next Tick is due, on the clock of `now_ms`; None while nothing is timed."""
+        match self._role_state:
+            case Leader() | ResigningLeader() as leading:
+                return leading.deadline_ms(self._state)
+            case Follower() as follower:
+                return follower.deadline_ms()
+            case Candidate(announce_at_ms=announce_at_ms):
+                return announce_at_ms
+            case _:
+                return None
+
+    # -- what the runtime may set ---------------------------------------------------------------
+
+    def must_replay(self, epoch: int, end: int) -> None:
+        """Note that the store had applied all below `end`, the last entry in `epoch`, and may lack rows of it."""
+        self._state.store_end = (epoch, end)
+
+    def reconfigure(self, options: ReplicaOptions, now_ms: int) -> None:
+        """Replace the options, also for checks that are already scheduled."""
+        self._state.options = options
+        if self._leader is not None:
+            self._leader.ack_lag.check_by(now_ms + options.max_time_lag_ms // CHECKS)
+
+    # -- the input ------------------------------------------------------------------------------
+
+    def step(self, event: ev.Event, now_ms: int) -> Effects:
+        """Take one event at `now_ms` (monotonic); returns the effects to carry out, in order."""
+        effects = Effects()
+        state = self._state
+        if isinstance(self._role_state, Failed):
+            self._step_failed(event, effects)
             return effects
-        match event:  # those of the way of a write first
+        match event:  # the events of a write first
             case ev.Append():
-                self._append(event, now_ms)
+                self._append(event, effects, now_ms)
             case ev.Persisted():
-                self._persisted(event.end, now_ms)
+                self._persisted(event.end, effects, now_ms)
             case ev.AppliedTo():
-                self._applied_to(event.end, now_ms)
+                self._applied_to(event.end, effects, now_ms)
             case ev.Received(node, message):
-                self._receive(node, message, now_ms)
+                self._receive(node, message, effects, now_ms)
             case ev.ReadRequested(token):
-                self._read(token, now_ms)
+                self._read(token, effects, now_ms)
             case ev.RecordSeen(record) | ev.WriteConfirmed(record):
-                self._see(record, now_ms)
+                self._see(record, effects, now_ms)
             case ev.WriteRefused(base_version, current):
-                self._see(current, now_ms)
-                self._refused(base_version, now_ms)
+                self._see(current, effects, now_ms)
+                self._write_refused(base_version, now_ms)
             case ev.WriteOutcomeUnknown(base_version):
-                self._undecided(base_version, now_ms)
+                self._write_outcome_unknown(base_version, now_ms)
             case ev.RecordSynced(nonce, record):
-                self._synced(nonce, record, now_ms)
+                self._record_synced(nonce, record, effects, now_ms)
             case ev.EpochPersisted(epoch):
-                standing.epoch_seen = max(standing.epoch_seen, epoch)
-                self._follow_record(now_ms)
+                state.epoch_seen = max(state.epoch_seen, epoch)
+                self._follow_record(effects, now_ms)
             case ev.SessionStarted(inc):
-                if standing.inc is not None and standing.inc != inc:
-                    self._session_over()
-                standing.inc = inc
-                standing.replay()
-                self._follow_record(now_ms)
+                if state.session_id is not None and state.session_id != inc:
+                    self._session_over(effects)
+                state.session_id = inc
+                state.reapply_committed(effects)
+                self._follow_record(effects, now_ms)
             case ev.SessionExpired():
-                self._session_over()
+                self._session_over(effects)
             case ev.LinkUp(node):
-                if isinstance(self._state, Follower) and self._state.leader == node:
-                    self._state.link(True, standing, now_ms)
+                if isinstance(self._role_state, Follower) and self._role_state.leader == node:
+                    self._role_state.send_request(state, effects, now_ms)
             case ev.LinkDown(node):
                 self._link_down(node, now_ms)
             case ev.Truncated(to_offset):
-                standing.truncating -= 1
-                self._persisted(to_offset, now_ms)
+                state.pending_truncations -= 1
+                self._persisted(to_offset, effects, now_ms)
             case ev.Trimmed(start):
-                standing.log_start = max(standing.log_start, start)
+                state.log_start = max(state.log_start, start)
             case ev.GenRenewed(gen):
-                standing.renewed(gen)
-                if isinstance(self._state, Follower):
-                    self._state.ask(standing, now_ms)
+                state.take_log_id(gen)
+                if isinstance(self._role_state, Follower):
+                    self._role_state.send_request(state, effects, now_ms)
             case ev.TransferStored() | ev.TransferFinished():
-                far.told(standing, event)
-                if isinstance(self._state, Follower):
-                    self._state.ask(standing, now_ms)
+                state_transfer.on_stored(state, event)
+                if isinstance(self._role_state, Follower):
+                    self._role_state.send_request(state, effects, now_ms)
             case ev.PersistFailed(reason):
-                self._fail(f"disk-failed: {reason}")
+                self._fail(f"disk-failed: {reason}", effects)
             case ev.Resign(heir):
-                self._told_to_resign = True
-                self._resign(heir, None, LEAVING, now_ms)
+                self._leaving = True
+                self._resign(heir, None, LEAVING, effects, now_ms)
             case ev.TransferLeadership(target, deadline_ms):
-                self._resign(target, deadline_ms, f"hands over to {target or 'another member'}", now_ms)
+                reason = f"hands over to {target or 'another member'}"
+                self._resign(target, deadline_ms, reason, effects, now_ms)
             case ev.Tick():
-                self._tick(now_ms)
+                self._tick(effects, now_ms)
             case _:
                 assert_never(event)
         return effects
 
-    # -- the metastore --------------------------------------------------------------------------
-
-    def _see(self, record: PartitionRecord, now_ms: int) -> None:
-        """Believe `record` if it is newer than the known one and contradicts nothing that is durable here. An older one
-        is late, as a rule; whether the metastore went back behind this process a synced read tells."""
-        standing = self._standing
-        assert record.partition == standing.partition
-        newest = self._newest
-        if newest is not None and record.version < newest.version and record.lineage <= newest.lineage:
-            self._suspect(now_ms)
-        known = standing.record
-        if known is not None and record.version <= known.version and record.lineage <= known.lineage:
-            return
-        if record.epoch < standing.epoch_wanted or record.lineage == self._rolled_back_lineage:
-            self._disbelieve(record, standing.epoch_wanted, rolled_back(record.epoch, standing.epoch_wanted))
-            return
-        owner, noted = record.owner, standing.epoch_owner
-        if record.epoch == standing.epoch_wanted and owner is not None and noted is not None and owner != noted:
-            self._went_back(record, another_leader(record.epoch, noted, owner))
-            return
-        standing.record = record
-        if newest is None or (record.lineage, record.version) >= (newest.lineage, newest.version):
-            self._newest = record
-        self._object("")
-        if record.epoch > standing.epoch_wanted or (record.leader is not None and noted is None):
-            standing.epoch_wanted, standing.epoch_owner = record.epoch, owner
-            standing.effects.append(fx.PersistEpoch(record.epoch, owner))
-        if isinstance(self._state, Leadership):
-            self._state.record_moved(record)
-        self._follow_record(now_ms)
-
-    def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
-        """A record read after a sync: what a read waits for whose leadership is to be sure. One that is older than
-        what was known when it was asked for proves that the metastore went back."""
-        standing, asked = self._standing, self._suspicion
-        if asked is not None and nonce == asked.nonce:
-            self._suspicion = None
-            if record.version < asked.version and record.lineage <= asked.lineage and standing.epoch_wanted:
-                self._went_back(record, older_version(record, asked.version))
-                return
-        self._see(record, now_ms)
-        state = self._state
-        if isinstance(state, Leadership):
-            members = state.electable(standing.known)
-            state.reads.synced(nonce, record, standing, state.epoch, members, now_ms)
-
-    def _follow_record(self, now_ms: int) -> None:
-        """Make the transitions that the known record, the session and the durable epoch ask for."""
-        standing = self._standing
-        record, me, node = standing.record, standing.me, standing.member.node
-        if record is None:
-            return
-        match self._state:
-            case Candidate(epoch=epoch):
-                if record.epoch == epoch and record.leader == me:
-                    self._lead(now_ms)
-                elif record.epoch != epoch or record.candidate != me:
-                    self._leave(f"withdrawn: {why_idle(record, me, node)}")
-            case Leadership() as leadership:
-                if record.epoch != leadership.epoch or record.leader != me:
-                    self._leave(f"replaced: {why_idle(record, me, node)}")
-                else:
-                    self._advance(leadership, now_ms)
-            case Follower() as follower if not follower.named(record, standing, now_ms):
-                self._leave(why_idle(record, me, node))
-            case Quarantined() if node not in record.replicas:
-                self._become(Idle(), why_idle(record, me, node))
+    def _step_failed(self, event: ev.Event, effects: Effects) -> None:
+        """Handle an event of a failed replica: committed entries are still applied, all else is refused."""
+        match event:
+            case ev.AppliedTo(end):
+                self._state.progress.applied_to(end)
+            case ev.Append(entries=entries):
+                effects.append(fx.AppendRefused(OutOfStorage.reason, len(entries)))
+            case ev.ReadRequested(token):
+                effects.append(fx.ReadRefused((token,), NotReady.reason))
             case _:
                 pass
-        if isinstance(self._state, Idle) and record.epoch == standing.epoch_seen:
-            self._leave_idle(record, now_ms)
 
-    def _session_over(self) -> None:
-        """Another session is another process to everybody else: give up what this one held, and read anew."""
-        self._standing.inc = None
-        self._leave("session-expired: the metastore ended this process's session")
-        self._standing.record = None
+    # -- records --------------------------------------------------------------------------------
 
-    def _refused(self, base_version: int, now_ms: int) -> None:
+    def _see(self, record: PartitionRecord, effects: Effects, now_ms: int) -> None:
+        """Accept `record` if it is newer than the known one and consistent with what is durable here.
+
+        An older record is usually just late; a synced read finds out whether the metastore went back."""
         state = self._state
-        if isinstance(state, Leadership) and state.pending is not None and state.pending.base_version == base_version:
-            state.refused_as_it_stands(self._standing, now_ms)
+        assert record.partition == state.partition
+        newest = self._newest_record
+        if newest is not None and record.version < newest.version and record.lineage <= newest.lineage:
+            self._check_rollback(newest, effects, now_ms)
+        known = state.record
+        if known is not None and record.version <= known.version and record.lineage <= known.lineage:
+            return
+        if record.epoch < state.highest_epoch or record.lineage == self._rolled_back_lineage:
+            reason = rolled_back(record.epoch, state.highest_epoch)
+            self._refuse_record(record, state.highest_epoch, reason, effects)
+            return
+        owner, noted = record.owner, state.epoch_owner
+        if record.epoch == state.highest_epoch and owner is not None and noted is not None and owner != noted:
+            self._rolled_back(record, another_leader(record.epoch, noted, owner), effects)
+            return
+        state.record = record
+        if newest is None or (record.lineage, record.version) >= (newest.lineage, newest.version):
+            self._newest_record = record
+        self._object("")
+        if record.epoch > state.highest_epoch or (record.leader is not None and noted is None):
+            state.highest_epoch, state.epoch_owner = record.epoch, owner
+            effects.append(fx.PersistEpoch(record.epoch, owner))
+        if self._leader is not None:
+            self._leader.record_changed(record)
+        self._follow_record(effects, now_ms)
 
-    def _undecided(self, base_version: int, now_ms: int) -> None:
-        """The write on `base_version` is as undecided as before: the same bytes again in a while."""
+    def _check_rollback(self, newest: PartitionRecord, effects: Effects, now_ms: int) -> None:
+        """Start a synced read, since a record older than `newest` arrived; one per ROLLBACK_CHECK_PAUSE_MS."""
+        check = self._rollback_check
+        if check is None or now_ms >= check.again_at_ms:
+            nonce = self._state.next_nonce()
+            again_at_ms = now_ms + ROLLBACK_CHECK_PAUSE_MS
+            self._rollback_check = RollbackCheck(nonce, newest.version, newest.lineage, again_at_ms)
+            effects.append(fx.ReadRecordSync(nonce))
+
+    def _record_synced(self, nonce: int, record: PartitionRecord, effects: Effects, now_ms: int) -> None:
+        """Handle a record read after a sync: it confirms committed reads, or proves that the metastore went back."""
+        state, check = self._state, self._rollback_check
+        if check is not None and nonce == check.nonce:
+            self._rollback_check = None
+            if record.version < check.version and record.lineage <= check.lineage and state.highest_epoch:
+                self._rolled_back(record, older_version(record, check.version), effects)
+                return
+        self._see(record, effects, now_ms)
+        leader = self._leader
+        if leader is not None:
+            members = leader.electable(state.known_record)
+            leader.reads.on_record_synced(nonce, record, state, effects, leader.epoch, members, now_ms)
+
+    def _rolled_back(self, record: PartitionRecord, reason: str, effects: Effects) -> None:
+        """Refuse this record and all others of its lineage: the metastore certainly went back."""
+        self._rolled_back_lineage = record.lineage
+        self._refuse_record(record, max(self._epoch_floor, self._state.highest_epoch), reason, effects)
+        self._state.record = None
+
+    def _refuse_record(self, record: PartitionRecord, epoch: int, reason: str, effects: Effects) -> None:
+        """Leave the current role, and mark `record` as overtaken for replicas that cannot know better (H32).
+
+        The write is conditional on the record's version: if a metastore server merely lags, the write fails, and only
+        this role is lost. A copy without which an operator went on does not write."""
+        member = self._state.member
+        self._leave(reason, effects)
+        self._object(reason)
+        if record.overtaken:
+            self._rolled_back_lineage = record.lineage
+        elif not record.lineage or member in guard(record):
+            effects.append(fx.WriteRecord(overtaken(record, epoch, member.node)))
+
+    def _object(self, reason: str) -> None:
+        if isinstance(self._role_state, Idle):
+            self._role_state.objection = reason
+
+    def _session_over(self, effects: Effects) -> None:
+        """Leave the current role and forget the record: for all others, the next session is another process."""
+        self._state.session_id = None
+        self._leave("session-expired: the metastore ended this process's session", effects)
+        self._state.record = None
+
+    def _write_refused(self, base_version: int, now_ms: int) -> None:
+        leader = self._leader
+        if leader is not None and leader.has_pending_write(base_version):
+            leader.write_refused(self._state, now_ms)
+
+    def _write_outcome_unknown(self, base_version: int, now_ms: int) -> None:
+        """Repeat the pending write in a while if it is the one on `base_version`."""
+        leader = self._leader
+        if leader is not None and leader.has_pending_write(base_version):
+            leader.write_outcome_unknown(now_ms)
+
+    # -- transitions ----------------------------------------------------------------------------
+
+    def _follow_record(self, effects: Effects, now_ms: int) -> None:
+        """Make the transitions that the known record, the session and the durable epoch require."""
         state = self._state
-        if isinstance(state, Leadership) and state.pending is not None and state.pending.base_version == base_version:
-            state.pending.repeat_at_ms = now_ms + WRITE_REPEAT_MS
-
-    # -- other replicas -------------------------------------------------------------------------
-
-    def _receive(self, node: str, message: ms.Message, now_ms: int) -> None:
-        """Take a message of this epoch; of a lower one tell the sender so, of a higher one read the record."""
-        standing, state = self._standing, self._state
-        if isinstance(message, ms.StaleEpoch):
-            if message.epoch > standing.epoch_wanted:
-                standing.hint(now_ms)
+        record, me, node = state.record, state.incarnation, state.member.node
+        if record is None:
             return
-        if message.epoch != standing.epoch_wanted:
-            if message.epoch > standing.epoch_wanted:
-                standing.hint(now_ms)
-            else:
-                standing.effects.append(fx.Send(node, ms.StaleEpoch(standing.epoch_wanted)))
-            return
-        match message:
-            case ms.LeadershipCheck(epoch, nonce):
-                durable = standing.progress.durable if self.following else 0
-                standing.effects.append(fx.Send(node, ms.LeadershipCheckOk(epoch, standing.member.gen, nonce, durable)))
-            case ms.AppendEntries() if isinstance(state, Follower) and state.leader == node:
-                state.take(message, standing, now_ms)
-            case ms.FollowAccepted() if isinstance(state, Follower) and state.leader == node:
-                state.accepted(message, standing)
-                self._quarantine_if(state.diverged)
-            case ms.FollowRejected() if isinstance(state, Follower) and state.leader == node:
-                state.refused(message, standing, now_ms)
-                self._quarantine_if(state.diverged)
-            case ms.TransferRows() | ms.TransferMetadata() if isinstance(state, Follower) and state.leader == node:
-                far.came(message, standing)
-            case ms.TransferRequest() if isinstance(state, Leadership):
-                state.far_asked(node, message, standing)
-            case ms.AppendAck() if isinstance(state, Leadership):
-                state.acknowledged(node, message, standing, now_ms)
-                self._want(state, now_ms)
-            case ms.AppendRejected() if isinstance(state, Leadership):
-                state.missed(node, message, standing, now_ms)
-            case ms.FollowRequest() if isinstance(state, Leadership | Candidate):
-                state.greet(node, message, standing, now_ms)
-            case ms.LeadershipCheckOk() if isinstance(state, Leadership):
-                members = state.electable(standing.known)
-                state.reads.answered(node, message, standing, state.epoch, members, now_ms)
-                if state.reassignment.answered(node, message):
-                    self._want(state, now_ms)
+        match self._role_state:
+            case Candidate(epoch=epoch) as candidate:
+                if record.epoch == epoch and record.leader == me:
+                    self._lead(candidate, effects, now_ms)
+                elif record.epoch != epoch or record.candidate != me:
+                    self._leave(f"withdrawn: {why_idle(record, me, node)}", effects)
+            case Leader() | ResigningLeader() as leading:
+                if record.epoch != leading.epoch or record.leader != me:
+                    self._leave(f"replaced: {why_idle(record, me, node)}", effects)
+                else:
+                    self._advance(effects, now_ms)
+            case Follower() as follower if not follower.continues_under(record, state, effects, now_ms):
+                self._leave(why_idle(record, me, node), effects)
+            case Quarantined() if node not in record.replicas:
+                self._become(Idle(), why_idle(record, me, node), effects)
             case _:
-                pass  # said to the role that this replica had, or will have
+                pass
+        if isinstance(self._role_state, Idle) and record.epoch == state.epoch_seen:
+            self._leave_idle(record, effects, now_ms)
+
+    def _leave_idle(self, record: PartitionRecord, effects: Effects, now_ms: int) -> None:
+        """Idle -> Candidate or Follower, if the record asks for it."""
+        state = self._state
+        member, leader = state.member, record.leader
+        if record.status is PartitionStatus.CANDIDATE_FOUND:
+            if record.candidate is None or record.candidate != state.incarnation:
+                return
+            if record.epoch <= self._epoch_floor and not self._leaving:
+                # Made after this session began, so the epoch is used twice. (A leaving process may have been candidate
+                # in this epoch: then it is its own nomination.)
+                self._rolled_back(record, used_before(record.epoch, self._epoch_floor), effects)
+            else:
+                self._stand(record.epoch, effects)
+        elif leader is not None and leader.node != member.node and member.node in record.replicas:
+            self._epoch_floor = max(self._epoch_floor, record.epoch)
+            follower = Follower(record.epoch, leader.node, being_added=member.node in record.adding)
+            self._become(follower, f"led: by {leader.node} in epoch {record.epoch}", effects)
+            follower.send_request(state, effects, now_ms)
+
+    def _stand(self, epoch: int, effects: Effects) -> None:
+        """Idle -> Candidate, unless there is an objection; then nothing is sent.
+
+        Offsets of entries that the log lost and the store applied are not reused: they get barriers, too (H36)."""
+        state = self._state
+        objected = LEAVING if self._leaving else objection(state)
+        if objected is not None:
+            self._object(objected)
+            return
+        first = barrier = state.progress.leo
+        if state.store_end is not None and state.store_beyond_log:
+            barrier = max(first, state.store_end[1])
+        self._epoch_floor = epoch
+        state.epoch_table = with_epoch(state.epoch_table, epoch, first)
+        state.progress.leo = barrier + 1
+        self._become(Candidate(epoch, barrier), f"nominated: by the record of epoch {epoch}", effects)
+        effects.extend(fx.AppendBarrier(epoch, offset) for offset in range(first, barrier + 1))
+
+    def _lead(self, candidate: Candidate, effects: Effects, now_ms: int) -> None:
+        """Candidate -> Leader."""
+        state = self._state
+        durable = state.progress.durable
+        assert durable > candidate.barrier, "elected before the barrier was durable"
+        leader = Leader(candidate.epoch, candidate.barrier, AckLagTracker.since(now_ms), {state.member: durable})
+        self._become(leader, f"elected: in epoch {candidate.epoch}", effects)
+        for node, request in candidate.early_requests.items():
+            leader.on_follow_request(node, request, state, effects, now_ms)
+        leader.check_lag(state, now_ms)
+        self._advance(effects, now_ms)
+
+    def _resign(self, target: str | None, deadline_ms: int | None, reason: str, effects: Effects, now_ms: int) -> None:
+        """Leader -> Resigning; for a process that leaves (no deadline) also Candidate -> Idle, for good."""
+        role_state, state = self._role_state, self._state
+        if isinstance(role_state, Candidate) and deadline_ms is None:
+            self._leave(reason, effects)
+        elif isinstance(role_state, ResigningLeader) and deadline_ms is None:
+            role_state.deadline_at_ms, role_state.target = None, target
+        elif isinstance(role_state, Leader):
+            if deadline_ms is not None:
+                record = state.known_record
+                target = target or role_state.closest(record, state.member.node)
+                if target is None or all(m.node != target for m in record.isr - {state.member}):
+                    return
+            self._become(ResigningLeader(role_state, target, deadline_ms, reason), reason, effects)
+            role_state.reads.refuse_all(effects, NotReady.reason)
+            self._request_write(effects, now_ms)
+
+    def _leave(self, reason: str, effects: Effects) -> None:
+        """Any role -> Idle; a copy in quarantine stays there."""
+        leader = self._leader
+        if isinstance(self._role_state, Idle | Quarantined | Failed):
+            return
+        if leader is not None:
+            effects.append(fx.SteppedDown(leader.epoch, self._state.progress.hw, reason))
+        self._become(Idle(), reason, effects)
+        if leader is not None:
+            leader.reads.refuse_all(effects, NotLeader.reason)
+
+    def _quarantine_if(self, reason: str, effects: Effects) -> None:
+        """Follower -> Quarantined, when there is a reason."""
+        if reason:
+            self._leave(reason, effects)
+            self._become(Quarantined(reason), reason, effects)
+
+    def _fail(self, reason: str, effects: Effects) -> None:
+        """Any role -> Failed, by way of Idle."""
+        self._leave(reason, effects)
+        self._become(Failed(reason), reason, effects)
+
+    def _become(self, role_state: RoleState, reason: str, effects: Effects) -> None:
+        self._role_state = role_state
+        match role_state:
+            case Leader():
+                self._leader = role_state
+            case ResigningLeader(leader):
+                self._leader = leader
+            case _:
+                self._leader = None
+        effects.append(fx.RoleChanged(role_state.role, self.epoch, reason))
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def _receive(self, node: str, message: ms.Message, effects: Effects, now_ms: int) -> None:
+        """Handle a message of this epoch; answer one of a lower epoch, and refresh the record for a higher one."""
+        state, role_state = self._state, self._role_state
+        epoch = state.highest_epoch
+        if isinstance(message, ms.StaleEpoch):
+            if message.epoch > epoch:
+                state.refresh_record(effects, now_ms)
+        elif message.epoch > epoch:
+            state.refresh_record(effects, now_ms)
+        elif message.epoch < epoch:
+            effects.send(node, ms.StaleEpoch(epoch))
+        elif isinstance(message, ms.LeadershipCheck):
+            durable = state.progress.durable if self.following else 0
+            effects.send(node, ms.LeadershipCheckOk(epoch, state.member.gen, message.nonce, durable))
+        elif self._leader is not None:
+            self._receive_as_leader(self._leader, node, message, effects, now_ms)
+        elif isinstance(role_state, Follower):
+            if role_state.leader == node:
+                self._receive_as_follower(role_state, message, effects, now_ms)
+        elif isinstance(role_state, Candidate) and isinstance(message, ms.FollowRequest):
+            role_state.on_follow_request(node, message, state)
+
+    def _receive_as_leader(self, leader: Leader, node: str, message: ms.Message, effects: Effects, now_ms: int) -> None:
+        state = self._state
+        match message:
+            case ms.AppendAck():
+                leader.on_append_ack(node, message, state, effects, now_ms)
+                self._request_write(effects, now_ms)
+            case ms.AppendRejected():
+                leader.on_append_rejected(node, message, state, effects, now_ms)
+            case ms.FollowRequest():
+                leader.on_follow_request(node, message, state, effects, now_ms)
+            case ms.TransferRequest():
+                leader.on_transfer_request(node, message, state, effects)
+            case ms.LeadershipCheckOk():
+                members = leader.electable(state.known_record)
+                leader.reads.on_check_ok(node, message, state, effects, leader.epoch, members, now_ms)
+                if leader.reassignment.on_check_ok(node, message):
+                    self._request_write(effects, now_ms)
+            case _:
+                pass  # for another role that this replica had in this epoch
+
+    def _receive_as_follower(self, follower: Follower, message: ms.Message, effects: Effects, now_ms: int) -> None:
+        state = self._state
+        match message:
+            case ms.AppendEntries():
+                follower.on_append_entries(message, state, effects, now_ms)
+            case ms.FollowAccepted():
+                follower.on_follow_accepted(message, state, effects)
+                self._quarantine_if(follower.diverged, effects)
+            case ms.FollowRejected():
+                follower.on_follow_rejected(message, state, effects, now_ms)
+                self._quarantine_if(follower.diverged, effects)
+            case ms.TransferRows() | ms.TransferMetadata():
+                state_transfer.on_chunk(message, state, effects)
+            case _:
+                pass  # for another role that this replica had in this epoch
 
     def _link_down(self, node: str, now_ms: int) -> None:
-        state = self._state
-        if isinstance(state, Leadership | Candidate):
-            state.link_down(node)
-        elif isinstance(state, Follower) and state.leader == node:
-            state.link(False, self._standing, now_ms)
+        role_state = self._role_state
+        if self._leader is not None:
+            self._leader.link_down(node)
+        elif isinstance(role_state, Candidate):
+            role_state.link_down(node)
+        elif isinstance(role_state, Follower) and role_state.leader == node:
+            role_state.link_down(self._state, now_ms)
 
     # -- the log --------------------------------------------------------------------------------
 
-    def _append(self, event: ev.Append, now_ms: int) -> None:
-        """Take a batch into the log, or refuse all of it with nothing done."""
+    def _append(self, event: ev.Append, effects: Effects, now_ms: int) -> None:
+        """Append a batch, or refuse all of it without any effect."""
         assert event.entries
-        state, standing = self._state, self._standing
-        if isinstance(state, Leader):
-            refused = refusal(state, standing, event)
-        else:
-            refused = NotReady.reason if isinstance(state, Candidate | ResigningLeader) else NotLeader.reason
-        if refused is not None:
-            standing.effects.append(fx.AppendRefused(refused, len(event.entries)))
+        role_state, state = self._role_state, self._state
+        if not isinstance(role_state, Leader):
+            waits = isinstance(role_state, Candidate | ResigningLeader)
+            reason = NotReady.reason if waits else NotLeader.reason
+            effects.append(fx.AppendRefused(reason, len(event.entries)))
             return
-        assert isinstance(state, Leader)
-        before = standing.progress.leo
-        standing.progress.leo += len(event.entries)
-        standing.effects.append(fx.Persist(event.entries))
-        state.appended(before, standing, now_ms)
+        refused = role_state.refusal(event, state)
+        if refused is not None:
+            effects.append(fx.AppendRefused(refused, len(event.entries)))
+            return
+        before = state.progress.leo
+        state.progress.leo += len(event.entries)
+        effects.append(fx.Persist(event.entries))
+        role_state.appended(before, state, effects, now_ms)
 
-    def _persisted(self, end: int, now_ms: int) -> None:
-        standing, state = self._standing, self._state
-        if standing.truncating:
-            return  # said of the log as it was before the cut
-        standing.progress.persisted(end)
-        if isinstance(state, Leadership):
-            state.acked[standing.member] = standing.progress.durable
-            self._advance(state, now_ms)
-        elif isinstance(state, Follower):
-            state.persisted(standing)
-        elif (
-            isinstance(state, Candidate) and state.announce_at_ms is None and standing.progress.durable > state.barrier
-        ):
-            self._announce(now_ms)
+    def _persisted(self, end: int, effects: Effects, now_ms: int) -> None:
+        state, role_state = self._state, self._role_state
+        if state.pending_truncations:
+            return  # this report means the log before its truncation
+        state.progress.persisted(end)
+        if self._leader is not None:
+            self._leader.acked[state.member] = state.progress.durable
+            self._advance(effects, now_ms)
+        elif isinstance(role_state, Follower):
+            role_state.persisted(state, effects)
+        elif isinstance(role_state, Candidate) and role_state.announces_at(state.progress.durable):
+            self._announce(role_state, effects, now_ms)
 
-    def _applied_to(self, end: int, now_ms: int) -> None:
-        standing, state = self._standing, self._state
-        standing.applied_to(end)
-        if isinstance(state, Leadership):
-            if not state.ready and standing.progress.applied > state.barrier:
-                state.ready = True
-                standing.effects.append(fx.LeadershipReady(state.epoch))  # it may yet lead on
-            state.reads.applied(standing)
-            if isinstance(state, ResigningLeader):
-                self._want(state, now_ms)
+    def _applied_to(self, end: int, effects: Effects, now_ms: int) -> None:
+        state, leader = self._state, self._leader
+        state.applied_to(end)
+        if leader is not None:
+            if not leader.ready and state.progress.applied > leader.barrier:
+                leader.ready = True
+                effects.append(fx.LeadershipReady(leader.epoch))  # also while it resigns: it may lead on
+            leader.reads.applied(state, effects)
+            if isinstance(self._role_state, ResigningLeader):
+                self._request_write(effects, now_ms)
 
-    def _read(self, token: int, now_ms: int) -> None:
-        """Take a committed read, or refuse it."""
-        state, standing = self._state, self._standing
-        if isinstance(state, Leader) and state.ready:
-            state.reads.ask(token, standing, state.epoch, state.electable(standing.known), now_ms)
+    def _read(self, token: int, effects: Effects, now_ms: int) -> None:
+        """Start a committed read, or refuse it."""
+        role_state, state = self._role_state, self._state
+        if isinstance(role_state, Leader) and role_state.ready:
+            members = role_state.electable(state.known_record)
+            role_state.reads.request(token, state, effects, role_state.epoch, members, now_ms)
         else:
-            reason = NotReady.reason if isinstance(state, Leadership | Candidate) else NotLeader.reason
-            standing.effects.append(fx.ReadRefused((token,), reason))
+            waits = isinstance(role_state, Leader | ResigningLeader | Candidate)
+            effects.append(fx.ReadRefused((token,), NotReady.reason if waits else NotLeader.reason))
 
-    # -- writes and timers ----------------------------------------------------------------------
+    # -- commits, record writes and timers ------------------------------------------------------
 
-    def _announce(self, now_ms: int) -> None:
-        candidate, standing = self._state, self._standing
-        assert isinstance(candidate, Candidate)
-        assert standing.inc is not None
+    def _advance(self, effects: Effects, now_ms: int) -> None:
+        """Commit what the leader may commit, then request a record write if one is due."""
+        assert self._leader is not None
+        self._leader.advance(self._state, effects, now_ms)
+        self._request_write(effects, now_ms)
+
+    def _request_write(self, effects: Effects, now_ms: int) -> None:
+        """Let the leader request a conditional write of the record, if there may be a reason for one."""
+        leading, state = self._role_state, self._state
+        if isinstance(leading, ResigningLeader):
+            leading.request_write(state, effects, now_ms)
+            return
+        assert isinstance(leading, Leader)
+        record = state.known_record
+        settled = len(record.isr) == len(record.replicas) and not (record.elr or record.adding or record.removing)
+        if settled and not leading.stalled and not leading.lagging:
+            return  # the usual case, with each write
+        hand_over = leading.request_write(state, effects, now_ms)
+        if hand_over is not None:
+            reason = f"hands over to {hand_over.target}: this node is to be no replica any more"
+            self._resign(hand_over.target, now_ms + HAND_OVER_MS, reason, effects, now_ms)
+
+    def _announce(self, candidate: Candidate, effects: Effects, now_ms: int) -> None:
+        state = self._state
+        assert state.session_id is not None
         candidate.announce_at_ms = now_ms + PROMOTED_REPEAT_MS
-        member = standing.member
-        standing.effects.append(fx.Promoted(candidate.epoch, member.node, standing.inc, member.gen))
+        member = state.member
+        effects.append(fx.Promoted(candidate.epoch, member.node, state.session_id, member.gen))
 
-    def _tick(self, now_ms: int) -> None:
-        standing = self._standing
-        match self._state:
-            case Candidate(announce_at_ms=int(due_ms)) if due_ms <= now_ms:
-                self._announce(now_ms)
+    def _tick(self, effects: Effects, now_ms: int) -> None:
+        state = self._state
+        match self._role_state:
+            case Candidate(announce_at_ms=int(due_ms)) as candidate if due_ms <= now_ms:
+                self._announce(candidate, effects, now_ms)
             case Follower() as follower:
-                follower.tick(standing, now_ms)
-            case Leadership() as leadership:
-                slow = leadership.tick(standing, now_ms)
-                if isinstance(leadership, ResigningLeader):
-                    deadline_ms = leadership.deadline_at_ms
-                    if deadline_ms is not None and deadline_ms <= now_ms and not leadership.given_up:
-                        self._lead_on(leadership)
-                elif slow:
-                    self._resign(None, now_ms + SLOW_HAND_OVER_MS, "hands over: its own disk is too slow", now_ms)
-                if isinstance(self._state, Leadership):
-                    self._want(self._state, now_ms)
+                follower.tick(state, effects, now_ms)
+            case Leader() as leader:
+                if leader.tick(state, effects, now_ms):
+                    reason = "hands over: its own disk is too slow"
+                    self._resign(None, now_ms + SLOW_HAND_OVER_MS, reason, effects, now_ms)
+                self._request_write(effects, now_ms)
+            case ResigningLeader(leader) as resigning:
+                leader.tick(state, effects, now_ms)
+                deadline_ms = resigning.deadline_at_ms
+                if deadline_ms is not None and deadline_ms <= now_ms and not resigning.gave_up:
+                    self._become(leader, "hand-over not done in time: leads on", effects)
+                self._request_write(effects, now_ms)
             case _:
                 pass

@@ -1,33 +1,45 @@
-"""What one replica knows whatever its role: its log's ends, its record, its session.
+"""The state of one replica that does not depend on its role: log offsets, record, session, state transfer.
 
-One object, shared by the roles' rooms (`follower.py`, `leader.py`, `candidate.py`) and owned by `replica.py`, which
-alone changes roles. Effects are put into `effects` in the order in which they are to be carried out.
-
-How far one replica's log is appended, durable, committed and applied.
-
-Four offsets, each the first that is not yet so: `applied <= hw <= durable <= leo`. Only `Replica` moves them,
-each by one event. `hw` and `applied` never fall; a follower's `leo` and `durable` fall when it drops what
-contradicts its leader, and never below `hw`.
-
-The core's numbers that an operator may set, with their defaults; `config/settings.py` says what each is for.
+`Replica` owns one `ReplicaState` and passes it to the rules of its role (`leader.py`, `follower.py`, `candidate.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
-from isthmus.repl.isr.effects import Apply, Effect, RefreshRecord
+from isthmus.repl.isr.effects import Apply, Effects, RefreshRecord
 from isthmus.repl.isr.epochs import EpochTable, epoch_at
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
+REFRESH_PAUSE_MS: Final = 200
+"""Minimum interval between two RefreshRecord effects: messages of another epoch arrive in bursts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """The protocol's settings, shared by all replicas of a node; `config/settings.py` documents each.
+
+    `window_entries` limits how many entries are appended and not applied.
+    """
+
+    window_entries: int = 10_000
+    max_time_lag_ms: int = 3_000
+    max_record_lag: int = 10_000
+    max_near_sync_message_lag: int = 20_000
+    far_min_transfer_rounds: int = 2
+
 
 @dataclass(slots=True)
 class LogProgress:
-    """`leo`: first free offset. `durable`: first that a power loss may take. `hw`: first not known to be
-    committed. `applied`: first that is not in the store.
+    """How far the log is appended, durable, committed and applied: `applied <= hw <= durable <= leo`.
 
-    `applied` above `leo` is a log that lost entries; such a replica has a new gen and is never elected.
+    `leo`: first free offset. `durable`: first offset that a power loss may take. `hw` (high watermark): first offset
+    not known to be committed. `applied`: first offset that is not in the store.
+
+    `hw` and `applied` never fall. `leo` and `durable` of a follower fall when it truncates its log, but never below
+    `hw`. `applied` above `leo` means that the log lost entries; such a replica has a new log id and is never elected.
     """
 
     leo: int
@@ -36,8 +48,9 @@ class LogProgress:
     applied: int
 
     def follows(self, epoch: int, entries: tuple[Entry, ...]) -> bool:
-        """True when `entries` were made in `epoch` for exactly the place where the log ends (first and last
-        are looked at; the log asserts the rest)."""
+        """True when `entries` are of `epoch` and continue the log at its end.
+
+        Only the first and last entry are checked; the log asserts the rest."""
         first, last = entries[0], entries[-1]
         return (
             first.offset == self.leo
@@ -53,7 +66,7 @@ class LogProgress:
             self.durable = end
 
     def truncated(self, to_offset: int) -> None:
-        """The log ends at `to_offset`; nothing that is committed goes."""
+        """The log ends at `to_offset`; no committed entry is dropped."""
         assert max(self.hw, self.applied) <= to_offset <= self.leo
         self.leo = to_offset
         self.durable = min(self.durable, to_offset)
@@ -65,26 +78,13 @@ class LogProgress:
             self.applied = end
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
-    """Of all replicas of a node. `window_entries` bounds what is appended and not applied."""
-
-    window_entries: int = 10_000
-    max_time_lag_ms: int = 3_000
-    max_record_lag: int = 10_000
-    max_near_sync_message_lag: int = 20_000
-    far_min_transfer_rounds: int = 2
-
-
-HINT_PAUSE_MS = 200
-"""Least time between two hints to read the record: messages of another epoch come in swarms."""
-
-
 @dataclass(slots=True)
 class StateTransfer:
-    """A copy that is far (docs/protocol.md R-FAR): it has the rows below `position`; `busy` while its shell is at work.
-    `end` and `after`: see TransferRequest. `since`: the nonce of the first question for what is awaited now.
-    `round_end`: where the round ends, 0 before anything came."""
+    """A copy under state transfer (docs/protocol.md R-FAR): it has the rows below `position`.
+
+    `busy` while the runtime works on a chunk. `epoch`, `whole`, `end` and `after`: see TransferRequest. `since`: nonce
+    of the first request for the awaited chunk. `round_end`: end of the current round, 0 before its first chunk.
+    """
 
     position: int
     epoch: int
@@ -98,87 +98,89 @@ class StateTransfer:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """`epoch_wanted` is the highest epoch heard of, `epoch_owner` who leads or stands in it, None while that is not
-    known; `epoch_seen` is the highest that is durable here. `truncating`
-    counts Truncate effects that are not answered: reports of durability are about the log as it was until then."""
+    """Everything a replica knows in any role.
+
+    `highest_epoch` is the highest epoch received, `epoch_owner` its leader or candidate (None while unknown);
+    `epoch_seen` is the highest epoch that is durable here.
+    """
 
     partition: int
     member: Member
     progress: LogProgress
-    table: EpochTable
+    epoch_table: EpochTable
     log_start: int
     options: ReplicaOptions
     epoch_seen: int
-    epoch_wanted: int
+    highest_epoch: int
     nonce: int
     epoch_owner: Incarnation | None = None
     record: PartitionRecord | None = None
-    inc: int | None = None
-    truncating: int = 0
-    far: StateTransfer | None = None
-    far_rounds: int = 0
-    """Transfer rounds that were finished since this copy last followed."""
-    found: tuple[int, int] | None = None
-    """(epoch, end) of what the store was found to have applied, where its rows must be replayed up to there (H36)."""
-    effects: list[Effect] = field(default_factory=list)
-    doubted: bool = False
-    """This log holds less than it acknowledged, as its leader said, and the metastore has no other gen for it yet."""
-    _hinted_at_ms: int = -HINT_PAUSE_MS
-    _replayed: bool = False
+    session_id: int | None = None
+    pending_truncations: int = 0
+    """Truncate effects without an answer; until the last one is answered, reports of durability mean the old log."""
+    transfer: StateTransfer | None = None
+    transfer_rounds: int = 0
+    """Transfer rounds finished since this copy last followed from the log."""
+    store_end: tuple[int, int] | None = None
+    """(epoch, end) up to which the recovered store had applied, while its rows must be replayed up to there (H36)."""
+    log_regressed: bool = False
+    """The log holds less than it acknowledged, according to its leader, and its new log id is not registered yet."""
+    _refreshed_at_ms: int = -REFRESH_PAUSE_MS
+    _reapplied: bool = False
 
     @property
-    def known(self) -> PartitionRecord:
-        """The record, where the role says that there is one."""
+    def known_record(self) -> PartitionRecord:
+        """The record; only for roles that have one."""
         assert self.record is not None
         return self.record
 
     @property
-    def me(self) -> Incarnation | None:
-        """Who this process is to the metastore."""
-        return None if self.inc is None else Incarnation(self.member.node, self.inc)
+    def incarnation(self) -> Incarnation | None:
+        """This process as records name it; None without a session."""
+        return None if self.session_id is None else Incarnation(self.member.node, self.session_id)
 
     def next_nonce(self) -> int:
-        """A nonce that was never used by this node."""
+        """Return a nonce that this node never used before."""
         self.nonce += 1
         return self.nonce
 
-    def renewed(self, gen: int) -> None:
-        """This copy goes by another gen from now on: nobody counts on what it acknowledged before."""
-        self.member, self.doubted = Member(self.member.node, gen), False
+    def take_log_id(self, gen: int) -> None:
+        """Use another log id from now on: acknowledgements under the old one no longer count."""
+        self.member, self.log_regressed = Member(self.member.node, gen), False
 
-    def commit(self, end: int) -> None:
-        """All below `end` is committed: apply it. No news is no effect."""
+    def commit(self, end: int, effects: Effects) -> None:
+        """Commit and apply all entries below `end`; no effect when `end` is not above the high watermark."""
         if end > self.progress.hw:
             self.progress.hw = end
-            self.effects.append(Apply(end))
+            effects.append(Apply(end))
 
-    def replay(self) -> None:
-        """What was committed when this process found it needs nobody's word to be applied: ask for it, once."""
-        if not self._replayed and self.far is None and self.progress.applied < self.progress.hw:
-            self.effects.append(Apply(self.progress.hw))
-        self._replayed = True
+    def reapply_committed(self, effects: Effects) -> None:
+        """Once per process: apply the entries that recovery found committed; no leader has to confirm these."""
+        if not self._reapplied and self.transfer is None and self.progress.applied < self.progress.hw:
+            effects.append(Apply(self.progress.hw))
+        self._reapplied = True
 
     def applied_to(self, end: int) -> None:
-        """All below `end` is applied; what was found to be is of no account any more once the log's own entries are."""
+        """All below `end` is applied; forget `store_end` once the log's own entries cover it."""
         self.progress.applied_to(end)
-        if self.found is not None and not self.replays and not self.unfounded:
-            self.found = None
+        if self.store_end is not None and not self.replaying and not self.store_beyond_log:
+            self.store_end = None
 
     @property
-    def replays(self) -> bool:
-        """The store is not through with what it was found to have applied: rows of it may be missing."""
-        return self.found is not None and self.progress.applied < self.found[1]
+    def replaying(self) -> bool:
+        """True while the store may lack rows of entries that it had applied before the restart."""
+        return self.store_end is not None and self.progress.applied < self.store_end[1]
 
     @property
-    def unfounded(self) -> bool:
-        """The store has rows of entries that this log does not hold: a power loss took these (H36)."""
-        if self.found is None:
+    def store_beyond_log(self) -> bool:
+        """True while the store has rows of entries that this log lost in a power failure (H36)."""
+        if self.store_end is None:
             return False
-        epoch, end = self.found
-        return end > self.progress.leo or epoch_at(self.table, end - 1) != epoch
+        epoch, end = self.store_end
+        return end > self.progress.leo or epoch_at(self.epoch_table, end - 1) != epoch
 
-    def hint(self, now_ms: int) -> None:
-        """Somebody knows a newer record."""
-        if now_ms - self._hinted_at_ms >= HINT_PAUSE_MS:
-            self._hinted_at_ms = now_ms
-            self.effects.append(RefreshRecord())
+    def refresh_record(self, effects: Effects, now_ms: int) -> None:
+        """Request a read of the record, since a newer one exists."""
+        if now_ms - self._refreshed_at_ms >= REFRESH_PAUSE_MS:
+            self._refreshed_at_ms = now_ms
+            effects.append(RefreshRecord())

@@ -1,24 +1,24 @@
-"""Far-horizon catch-up, as both sides decide it: rows of the store instead of entries of the log.
+"""State transfer (far-horizon catch-up), the rules of both sides: store rows instead of log entries.
 
-A follower that its leader's log does not reach any more, or whose own log or store is lost, asks for rows, a chunk at a
-time, in the order of their latest change (docs/protocol.md R-FAR):
+A follower requests rows when its leader's log no longer reaches back to it, or when its own log or store is lost. It
+requests one chunk at a time, in the order of the keys' latest changes (docs/protocol.md R-FAR):
 
-    marking    its copy is being marked as far, durably; nothing of its log is replayed from then on
-    rows       asks for rows from `position` on, until the leader says that there are no more below the round's end
-    state      asks for what is not rows (cursors, request ids, time marks), in the order of its names
-    ending     a START in its log, then the store: applied, hw and both ends of the log are the round's end; says
-               FollowRequest
+    marking    the copy is being marked durably as under transfer; its log is not replayed from then on
+    rows       requests rows from `position` on, until the leader has no more below the round's end
+    metadata   requests everything but rows (cursors, request ids, time marks), in the order of its names
+    ending     writes a START into its log, then notes the round's end in the store: applied, hw and both ends of the
+               log are the round's end. Then it sends a FollowRequest
 
-What a leader serves a chunk from is its shell's affair (`repl.runtime.catchup_sender`): one snapshot a round, so a
-chunk that is asked for again is the same, and after a break the next round goes on from the same position. The leader
-keeps nothing of it here.
+The leader's runtime serves a round from one snapshot (`repl.runtime.catchup_sender`). A chunk that is requested again
+is therefore the same, and after a break the next round continues from the same position. The leader's core keeps no
+state of a transfer but its progress.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from isthmus.repl.isr.effects import FinishTransfer, InstallMetadata, InstallRows, SendTransferChunk
+from isthmus.repl.isr.effects import Effects, FinishTransfer, InstallMetadata, InstallRows, SendTransferChunk
 from isthmus.repl.isr.epochs import cut, epoch_at
 from isthmus.repl.isr.events import TransferFinished, TransferStored
 from isthmus.repl.isr.membership import too_few_in_sync
@@ -26,84 +26,138 @@ from isthmus.repl.isr.messages import FollowRejection, TransferMetadata, Transfe
 from isthmus.repl.isr.replica_state import ReplicaState, StateTransfer
 
 FAR_ROUNDS_MAX: Final = 8
-"""After so many rounds a follower that the log reaches goes on from it, however far behind it is: each round only
+"""After so many rounds, a follower that the log reaches follows from the log, however far behind it is: each round only
 sends what changed during the one before."""
 
 
-def ask(standing: ReplicaState, epoch: int, nonce: int) -> TransferRequest:
-    """The next question of a follower that is not busy. An answer to an earlier one for the same will do as well, or a
-    lane that is slow would never bring one in time. After the first round it asks for rows in any case."""
-    far = standing.far
-    assert far is not None
-    assert not far.busy
-    far.since = far.since or nonce
-    whole = int(far.whole and not standing.far_rounds)
-    return TransferRequest(epoch, standing.member.gen, nonce, far.position, far.epoch, whole, far.end, far.after)
+# -- the follower -------------------------------------------------------------------------------
 
 
-def came(message: TransferRows | TransferMetadata, standing: ReplicaState) -> None:
-    """Take a chunk, if it is the next one."""
-    far = standing.far
-    if far is not None and not far.busy and message.nonce >= far.since:
-        _take_rows(far, message, standing) if isinstance(message, TransferRows) else _take_state(far, message, standing)
+def next_request(state: ReplicaState, epoch: int, nonce: int) -> TransferRequest:
+    """Return the next request of a follower that is not busy.
+
+    Answers to earlier requests for the same chunk count, too, or a slow lane would never deliver one in time. After
+    the first round the rows are never reported as whole, so the leader sends rows in any case."""
+    transfer = state.transfer
+    assert transfer is not None
+    assert not transfer.busy
+    transfer.since = transfer.since or nonce
+    whole = int(transfer.whole and not state.transfer_rounds)
+    member = state.member
+    return TransferRequest(
+        epoch, member.gen, nonce, transfer.position, transfer.epoch, whole, transfer.end, transfer.after
+    )
 
 
-def _take_rows(far: StateTransfer, message: TransferRows, standing: ReplicaState) -> None:
-    if not far.position == message.start <= message.upto <= message.end:
+def on_chunk(message: TransferRows | TransferMetadata, state: ReplicaState, effects: Effects) -> None:
+    """Install a chunk if it is the next one."""
+    transfer = state.transfer
+    if transfer is None or transfer.busy or message.nonce < transfer.since:
         return
-    far.busy = True
-    far.round_end = message.end
-    far.end = message.end if message.upto == message.end else 0
-    far.after = b""
-    standing.effects.append(InstallRows(message.rows, message.upto, message.upto_epoch, message.end))
-
-
-def _take_state(far: StateTransfer, message: TransferMetadata, standing: ReplicaState) -> None:
-    needs_none = far.whole and not message.rows
-    if message.after != far.after or message.end != far.position or not (needs_none or message.end == far.end):
-        return
-    far.busy = True
-    if message.done:
-        standing.effects.append(FinishTransfer(message.end, far.epoch, message.table, message.rows, message.after))
+    if isinstance(message, TransferRows):
+        _install_rows(transfer, message, effects)
     else:
-        standing.effects.append(InstallMetadata(message.rows, message.after, message.last))
+        _install_metadata(transfer, message, effects)
 
 
-def told(standing: ReplicaState, event: TransferStored | TransferFinished) -> None:
-    """The far mark says so now; or the copy is the effect of all below the round's end, its log begins and ends there,
-    and nothing is marked any more."""
+def _install_rows(transfer: StateTransfer, message: TransferRows, effects: Effects) -> None:
+    if not transfer.position == message.start <= message.upto <= message.end:
+        return
+    transfer.busy = True
+    transfer.round_end = message.end
+    transfer.end = message.end if message.upto == message.end else 0
+    transfer.after = b""
+    effects.append(InstallRows(message.rows, message.upto, message.upto_epoch, message.end))
+
+
+def _install_metadata(transfer: StateTransfer, message: TransferMetadata, effects: Effects) -> None:
+    needs_none = transfer.whole and not message.rows
+    awaited = needs_none or message.end == transfer.end
+    if message.after != transfer.after or message.end != transfer.position or not awaited:
+        return
+    transfer.busy = True
+    if message.done:
+        effects.append(FinishTransfer(message.end, transfer.epoch, message.table, message.rows, message.after))
+    else:
+        effects.append(InstallMetadata(message.rows, message.after, message.last))
+
+
+def on_stored(state: ReplicaState, event: TransferStored | TransferFinished) -> None:
+    """Record the stored transfer mark, or the end of the round: the log begins and ends there, and the mark is gone."""
     match event:
         case TransferStored(position, epoch, whole, after):
-            assert standing.far is not None
-            standing.far = StateTransfer(
-                position, epoch, whole, False, standing.far.end, after, 0, standing.far.round_end
-            )
-            standing.found = None
+            before = state.transfer
+            assert before is not None
+            state.transfer = StateTransfer(position, epoch, whole, False, before.end, after, 0, before.round_end)
+            state.store_end = None
         case TransferFinished(end, table):
-            progress = standing.progress
+            progress = state.progress
             progress.leo = progress.durable = progress.hw = progress.applied = end
-            standing.log_start, standing.table, standing.far = end, table, None
-            standing.far_rounds += 1
+            state.log_start, state.epoch_table, state.transfer = end, table, None
+            state.transfer_rounds += 1
 
 
-def why(copy: StateTransfer, leader: str, rounds: int) -> str:
-    """How far a copy is that takes rows: "code: sentence"."""
-    if copy.round_end <= copy.position or not copy.round_end:
-        what = "prepares its copy" if copy.busy else f"has the rows below {copy.position}, asks for more"
+# -- the leader ---------------------------------------------------------------------------------
+
+
+def log_rejection(electable: bool, common: int, rounds: int, state: ReplicaState) -> FollowRejection | None:
+    """Why a follower whose log agrees below `common` cannot follow from the leader's log; None when it can.
+
+    An electable member never takes rows: a log that should hold everything committed and does not has lost entries.
+    While too few members are in sync, the log is the faster way to another one."""
+    if electable:
+        return FollowRejection.REGRESSED if common < state.log_start else None
+    options = state.options
+    behind = state.progress.leo - common > options.max_near_sync_message_lag and rounds < FAR_ROUNDS_MAX
+    another_round = 0 < rounds < options.far_min_transfer_rounds
+    prefers_rows = (behind or another_round) and not too_few_in_sync(state.known_record)
+    return FollowRejection.BEYOND_LOG if common < state.log_start or prefers_rows else None
+
+
+def serve(
+    node: str, request: TransferRequest, electable: bool, state: ReplicaState, *, later: bool = False
+) -> SendTransferChunk | FollowRejection | None:
+    """Return the effect that sends the requested chunk, or the rejection, or None for no answer.
+
+    Applied entries were committed, so the entry just below the follower's position is in this log, too, and by
+    I-LOG-MATCH so are all below; this cannot be checked where this log's epoch table begins later. A follower whose
+    rows are whole needs none if this log reaches back to them. A leader that has applied less than the follower sends
+    no answer until it has caught up, unless it can commit nothing without this very follower. `later`: rows of an
+    earlier leader may be of a later state than what is applied here, below the barrier; keys that changed in between
+    would be missing."""
+    if electable:
+        return FollowRejection.REGRESSED
+    position, table, leo = request.position, state.epoch_table, state.progress.leo
+    known = bool(request.position_epoch and table and table[0][1] < position <= leo)
+    if known and epoch_at(table, position - 1) != request.position_epoch:
+        return FollowRejection.DIVERGED
+    near = leo - position <= state.options.max_near_sync_message_lag or position > state.progress.applied
+    if known and request.whole and near and state.log_start <= position:
+        return SendTransferChunk(node, request, cut(table, position))
+    if position <= state.progress.applied and not (later and position and not request.whole):
+        return SendTransferChunk(node, request, None)
+    if too_few_in_sync(state.known_record) and not request.whole:
+        return FollowRejection.AHEAD
+    return None
+
+
+# -- texts for people ---------------------------------------------------------------------------
+
+
+def progress_text(transfer: StateTransfer, leader: str, rounds: int) -> str:
+    """How far the transfer is: "code: sentence"."""
+    if transfer.round_end <= transfer.position or not transfer.round_end:
+        what = "prepares its copy" if transfer.busy else f"has the rows below {transfer.position}, asks for more"
         return f"far: {what}; round {rounds + 1} from {leader}"
-    percent = 100 * copy.position // copy.round_end
-    return (
-        f"far: round {rounds + 1} from {leader}: has the rows below {copy.position} of {copy.round_end} ({percent} %)"
-    )
+    position, end = transfer.position, transfer.round_end
+    percent = 100 * position // end
+    return f"far: round {rounds + 1} from {leader}: has the rows below {position} of {end} ({percent} %)"
 
 
-def why_rows(leader: str, standing: ReplicaState) -> str:
-    """Why a follower that its leader's log does not serve takes rows, and what to raise where it took some already."""
-    near, least, rounds = (
-        standing.options.max_near_sync_message_lag,
-        standing.options.far_min_transfer_rounds,
-        standing.far_rounds,
-    )
+def why_rows(leader: str, state: ReplicaState) -> str:
+    """Why the leader's log does not serve this follower, and after a round, which options to raise."""
+    near, least = state.options.max_near_sync_message_lag, state.options.far_min_transfer_rounds
+    rounds = state.transfer_rounds
     if 0 < rounds < least:
         return f"round {rounds + 1} of at least {least} (replication.far.horizon.min.transfer.rounds)"
     missing = (
@@ -119,48 +173,9 @@ def why_rows(leader: str, standing: ReplicaState) -> str:
 
 
 def why_from_nothing(leader: str) -> str:
-    """Why a copy that has rows gives them up and begins with none, and what makes that rarer."""
+    """Why a copy drops its rows and begins with none, and what makes that rarer."""
     return (
         f"begins from nothing again: its rows are of a later state than {leader} has applied, since the leader changed "
         "during the transfer, and too few are in sync without this copy; a larger option replication.catch.up.rate "
         "makes transfers shorter"
     )
-
-
-def horizon(electable: bool, common: int, rounds: int, standing: ReplicaState) -> FollowRejection | None:
-    """Why a leader cannot send a follower that agrees below `common` on from its log, None when it can. Who may be
-    elected never takes rows: a log that should hold all that is committed and does not is not that log any more. While
-    too few are in sync the log is the shorter way to one more."""
-    if electable:
-        return FollowRejection.REGRESSED if common < standing.log_start else None
-    options = standing.options
-    behind = standing.progress.leo - common > options.max_near_sync_message_lag and rounds < FAR_ROUNDS_MAX
-    more = 0 < rounds < options.far_min_transfer_rounds
-    rather_rows = (behind or more) and not too_few_in_sync(standing.known)
-    return FollowRejection.BEYOND_LOG if common < standing.log_start or rather_rows else None
-
-
-def serve(
-    node: str, asked: TransferRequest, electable: bool, standing: ReplicaState, *, later: bool = False
-) -> FollowRejection | None:
-    """Let the shell send the next chunk to `node`, or say why not.
-
-    What a copy has applied was committed, so the entry just below its position is in this log, too (I-LOG-MATCH: then
-    all below is); where this log's table does not reach back so far, that cannot be told. Where its rows are whole and
-    this log reaches back to them, it needs none. A leader that has not applied as much says nothing: it will, unless
-    it can commit nothing without this very follower. `later`: rows of an earlier leader may be of a later state than
-    what is applied here, below the barrier; keys that changed in between would be missing."""
-    if electable:
-        return FollowRejection.REGRESSED
-    position, table, leo = asked.position, standing.table, standing.progress.leo
-    known = bool(asked.position_epoch and table and table[0][1] < position <= leo)
-    if known and epoch_at(table, position - 1) != asked.position_epoch:
-        return FollowRejection.DIVERGED
-    near = leo - position <= standing.options.max_near_sync_message_lag or position > standing.progress.applied
-    if known and asked.whole and near and standing.log_start <= position:
-        standing.effects.append(SendTransferChunk(node, asked, cut(table, position)))
-    elif position <= standing.progress.applied and not (later and position and not asked.whole):
-        standing.effects.append(SendTransferChunk(node, asked, None))
-    elif too_few_in_sync(standing.known) and not asked.whole:
-        return FollowRejection.AHEAD
-    return None

@@ -1,7 +1,7 @@
-"""The seven states of a replica, one type each.
+"""The role states of a replica, one type each.
 
-Follower, Candidate, Leader and Resigning live beside their rules; the three that have no rules are here. Who moves
-between them, and when, stands in `replica.py`.
+Follower, Candidate, Leader and ResigningLeader stand in the modules of their rules; the three without rules are here.
+`replica.py` lists the transitions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from isthmus.repl.isr.leader import Leader, ResigningLeader
 
 @dataclass(slots=True)
 class Idle:
-    """Neither leads nor stands nor has a leader to follow. `objection` says why it does not follow the known record, if
-    it does not."""
+    """No leadership, candidacy or leader. `objection`: why the replica does not act on the known record, if so."""
 
     role: ClassVar[ReplicaRole] = ReplicaRole.IDLE
 
@@ -27,8 +26,9 @@ class Idle:
 
 @dataclass(slots=True)
 class Quarantined:
-    """This copy contradicts what its leader says is committed, and is left untouched. It keeps up with the record, and
-    does nothing else until that no longer names this node, or the process begins anew."""
+    """This copy contradicts what its leader reports as committed, and is kept unchanged.
+
+    It only reads records, until one no longer names this node, or the process restarts."""
 
     role: ClassVar[ReplicaRole] = ReplicaRole.FAILED
 
@@ -37,11 +37,11 @@ class Quarantined:
 
 @dataclass(slots=True)
 class Failed:
-    """The disk cannot be believed, and the process is expected to leave. Final."""
+    """The disk failed, and the process is expected to exit. Final."""
 
     role: ClassVar[ReplicaRole] = ReplicaRole.FAILED
 
     reason: str
 
 
-State = Idle | Follower | Candidate | Leader | ResigningLeader | Quarantined | Failed
+RoleState = Idle | Follower | Candidate | Leader | ResigningLeader | Quarantined | Failed

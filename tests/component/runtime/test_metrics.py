@@ -204,7 +204,7 @@ def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, town: Towns) -> No
             found = {name: value for name, _, value in told}
             assert (found["isthmus_isr_worst_members"], found["isthmus_isr_worst_min_isr"]) == (3, 2)
             follower = t.followers()[0].partition()
-            follower.replica._standing.member = Member(follower.replica.member.node, 99)
+            follower.replica._state.member = Member(follower.replica.member.node, 99)
             assert part_of(follower) == OSR
 
     asyncio.run(story())

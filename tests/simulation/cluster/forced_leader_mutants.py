@@ -14,6 +14,7 @@ import pytest
 from isthmus.repl.controller import unclean_election
 from isthmus.repl.controller.election import Decision, ProposeRecord, elect
 from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.effects import Effects
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus, Registration
@@ -56,27 +57,27 @@ def lets_a_controller_force(
 
 def gives_up_what_its_leader_lacks(patch: Patch) -> None:
     """A follower drops what is committed here and missing at its leader (against R-TRUNC, R-FORCE)."""
-    sound = Follower.accepted
+    sound = Follower.on_follow_accepted
 
-    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
-        progress = standing.progress
+    def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: Effects) -> None:
+        progress = state.progress
         progress.hw, progress.applied = min(progress.hw, message.common), min(progress.applied, message.common)
-        sound(self, message, standing)
+        sound(self, message, state, effects)
 
-    patch.setattr(Follower, "accepted", accepted)
+    patch.setattr(Follower, "on_follow_accepted", accepted)
 
 
 def counts_for_what_its_leader_lacks(patch: Patch) -> None:
     """A copy that holds something committed acknowledges to a leader that lacks it (against R-FORCE)."""
-    sound = Follower.accepted
+    sound = Follower.on_follow_accepted
 
-    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
-        sound(self, message, standing)
+    def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: Effects) -> None:
+        sound(self, message, state, effects)
         if self.diverged:
             self.diverged = ""
-            self.acknowledge(standing)
+            self.acknowledge(state, effects)
 
-    patch.setattr(Follower, "accepted", accepted)
+    patch.setattr(Follower, "on_follow_accepted", accepted)
 
 
 def forgets_what_it_replays(patch: Patch) -> None:

@@ -23,7 +23,7 @@ from isthmus.repl.isr.candidate import Candidate
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.lag_detector import AckLagTracker
-from isthmus.repl.isr.leader import Leader, Leadership
+from isthmus.repl.isr.leader import Leader
 from isthmus.repl.isr.read_index import ReadIndex
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.isr.states import Idle
@@ -55,54 +55,54 @@ Patch = pytest.MonkeyPatch
 
 def truncates_to_its_hw(patch: Patch) -> None:
     """A follower cuts its log to what it knows to be committed (against R-TRUNC, H1)."""
-    sound = Follower.accepted
+    sound = Follower.on_follow_accepted
 
-    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
-        progress = standing.progress
-        sound(self, message._replace(common=min(message.common, max(progress.hw, standing.log_start))), standing)
+    def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: fx.Effects) -> None:
+        progress = state.progress
+        sound(self, message._replace(common=min(message.common, max(progress.hw, state.log_start))), state, effects)
 
-    patch.setattr(Follower, "accepted", accepted)
+    patch.setattr(Follower, "on_follow_accepted", accepted)
 
 
 def truncates_nothing(patch: Patch) -> None:
     """A follower keeps what contradicts its leader, and appends over it (against R-TRUNC, H4)."""
-    accepts, takes = Follower.accepted, Follower.take
+    accepts, appends = Follower.on_follow_accepted, Follower.on_append_entries
 
-    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
-        accepts(self, message._replace(common=standing.progress.leo), standing)
+    def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: fx.Effects) -> None:
+        accepts(self, message._replace(common=state.progress.leo), state, effects)
 
-    def take(self: Follower, message: ms.AppendEntries, standing: Any, now_ms: int) -> None:
-        leo = standing.progress.leo
+    def append(self: Follower, message: ms.AppendEntries, state: Any, effects: fx.Effects, now_ms: int) -> None:
+        leo = state.progress.leo
         if message.start <= leo:
             fresh = tuple(entry for entry in message.entries if entry.offset >= leo)
-            message = message._replace(start=leo, before=epoch_at(standing.table, leo - 1), entries=fresh)
-        takes(self, message, standing, now_ms)
+            message = message._replace(start=leo, before=epoch_at(state.epoch_table, leo - 1), entries=fresh)
+        appends(self, message, state, effects, now_ms)
 
-    patch.setattr(Follower, "accepted", accepted)
-    patch.setattr(Follower, "take", take)
+    patch.setattr(Follower, "on_follow_accepted", accepted)
+    patch.setattr(Follower, "on_append_entries", append)
 
 
 def takes_any_epoch(patch: Patch) -> None:
     """A message counts whatever the epoch in which it was said (against R-FENCE)."""
     sound = Replica._receive
 
-    def receive(self: Replica, node: str, message: ms.Message, now_ms: int) -> None:
+    def receive(self: Replica, node: str, message: ms.Message, effects: fx.Effects, now_ms: int) -> None:
         if not isinstance(message, ms.StaleEpoch):
-            message = message._replace(epoch=self._standing.epoch_wanted)
-        sound(self, node, message, now_ms)
+            message = message._replace(epoch=self._state.highest_epoch)
+        sound(self, node, message, effects, now_ms)
 
     patch.setattr(Replica, "_receive", receive)
 
 
 def takes_any_nonce(patch: Patch) -> None:
     """A late answer to a FollowRequest counts (against R-NONCE, H5)."""
-    sound = Follower.accepted
+    sound = Follower.on_follow_accepted
 
-    def accepted(self: Follower, message: ms.FollowAccepted, standing: Any) -> None:
+    def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: fx.Effects) -> None:
         self.following = False
-        sound(self, message._replace(nonce=self.nonce), standing)
+        sound(self, message._replace(nonce=self.nonce), state, effects)
 
-    patch.setattr(Follower, "accepted", accepted)
+    patch.setattr(Follower, "on_follow_accepted", accepted)
 
 
 def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
@@ -119,24 +119,24 @@ def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
 
 def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
     """A leader takes what a node acknowledges for what the member in sync holds, whatever its log (against R-GEN)."""
-    sound = Leadership.acknowledged
+    sound = Leader.on_append_ack
 
-    def acknowledged(self: Leadership, node: str, ack: ms.AppendAck, standing: Any, now_ms: int) -> None:
-        sound(self, node, ack, standing, now_ms)
-        for member in standing.known.isr:
+    def acknowledged(self: Leader, node: str, ack: ms.AppendAck, state: Any, effects: fx.Effects, now_ms: int) -> None:
+        sound(self, node, ack, state, effects, now_ms)
+        for member in state.known_record.isr:
             if member.node == node:
                 self.acked[member] = max(ack.durable, self.acked.get(member, 0))
 
-    patch.setattr(Leadership, "acknowledged", acknowledged)
+    patch.setattr(Leader, "on_append_ack", acknowledged)
 
 
 def acts_before_its_epoch_is_durable(patch: Patch) -> None:
     """A replica stands for an epoch that its disk has not noted yet (against H27)."""
     sound = Replica._follow_record
 
-    def follow(self: Replica, now_ms: int) -> None:
-        self._standing.epoch_seen = self._standing.epoch_wanted
-        sound(self, now_ms)
+    def follow(self: Replica, effects: fx.Effects, now_ms: int) -> None:
+        self._state.epoch_seen = self._state.highest_epoch
+        sound(self, effects, now_ms)
 
     patch.setattr(Replica, "_follow_record", follow)
 
@@ -145,12 +145,12 @@ def believes_old_records(patch: Patch) -> None:
     """Any record is news, however old (against H32 and the version rule)."""
     sound = Replica._see
 
-    def see(self: Replica, record: PartitionRecord, now_ms: int) -> None:
-        standing = self._standing
-        if standing.record is not None and record.version < standing.record.version:
-            standing.record = None
-            standing.epoch_wanted = min(standing.epoch_wanted, record.epoch)
-        sound(self, record, now_ms)
+    def see(self: Replica, record: PartitionRecord, effects: fx.Effects, now_ms: int) -> None:
+        state = self._state
+        if state.record is not None and record.version < state.record.version:
+            state.record = None
+            state.highest_epoch = min(state.highest_epoch, record.epoch)
+        sound(self, record, effects, now_ms)
 
     patch.setattr(Replica, "_see", see)
 
@@ -159,23 +159,23 @@ def resumes_leadership(patch: Patch) -> None:
     """A process takes up the leadership of an earlier session of its node (against R-INC, H11)."""
     sound = Replica._follow_record
 
-    def follow(self: Replica, now_ms: int) -> None:
-        standing, record = self._standing, self._standing.record
+    def follow(self: Replica, effects: fx.Effects, now_ms: int) -> None:
+        state, record = self._state, self._state.record
         if (
-            isinstance(self._state, Idle)
+            isinstance(self._role_state, Idle)
             and record is not None
             and record.leader is not None
-            and record.leader.node == standing.member.node
-            and standing.me is not None
-            and record.epoch == standing.epoch_seen
+            and record.leader.node == state.member.node
+            and state.incarnation is not None
+            and record.epoch == state.epoch_seen
         ):
-            standing.record = replace(record, leader=standing.me)
-            durable = standing.progress.durable
-            state = Leader(
-                record.epoch, self.leo - 1, AckLagTracker.since(now_ms), {standing.member: durable}, ready=True
+            state.record = replace(record, leader=state.incarnation)
+            durable = state.progress.durable
+            leader = Leader(
+                record.epoch, self.leo - 1, AckLagTracker.since(now_ms), {state.member: durable}, ready=True
             )
-            self._become(state, "resumed")
-        sound(self, now_ms)
+            self._become(leader, "resumed", effects)
+        sound(self, effects, now_ms)
 
     patch.setattr(Replica, "_follow_record", follow)
 
@@ -183,8 +183,8 @@ def resumes_leadership(patch: Patch) -> None:
 # -- commit and apply -------------------------------------------------------------------------------------------------
 
 
-def _commit_rule(patch: Patch, rule: Callable[[Leadership, PartitionRecord, int], int | None]) -> None:
-    patch.setattr(Leadership, "committed_end", rule)
+def _commit_rule(patch: Patch, rule: Callable[[Leader, PartitionRecord, int], int | None]) -> None:
+    patch.setattr(Leader, "committed_end", rule)
 
 
 def commits_what_is_durable_here(patch: Patch) -> None:
@@ -194,29 +194,29 @@ def commits_what_is_durable_here(patch: Patch) -> None:
 
 def commits_below_min_isr(patch: Patch) -> None:
     """A leader commits with fewer than min-ISR members in sync (against R-ELR, H9)."""
-    sound = Leadership.committed_end
+    sound = Leader.committed_end
     _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, min_isr=1), durable))
 
 
 def commits_beside_the_elr(patch: Patch) -> None:
     """A leader commits while somebody outside the ISR may be elected (against R-ELR)."""
-    sound = Leadership.committed_end
+    sound = Leader.committed_end
     _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, elr=frozenset()), durable))
 
 
 def commits_without_whom_it_proposed(patch: Patch) -> None:
     """A leader forgets whom its undecided write may have added (against R-MAX, H13)."""
-    patch.setattr(Leadership, "maximal", lambda self, record: record.isr)
+    patch.setattr(Leader, "maximal", lambda self, record: record.isr)
 
 
 def commits_before_the_stalled_are_out(patch: Patch) -> None:
     """A leader leaves a stalled member out before the metastore has confirmed it (against ISR before apply)."""
-    sound = Leadership.committed_end
+    sound = Leader.committed_end
 
-    def rule(self: Leadership, record: PartitionRecord, durable: int) -> int | None:
+    def rule(self: Leader, record: PartitionRecord, durable: int) -> int | None:
         stay = record.isr - self.stalled
-        if self.pending is not None and self.pending.record.isr < record.isr:
-            stay = self.pending.record.isr
+        if self.pending_write is not None and self.pending_write.record.isr < record.isr:
+            stay = self.pending_write.record.isr
         return sound(self, replace(record, isr=stay), durable)
 
     _commit_rule(patch, rule)
@@ -225,10 +225,10 @@ def commits_before_the_stalled_are_out(patch: Patch) -> None:
 def commits_before_the_barrier(patch: Patch) -> None:
     """A leader takes older epochs' entries for committed before its barrier is (against R-COMMIT, H17)."""
 
-    def persisted(self: Replica, end: int, now_ms: int) -> None:
-        sound(self, end, now_ms)
-        if isinstance(self._state, Candidate):
-            self._standing.commit(self.durable)
+    def persisted(self: Replica, end: int, effects: fx.Effects, now_ms: int) -> None:
+        sound(self, end, effects, now_ms)
+        if isinstance(self._role_state, Candidate):
+            self._state.commit(self.durable, effects)
 
     sound = Replica._persisted
     patch.setattr(Replica, "_persisted", persisted)
@@ -240,7 +240,7 @@ def believes_its_tail(patch: Patch) -> None:
 
     def init(self: Replica, **found: Any) -> None:
         sound(self, **found)
-        progress = self._standing.progress
+        progress = self._state.progress
         progress.hw = max(progress.hw, progress.durable)
 
     patch.setattr(Replica, "__init__", init)
@@ -248,23 +248,23 @@ def believes_its_tail(patch: Patch) -> None:
 
 def applies_what_its_leader_has(patch: Patch) -> None:
     """A follower takes what it was sent for committed (against R-COMMIT)."""
-    sound = Follower.take
+    sound = Follower.on_append_entries
 
-    def take(self: Follower, message: ms.AppendEntries, standing: Any, now_ms: int) -> None:
-        sound(self, message._replace(hw=message.leo), standing, now_ms)
+    def append(self: Follower, message: ms.AppendEntries, state: Any, effects: fx.Effects, now_ms: int) -> None:
+        sound(self, message._replace(hw=message.leo), state, effects, now_ms)
 
-    patch.setattr(Follower, "take", take)
+    patch.setattr(Follower, "on_append_entries", append)
 
 
 def acknowledges_what_is_written(patch: Patch) -> None:
     """A follower acknowledges what is not synced (against R-FSYNC)."""
     sound = Follower.acknowledge
 
-    def acknowledge(self: Follower, standing: Any) -> None:
-        kept = standing.progress.durable
-        standing.progress.durable = standing.progress.leo
-        sound(self, standing)
-        standing.progress.durable = kept
+    def acknowledge(self: Follower, state: Any, effects: fx.Effects) -> None:
+        kept = state.progress.durable
+        state.progress.durable = state.progress.leo
+        sound(self, state, effects)
+        state.progress.durable = kept
 
     patch.setattr(Follower, "acknowledge", acknowledge)
 
@@ -273,11 +273,11 @@ def keeps_what_it_refuses(patch: Patch) -> None:
     """A leader refuses a batch as too much, and appends it (against I-NO-FALSE-NACK)."""
     sound = Replica._append
 
-    def append(self: Replica, event: ev.Append, now_ms: int) -> None:
-        sound(self, event, now_ms)
-        if self._standing.effects == [fx.AppendRefused("overloaded", len(event.entries))]:
-            self._standing.progress.leo += len(event.entries)
-            self._standing.effects.append(fx.Persist(event.entries))
+    def append(self: Replica, event: ev.Append, effects: fx.Effects, now_ms: int) -> None:
+        sound(self, event, effects, now_ms)
+        if effects == [fx.AppendRefused("overloaded", len(event.entries))]:
+            self._state.progress.leo += len(event.entries)
+            effects.append(fx.Persist(event.entries))
 
     patch.setattr(Replica, "_append", append)
 
@@ -298,11 +298,11 @@ def drops_members_for_good(patch: Patch) -> None:
 def joins_before_it_has_caught_up(patch: Patch) -> None:
     """A follower joins with whatever it has (against H17)."""
 
-    def joining(self: Leadership, standing: Any, now_ms: int) -> Any:
-        record = standing.known
-        return next((p for p in self.peers.values() if p.member not in record.isr and p.linked), None)
+    def joining(self: Leader, state: Any, now_ms: int) -> Any:
+        record = state.known_record
+        return next((p for p in self.followers.values() if p.member not in record.isr and p.linked), None)
 
-    patch.setattr(Leadership, "_joining", joining)
+    patch.setattr(Leader, "_joining", joining)
 
 
 # -- conditional writes -----------------------------------------------------------------------------------------------
@@ -311,26 +311,26 @@ def joins_before_it_has_caught_up(patch: Patch) -> None:
 def forgets_an_undecided_write(patch: Patch) -> None:
     """A write without an answer never was (against R-AMBIG, H14)."""
 
-    def undecided(self: Replica, base_version: int, now_ms: int) -> None:
-        if isinstance(self._state, Leadership):
-            self._state.pending = None
+    def forget(self: Replica, _base_version: int, _now_ms: int) -> None:
+        if self._leader is not None:
+            self._leader.pending_write = None
 
-    patch.setattr(Replica, "_undecided", undecided)
+    patch.setattr(Replica, "_write_outcome_unknown", forget)
 
 
 def never_repeats_a_write(patch: Patch) -> None:
     """A write without an answer is waited for, for ever (against R-AMBIG, H14)."""
 
-    def repeat(self: Leadership, standing: Any, now_ms: int) -> None:
-        if self.pending is not None and self.pending.repeat_at_ms <= now_ms:
-            self.pending.repeat_at_ms = now_ms + 10**9
+    def repeat(self: Leader, _effects: fx.Effects, now_ms: int) -> None:
+        if self.pending_write is not None and self.pending_write.repeat_at_ms <= now_ms:
+            self.pending_write.repeat_at_ms = now_ms + 10**9
 
-    patch.setattr(Leadership, "repeat", repeat)
+    patch.setattr(Leader, "repeat_write", repeat)
 
 
 def forgets_a_refused_write(patch: Patch) -> None:
     """A refused write has no copy under way (against R-AMBIG and R-MAX)."""
-    patch.setattr(Leadership, "refused_as_it_stands", lambda self, standing, now_ms: setattr(self, "pending", None))
+    patch.setattr(Leader, "write_refused", lambda self, state, now_ms: setattr(self, "pending_write", None))
 
 
 # -- reads ------------------------------------------------------------------------------------------------------------
@@ -338,23 +338,31 @@ def forgets_a_refused_write(patch: Patch) -> None:
 
 def reads_without_asking(patch: Patch) -> None:
     """A leader serves reads because it believes that it leads (against R-READ, H24)."""
-    sound = ReadIndex.ask
+    sound = ReadIndex.request
 
-    def ask(self: ReadIndex, token: int, standing: Any, epoch: int, members: frozenset[Member], now_ms: int) -> None:
-        sound(self, token, standing, epoch, frozenset({standing.member}), now_ms)
+    def request(
+        self: ReadIndex,
+        token: int,
+        state: Any,
+        effects: fx.Effects,
+        epoch: int,
+        members: frozenset[Member],
+        now_ms: int,
+    ) -> None:
+        sound(self, token, state, effects, epoch, members & {state.member}, now_ms)
 
-    patch.setattr(ReadIndex, "ask", ask)
+    patch.setattr(ReadIndex, "request", request)
 
 
 def reads_before_the_barrier(patch: Patch) -> None:
     """A new leader serves reads while its log is still being applied (against R-READ)."""
     sound = Replica._lead
 
-    def lead(self: Replica, now_ms: int) -> None:
-        sound(self, now_ms)
-        if isinstance(self._state, Leader):
-            self._state.ready = True
-            self._standing.effects.append(fx.LeadershipReady(self.epoch))
+    def lead(self: Replica, candidate: Candidate, effects: fx.Effects, now_ms: int) -> None:
+        sound(self, candidate, effects, now_ms)
+        if isinstance(self._role_state, Leader):
+            self._role_state.ready = True
+            effects.append(fx.LeadershipReady(self.epoch))
 
     patch.setattr(Replica, "_lead", lead)
 
@@ -480,27 +488,26 @@ def forgets_that_it_is_far(patch: Patch) -> None:
 
 def skips_to_the_end(patch: Patch) -> None:
     """A follower takes a round for whole when its first rows are here (against R-FAR)."""
-    sound = state_transfer._take_rows
+    sound = state_transfer._install_rows
 
-    def take_rows(copy: Any, message: ms.TransferRows, standing: Any) -> None:
-        sound(copy, message._replace(upto=message.end), standing)
+    def install(transfer: Any, message: ms.TransferRows, effects: fx.Effects) -> None:
+        sound(transfer, message._replace(upto=message.end), effects)
 
-    patch.setattr(state_transfer, "_take_rows", take_rows)
+    patch.setattr(state_transfer, "_install_rows", install)
 
 
 def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
     """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
-    sound = state_transfer.horizon
+    rejects, serves = state_transfer.log_rejection, state_transfer.serve
 
-    def horizon(electable: bool, common: int, rounds: int, standing: Any) -> Any:
-        found = sound(False, common, rounds, standing)
-        return ms.FollowRejection.BEYOND_LOG if electable and standing.progress.leo - common > 3 else found
+    def log_rejection(electable: bool, common: int, rounds: int, state: Any) -> Any:
+        found = rejects(False, common, rounds, state)
+        return ms.FollowRejection.BEYOND_LOG if electable and state.progress.leo - common > 3 else found
 
-    def serve(node: str, asked: ms.TransferRequest, _electable: bool, standing: Any, *, later: bool) -> Any:
-        return serves(node, asked, False, standing, later=later)
+    def serve(node: str, request: ms.TransferRequest, _electable: bool, state: Any, *, later: bool) -> Any:
+        return serves(node, request, False, state, later=later)
 
-    serves = state_transfer.serve
-    patch.setattr(state_transfer, "horizon", horizon)
+    patch.setattr(state_transfer, "log_rejection", log_rejection)
     patch.setattr(state_transfer, "serve", serve)
 
 

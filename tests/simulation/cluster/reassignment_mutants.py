@@ -13,7 +13,8 @@ import pytest
 
 from isthmus.repl.controller.election import Decision, ProposeRecord, elect
 from isthmus.repl.isr import reassignment
-from isthmus.repl.isr.reassignment import Reassignment
+from isthmus.repl.isr.effects import Effects
+from isthmus.repl.isr.reassignment import DurabilityCheck, Reassignment
 from isthmus.repl.model.record import PartitionRecord
 from tests.simulation.cluster.replicas import Copies
 
@@ -22,14 +23,13 @@ Patch = pytest.MonkeyPatch
 
 def removes_without_asking(patch: Patch) -> None:
     """A leader takes the ISR's word for what its members hold (against R-RF, H21)."""
-    sound = Reassignment._ask
+    sound = Reassignment._send_checks
 
-    def ask(self: Reassignment, standing: Any, epoch: int) -> None:
-        assert self.question is not None
-        self.question.missing.clear()
-        sound(self, standing, epoch)
+    def send_checks(self: Reassignment, check: DurabilityCheck, effects: Effects, epoch: int) -> None:
+        check.missing.clear()
+        sound(self, check, effects, epoch)
 
-    patch.setattr(Reassignment, "_ask", ask)
+    patch.setattr(Reassignment, "_send_checks", send_checks)
 
 
 def _overlooks(patch: Patch, what: Callable[[PartitionRecord], PartitionRecord]) -> None:
@@ -56,11 +56,11 @@ def removes_itself(patch: Patch) -> None:
     """A leader that is to go ends the change itself (against R-RF)."""
     sound = Reassignment.next
 
-    def step(self: Reassignment, standing: Any, *given: Any) -> Any:
-        found = sound(self, standing, *given)
+    def step(self: Reassignment, state: Any, *given: Any) -> Any:
+        found = sound(self, state, *given)
         if isinstance(found, reassignment.LeaderHandOver):
-            stay = reassignment.stayers(standing.known)
-            return reassignment._done(standing.known, stay, stay)
+            stay = reassignment.remaining_members(state.known_record)
+            return reassignment._finished(state.known_record, stay, stay)
         return found
 
     patch.setattr(Reassignment, "next", step)

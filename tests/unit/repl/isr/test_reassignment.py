@@ -122,7 +122,7 @@ def test_an_answer_of_another_copy_or_of_less_than_is_committed_does_not_count()
     probes = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, ms.LeadershipCheck)]
     assert probes == []  # asked when the record came
     leader.step(ev.Tick(), world.now_ms + 200)
-    question = leader._state.reassignment.question  # type: ignore[union-attr]
+    question = leader._role_state.reassignment.check  # type: ignore[union-attr]
     for gen, durable in ((2, 11), (1, 10), (1, 0)):
         effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, gen, question.nonce, durable)), world.now_ms)
         assert not [e for e in effects if isinstance(e, fx.WriteRecord)]
@@ -139,11 +139,11 @@ def test_whatever_moves_the_record_asks_anew() -> None:
     leader = world.replicas["n1"]
     world.mute = {"n2"}
     change(world, removing=("n3",))
-    nonce = leader._state.reassignment.question.nonce  # type: ignore[union-attr]
+    nonce = leader._role_state.reassignment.check.nonce  # type: ignore[union-attr]
     world.write(replace(world.record, min_isr=1))
     effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, 1, nonce, 11)), world.now_ms)
     assert not [e for e in effects if isinstance(e, fx.WriteRecord)]
-    assert leader._state.reassignment.question.nonce > nonce  # type: ignore[union-attr]
+    assert leader._role_state.reassignment.check.nonce > nonce  # type: ignore[union-attr]
 
 
 def test_nobody_is_removed_while_too_few_of_those_who_stay_are_in_sync() -> None:
@@ -248,14 +248,14 @@ def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() 
 def test_pauses_double_while_a_member_fails_and_are_halved_in_sync() -> None:
     """Thrown out again and again a member waits longer, up to a minute; each minute in sync halves that."""
     pauses = RejoinBackoff()
-    assert pauses.why("n2", 0) == ""
+    assert pauses.why_out("n2", 0) == ""
     now_ms, waited = 0, []
     for _ in range(6):
         pauses.leaves("n2", now_ms)
         end_ms = pauses.next_ms(["n2"], now_ms)
         assert end_ms is not None
-        assert not pauses.allow("n2", end_ms - 1, needed=False)
-        assert pauses.allow("n2", end_ms - 1, needed=True)
+        assert not pauses.allows("n2", end_ms - 1, needed=False)
+        assert pauses.allows("n2", end_ms - 1, needed=True)
         waited.append(end_ms - now_ms)
         pauses.joins("n2", end_ms)
         now_ms = end_ms + 1_000

@@ -116,8 +116,8 @@ def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
     world.pass_time(500)
     assert follower.hw == 4
     world.tell("n2", ev.LinkUp("n1"))
-    nonce = follower._standing.nonce  # the last FollowRequest's
-    follower._state.following = False  # type: ignore[union-attr]
+    nonce = follower._state.nonce  # the last FollowRequest's
+    follower._role_state.following = False  # type: ignore[union-attr]
     assert follower.step(ev.Received("n1", ms.FollowAccepted(1, nonce, 2, 2, 2)), 0)[-1].role is ReplicaRole.FAILED  # type: ignore[union-attr]
     assert follower.reason.startswith("committed-divergence: n1")
     assert len(world.logs["n2"]) == 4
@@ -131,8 +131,8 @@ def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -
     world.append(3)
     world.pass_time(500)
     replica = world.replicas["n2"]
-    replica._state.following = False  # type: ignore[union-attr]
-    replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._standing.nonce, 2, 2, 2)), 0)
+    replica._role_state.following = False  # type: ignore[union-attr]
+    replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._state.nonce, 2, 2, 2)), 0)
     reason = replica.reason
     assert reason.startswith("committed-divergence: n1")
     moved = replace(world.record, version=world.record.version + 1, isr=world.record.isr - {Member("n2", 1)})
@@ -160,7 +160,7 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
     world = Together()
     world.elect("n1")
     replica.step(ev.RecordSeen(world.record), 0)
-    replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._standing.nonce, 17, 17, 17)), 0)
+    replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._state.nonce, 17, 17, 17)), 0)
     assert replica.reason.startswith("committed-divergence: n1 agrees with this log only below 17, but all below 18")
     assert (replica.leo, replica.hw) == (20, 18)
 
@@ -170,7 +170,7 @@ def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:
     world = Together()
     world.elect("n1")
     follower = world.replicas["n2"]
-    old = follower._standing.nonce
+    old = follower._state.nonce
     world.append(3)
     assert follower.step(ev.Received("n1", ms.FollowAccepted(1, old, 1, 0, 1)), 0) == []
     world.tell("n2", ev.LinkUp("n1"))
@@ -374,12 +374,12 @@ def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_i
         leader.step(ev.Received(node, ms.AppendAck(1, 1, 1, 1, 1, 0)), world.now_ms)
     for _ in range(30):
         world.append(1)
-    for peer in leader._state.peers.values():  # type: ignore[union-attr]
+    for peer in leader._role_state.followers.values():  # type: ignore[union-attr]
         peer.hw = 5
-    leader._standing.effects = []
-    leader._state.judge(leader._standing, world.now_ms)  # type: ignore[union-attr]
-    leader._state.want(leader._standing, world.now_ms)  # type: ignore[union-attr]
-    (write,) = leader._standing.effects
+    effects = fx.Effects()
+    leader._role_state.check_lag(leader._state, world.now_ms)  # type: ignore[union-attr]
+    leader._role_state.request_write(leader._state, effects, world.now_ms)  # type: ignore[union-attr]
+    (write,) = effects
     assert len(write.record.isr) == 2  # type: ignore[union-attr]
     assert write.record.elr == frozenset()  # type: ignore[union-attr]
     assert write.record.reason == "out of sync: n2 lags"  # type: ignore[union-attr]

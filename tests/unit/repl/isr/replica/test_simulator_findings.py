@@ -189,7 +189,7 @@ def test_a_transfer_that_begins_again_says_why_and_what_to_raise() -> None:
     """A follower that took rows and still is not in range of its leader's log names the rounds and both live options; a
     round of the least number is no fault; one that gives up rows of a later state says that it begins from nothing."""
     replica, hello = a_follower()
-    replica._standing.far_rounds = 2
+    replica._state.transfer_rounds = 2
     (again,) = replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.BEYOND_LOG, 22)), 2)
     assert isinstance(again, fx.BeginTransfer)
     assert again.again
@@ -199,7 +199,7 @@ def test_a_transfer_that_begins_again_says_why_and_what_to_raise() -> None:
         "or replication.catch.up.rate where the transfer is slow"
     )
     replica, hello = a_follower()
-    replica._standing.far_rounds = 1
+    replica._state.transfer_rounds = 1
     (again,) = replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.BEYOND_LOG, 22)), 2)
     assert isinstance(again, fx.BeginTransfer)
     assert again.reason == "round 2 of at least 2 (replication.far.horizon.min.transfer.rounds)"

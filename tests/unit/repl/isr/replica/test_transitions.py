@@ -11,7 +11,7 @@ from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS
 from isthmus.repl.isr.messages import AppendEntries, FollowAccepted, FollowRejected, FollowRejection, FollowRequest
 from isthmus.repl.isr.reasons import overtaken
-from isthmus.repl.isr.replica import SUSPICION_PAUSE_MS, Replica, ReplicaRole
+from isthmus.repl.isr.replica import ROLLBACK_CHECK_PAUSE_MS, Replica, ReplicaRole
 from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
 from tests.support.replica_builders import (
@@ -254,7 +254,7 @@ def test_old_records_change_nothing() -> None:
     replica = a_serving_leader()
     for event in (ev.WriteConfirmed(online()), ev.RecordSeen(a_record(version=12))):
         assert replica.step(event, 0) == []
-    for at_ms in (0, 1, SUSPICION_PAUSE_MS):
+    for at_ms in (0, 1, ROLLBACK_CHECK_PAUSE_MS):
         asked = kinds(replica.step(ev.RecordSeen(nominated()), at_ms))
         assert asked == ([] if at_ms == 1 else ["ReadRecordSync"])
     assert replica.role is ReplicaRole.LEADER
