@@ -101,7 +101,7 @@ class QueueActs:
 
     async def place(self, name: str, positions: Positions, act: AuditInfo) -> None:
         """See `QueueStore.place`."""
-        stands = self._queues.named(name).machine.decree_of_windows()
+        stands = self._queues.named(name).machine.newest_command_version()
         await self._queues.steering.place(name, positions, act, stands=stands)
         await self._queues.refresh(name)
         log.info("queue.placed", queue=name, by=act.by, reason=act.reason, partitions=len(positions))
@@ -136,7 +136,7 @@ class QueueActs:
         """Give up what waits, at every priority and on all nodes: gaps. What waits is what was applied `now` (None: on
         this node), told by offsets, so that no node's clock decides; where no leader answered, it is what was made up
         to the latest of the clocks."""
-        stands = self._queues.named(name).machine.decree_of_windows()
+        stands = self._queues.named(name).machine.newest_command_version()
         positions, _, latest_ms = self.applied() if now is None else now
         start_ms = (latest_ms // SECOND_MS + 1) * SECOND_MS
         await self._queues.steering.decree(name, CLEARED, start_ms, act, positions, stands=stands, by_time=True)
@@ -145,7 +145,7 @@ class QueueActs:
 
     async def release(self, name: str, start_ms: int, act: AuditInfo, now: AppliedOffsets | None = None) -> None:
         """See `QueueStore.release`. With `now` the next owner begins with what was not applied then."""
-        stands = self._queues.named(name).machine.decree_of_windows()
+        stands = self._queues.named(name).machine.newest_command_version()
         start_ms, positions = (start_ms, ()) if now is None else (now.earliest_ms, now.positions)
         by_time = now is not None
         await self._queues.steering.release(name, start_ms, act, positions, stands=stands, by_time=by_time)
@@ -172,7 +172,7 @@ class QueueActs:
             offer = {"filter": None, "cascade": None}
         limits = {key: value for key, value in values.items() if key not in offer}
         checked_settings(name, {key: value for key, value in values.items() if value is not None})
-        steering, stands = self._queues.steering, queue.machine.decree_of_windows()
+        steering, stands = self._queues.steering, queue.machine.newest_command_version()
         if limits or default:
             await steering.set_limits(name, limits, act, default=default)
         if offer or again:
@@ -207,7 +207,7 @@ class QueueActs:
     async def lengths(self, name: str) -> tuple[int, int, int | None]:
         """What waits on this node at the fold, full-sync and real-time priority; None: not known."""
         queue = self._queues.named(name)
-        full_sync, fold = (lower.waiting_count for lower in queue.machine.lower)
+        full_sync, fold = (lower.waiting_count for lower in queue.machine.bulk_queues)
         return fold, full_sync, (await self._queues.waiting(queue)).changes
 
     # ---------------------------------------------------------------- one object
@@ -248,7 +248,7 @@ class QueueActs:
             "filter": str(queue.filter),
             "blocked": queue.filter.blocks,
             "serving": "off" if off else "running" if queue.suspension is None else "suspended",
-            "publishing": "off" if off else "running" if queue.machine.stopped is None else "suspended",
+            "publishing": "off" if off else "running" if queue.machine.publishing_suspended is None else "suspended",
             "bucket_types": types,
             "places": None
             if places is None
@@ -280,12 +280,12 @@ class QueueActs:
         found: list[Item] = []
         loop = asyncio.get_running_loop()
         for window in list(queue.machine.windows.values()):
-            found += window.first(count - len(found))
+            found += window.peek(count - len(found))
             if len(found) < count and not window.contiguous:
                 rows = await loop.run_in_executor(
                     self._pool, sound_changes, self._store, window, window.scan, PEEK_ROWS
                 )
-                ahead = window.rows_ahead()
+                ahead = window.rows_in_memory()
                 found += [
                     (
                         _TO_FETCH if row.kind == _DATA else _LEAVING,
@@ -299,10 +299,10 @@ class QueueActs:
                         b"",
                     )
                     for row in rows
-                    if row.offset >= window.scan and row.offset not in ahead and window.wants(row)
+                    if row.offset >= window.scan and row.offset not in ahead and window.offers_row(row)
                 ][: count - len(found)]
-        for lower in queue.machine.lower:
-            found += lower.first(count - len(found))
+        for lower in queue.machine.bulk_queues:
+            found += lower.peek(count - len(found))
         return found
 
     async def lags(self) -> list[dict[str, Any]]:
@@ -378,7 +378,7 @@ class QueueActs:
                 rows = await loop.run_in_executor(
                     self._pool, sound_changes, self._store, window, window.cursor, PEEK_ROWS
                 )
-                offsets = window.unexplained(rows)
+                offsets = window.find_lost(rows)
                 if offsets:
                     found[window.partition] = offsets
         return found

@@ -91,7 +91,7 @@ class BacklogCounter:
         if len(machine.windows) < partitions_led:
             return Backlog(None, None, self._time.wall_ms())
         async with self._lock:
-            if not machine.unknown():
+            if not machine.incomplete_windows():
                 return Backlog(self._in_memory(), machine.oldest_ms(), self._time.wall_ms())
             began = self._time.now_ms()
             if began >= self._again_ms:
@@ -113,7 +113,7 @@ class BacklogCounter:
             _note(unread, window, entries)
             heard.set()
 
-        machine.journal = noted
+        machine.on_added = noted
         try:
             rows, complete, told = await loop.run_in_executor(self._pool, self._read, list(unread.values()))
             with contextlib.suppress(TimeoutError):
@@ -131,10 +131,10 @@ class BacklogCounter:
             )
             if behind or windows != {p: one.window for p, one in unread.items()}:
                 return Backlog(None, None, wall_ms)
-            stood_for = {p: one.window.rows_ahead() for p, one in unread.items()}
+            stood_for = {p: one.window.rows_in_memory() for p, one in unread.items()}
             scans = {p: one.window.scan for p, one in unread.items()}
         finally:
-            machine.journal = None
+            machine.on_added = None
 
         def added() -> tuple[int, int | None]:
             count, first = 0, None
@@ -161,7 +161,9 @@ class BacklogCounter:
                     rows = read_changes(self._store, one.window, offset, STEP_ROWS)
                 except DamagedChange:  # what stands behind it is not known until it is mended
                     return found, False, {}
-                times |= {row.offset: row.time_ms for row in rows if row.offset < one.end and one.window.wants(row)}
+                times |= {
+                    row.offset: row.time_ms for row in rows if row.offset < one.end and one.window.offers_row(row)
+                }
                 room -= len(rows)
                 if len(rows) < STEP_ROWS:
                     break

@@ -43,7 +43,7 @@ from isthmus.queues.queue_documents import (
     of_node,
 )
 from isthmus.queues.queue_server import QueueServer
-from isthmus.queues.window import NOT_KEPT, REFUSED
+from isthmus.queues.window import REFUSED, REFUSED_REASON
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.ports import TimeSource
 
@@ -196,7 +196,7 @@ class BulkMarks:
     def _wanted(queue: QueueServer, marks: _Marks, now_ms: int) -> dict[int, int]:
         """What the marks should say now, by priority; one that says too much does so for REST_MS."""
         wanted = {}
-        for lower in queue.machine.lower:
+        for lower in queue.machine.bulk_queues:
             priority, count = lower.priority, lower.held_count
             bound, least = marks.bounds.get(priority, 0), bound_for(count, lower.limit) if count else 0
             if least >= bound:
@@ -254,7 +254,7 @@ class BulkMarks:
         if marks is None:
             return  # it never began here: it was delisted before this process began
         lost = []
-        for lower in queue.machine.lower:
+        for lower in queue.machine.bulk_queues:
             cleared = lower.clear()
             if cleared is not None:
                 lost.append(LostReferences(self._node, lower.priority, *cleared, what, by, self._time.wall_ms()))
@@ -267,21 +267,21 @@ class BulkMarks:
         if marks.unsaved or marks.bounds:
             async with marks.lock:
                 await self._write_down(queue, marks)
-                if not any(lower.held_count for lower in queue.machine.lower):
+                if not any(lower.held_count for lower in queue.machine.bulk_queues):
                     await self._mark(queue, marks, {})
 
     def missing(self, queue: QueueServer) -> None:
         """What the sink refused for good of the lower priorities, and keeps nothing of, is on record soon: until then
         the marks cover it."""
         marks, now_ms = self._of.get(queue), self._time.wall_ms()
-        found, queue.machine.missing = queue.machine.missing, []
+        found, queue.machine.refused_bulk = queue.machine.refused_bulk, []
         if marks is None:
             return
         for priority in {priority for priority, _ in found}:
             times = [at for one, ats in found if one == priority for at in ats]
             at_ms = max([now_ms, *(lost.at_ms + 1 for lost in marks.unsaved if lost.priority == priority)])
             marks.unsaved.append(
-                LostReferences(self._node, priority, len(times), min(times), max(times), REFUSED, NOT_KEPT, at_ms)
+                LostReferences(self._node, priority, len(times), min(times), max(times), REFUSED, REFUSED_REASON, at_ms)
             )
 
     async def apply_state(self, queue: QueueServer, before: CursorCommand | None) -> None:

@@ -38,7 +38,7 @@ def wanted_state(
     before, gaps = window.state, window.state.gaps
     open_gap, given = growing(gaps), window.claim_gaps()
     if stopped is None and open_gap is not None:
-        if window.since == open_gap.start + 1 and not window.ledger.given_up:
+        if window.complete_from == open_gap.start + 1 and not window.ledger.given_up:
             gaps = gaps[:-1]  # told of all since the entry that opened it, and nothing was left out
         else:
             gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)

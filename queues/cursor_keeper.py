@@ -133,7 +133,7 @@ class CursorKeeper:
     def write_pending_cursors(self, queue: QueueServer) -> None:
         """See that every led partition gets a CURSOR entry for what was decided and no entry says yet."""
         machine, decree = queue.machine, queue.word.decree
-        due: dict[int, CursorState | None] = dict(machine.unclaimed(self._time.wall_ms()))
+        due: dict[int, CursorState | None] = dict(machine.wanted_cursors(self._time.wall_ms()))
         if decree is not None:
             due |= {p: None for p, window in machine.windows.items() if window.state.decree < decree.version}
         for partition, state in due.items():
@@ -160,7 +160,7 @@ class CursorKeeper:
             return state
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._pool, self._store.changes, partition, grew.start, SINCE_ROWS)
-        now = dict(queue.machine.unclaimed(self._time.wall_ms())).get(partition)
+        now = dict(queue.machine.wanted_cursors(self._time.wall_ms())).get(partition)
         if now is None or queue.machine.windows.get(partition) is not window or not ends_a_gap(window.state, now):
             return None
         return from_the_first(now, grew, rows)
@@ -201,7 +201,7 @@ class CursorKeeper:
         rows = await loop.run_in_executor(self._pool, read_changes, self._store, window, cursor, SINCE_ROWS)
         dropped = [row for row in rows if row.offset < start]
         since_ms = min((row.time_ms for row in dropped), default=0)
-        return since_ms, len(dropped) == SINCE_ROWS or any(map(window.wants, dropped))
+        return since_ms, len(dropped) == SINCE_ROWS or any(map(window.offers_row, dropped))
 
     async def _start(self, partition: int, decree: CursorCommand, applied: int, standing: int) -> int:
         """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""
@@ -245,20 +245,20 @@ class CursorKeeper:
         """Append a CURSOR entry, and wait until it is applied. From now on pushes are judged as if it were (R-OWED);
         after OutcomeUnknown, too: it is in the log still, or this leadership is over. Raises Retryable,
         OutcomeUnknown."""
-        queue.machine.deciding(partition)
+        queue.machine.cursor_appended(partition)
         try:
             await self._cursors.write_cursor(partition, queue.name, encode_state(state))
         except Retryable:
-            queue.machine.not_decided(partition)
+            queue.machine.cursor_rejected(partition)
             raise
 
     def decided(self, queue: QueueServer, partition: int, base: int, state: CursorState) -> None:
         """A CURSOR entry of the queue was applied, and all before it were told."""
-        queue.machine.decided(partition, self._types()[partition], base, state)
+        queue.machine.cursor_applied(partition, self._types()[partition], base, state)
 
     def save(self, queue: QueueServer, partition: int | None) -> None:
         """Let moved cursors travel, of one partition or of all."""
-        for moved, base, cursor in queue.machine.soft_positions(partition):
+        for moved, base, cursor in queue.machine.moved_cursors(partition):
             self._cursors.soft_cursor(moved, queue.name, encode_soft(base, cursor, self._lineages[moved]))
 
 

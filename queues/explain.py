@@ -58,8 +58,8 @@ def explained_lower(queue: QueueServer, key: Key) -> list[dict[str, Any]]:
     """References at the lower priorities of this node that name the key: {"queue", "priority", "state", "ahead",
     "reason", "next"}; the last two are empty where nothing holds them back."""
     found = []
-    for lower in queue.machine.lower:
-        state, ahead = lower.whereabouts(key)
+    for lower in queue.machine.bulk_queues:
+        state, ahead = lower.locate(key)
         if state:
             name = LOWER_NAMES[lower.priority]
             told = {"reason": _held(queue, key), "next": (_to_do(queue, key) or "") if state == "waiting" else ""}
@@ -73,7 +73,7 @@ def _state(queue: QueueServer, window: Window | None, key: Key, change: Change |
     if window is None:
         return "unknown", "the queue does not stand in this partition yet", None
     offset = change.offset
-    where, ahead = window.whereabouts(offset)
+    where, ahead = window.locate(offset)
     if where in ("waiting", "in-flight"):
         return where, _held(queue, key), ahead
     decision = queue.filter.decide(key.bucket_type, key.bucket)
@@ -116,9 +116,9 @@ def _held(queue: QueueServer, key: Key) -> str:
         return f"serving is suspended by {queue.suspension.by}{because}"
     if owner is None or not owner.cluster:
         return "no sink cluster has fetched from the queue"
-    if queue.machine.bars(key.bucket_type):
+    if queue.machine.sink_types.lacks(key.bucket_type):
         return lacking([key.bucket_type], queue.word)
-    return "" if queue.machine.heard_lately or queue.waiters else f"no node of {owner.name} asks for changes here"
+    return "" if queue.machine.recently_fetched or queue.waiters else f"no node of {owner.name} asks for changes here"
 
 
 def _next(queue: QueueServer, state: str, key: Key) -> str:
@@ -132,16 +132,16 @@ def _to_do(queue: QueueServer, key: Key) -> str | None:
     """What somebody must do before anything that waits goes; None for nothing."""
     if queue.suspension is not None:
         return f"isthmus queue resume {queue.settings.name}"
-    if queue.machine.bars(key.bucket_type) and queue.word.owner is not None:
+    if queue.machine.sink_types.lacks(key.bucket_type) and queue.word.owner is not None:
         name = key.bucket_type.decode(errors="backslashreplace")
         return f"isthmus bucket-type create {name} at cluster {queue.word.owner.name}"
-    if not queue.machine.heard_lately and not queue.waiters:
+    if not queue.machine.recently_fetched and not queue.waiters:
         return "a sink must fetch: look at isthmus sink show of the other cluster"
     return None
 
 
 def _gap_of(window: Window, offset: int) -> QueueGap | None:
-    for gap in (*window.state.gaps, *window.unrecorded()):
+    for gap in (*window.state.gaps, *window.unrecorded_gaps()):
         if gap.start <= offset < gap.end:
             return gap
     return None

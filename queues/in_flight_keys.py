@@ -1,12 +1,12 @@
-"""References of a window that are under lease, and what became of their keys meanwhile (pure).
+"""References of a window that are in flight, and newer changes of their keys (pure).
 
-    (taken)      -> away        in a batch
-    away         -> overtaken   a change of its key was applied meanwhile; the newest such is remembered
-    either       -> landed      acknowledged, dropped or given back
+    (taken)      -> in flight     in a leased batch
+    in flight    -> followed      a change of its key was applied; the newest such change is remembered
+    either       -> landed        acknowledged, dropped or requeued
 
-A sink never works on two versions of one key at a time: what overtakes a reference under lease is held back in the
-window until that one has landed. So versions arrive in order, and a key that changes all the time goes once a round
-trip (docs/protocol.md R-PLACE). The story goes on in `queues.window`.
+A sink never works on two versions of one key at a time: `queues.window` blocks a newer change of a key in flight until
+the older reference has landed. So versions arrive in order, and a key that changes all the time is sent once per round
+trip (docs/protocol.md R-PLACE).
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Final
 
 from isthmus.repl.model.entry import Entry, decode_key_row
 
-THEIRS_MAX: Final = 16
-"""Versions of one key from the cluster that fetches, while a reference of it is under lease, that are remembered. Of
-more, the oldest are forgotten, and could be given back to it once, which changes nothing there."""
+OWNER_HASHES_MAX: Final = 16
+"""Versions of one key from the cluster that fetches that are remembered while a reference of the key is in flight. The
+oldest are dropped first; such a version could be sent back once, which changes nothing there."""
 
 
 class PendingChange:
     """The changes of a key since its reference was taken."""
 
-    __slots__ = ("hash64", "offered", "row", "settled", "theirs")
+    __slots__ = ("hash64", "offered", "owner_hashes", "row", "settled")
 
     def __init__(self) -> None:
         self.row = -1
-        """Offset of the newest one."""
+        """Offset of the newest change."""
         self.hash64: int | None = None
-        """Of its object; None of a REAP."""
+        """Hash of its object; None for a REAP."""
         self.offered = False
-        """One of them is for this queue, so there is a place for the newest."""
+        """The queue offers one of the changes, so the newest has a place of its own."""
         self.settled = False
-        """None is, since the sink has one of them, or a REAP is among them."""
-        self.theirs: list[int] = []
+        """Nothing is to be sent: the sink has one of the changes, or one is a REAP."""
+        self.owner_hashes: list[int] = []
         """Hashes of objects that came from the cluster that fetches."""
 
 
 class InFlightKeys:
-    """See the module's text. By the row that a reference stands for."""
+    """References in flight, by the row that each stands for."""
 
     __slots__ = ("_followed", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[int, PendingChange | None] = {}
         self._followed: dict[int, int] = {}
-        """Row of a newest change -> the row under lease that it overtakes."""
+        """Row of a newest change -> the row in flight that it follows."""
 
     def __contains__(self, row: int) -> bool:
         return row in self.rows
@@ -55,16 +55,16 @@ class InFlightKeys:
         return len(self.rows)
 
     @property
-    def overtaken(self) -> bool:
-        """Some reference is."""
+    def has_newer(self) -> bool:
+        """Whether the key of some reference has changed since it was taken."""
         return bool(self._followed)
 
     def follows(self, row: int) -> bool:
-        """Whether the change at `row` is the newest of a key of which something is under lease."""
+        """Whether the change at `row` is the newest of a key in flight."""
         return row in self._followed
 
     def changed(self, entry: Entry, *, offered: bool, settled: bool) -> bool:
-        """An entry was applied; False, and nothing happens, when no reference of its key is under lease."""
+        """An entry was applied. Returns False, without effect, when no reference of its key is in flight."""
         previous = entry.previous_offset
         row = previous if previous in self.rows else self._followed.get(previous)
         if row is None:
@@ -73,7 +73,7 @@ class InFlightKeys:
         if newer is None:
             newer = self.rows[row] = PendingChange()
         elif newer.row >= entry.offset:
-            return True  # told once more, of what came while rows were read
+            return True  # added a second time, after it was applied while rows were read
         else:
             self._followed.pop(newer.row, None)
         newer.row = entry.offset
@@ -81,18 +81,18 @@ class InFlightKeys:
             newer.offered, newer.settled = not settled, settled
         newer.hash64 = decode_key_row(entry.row).hash64 if entry.row else None
         if settled and newer.hash64 is not None:
-            newer.theirs = [*newer.theirs[1 - THEIRS_MAX :], newer.hash64]
+            newer.owner_hashes = [*newer.owner_hashes[1 - OWNER_HASHES_MAX :], newer.hash64]
         self._followed[entry.offset] = row
         return True
 
     def land(self, row: int) -> PendingChange | None:
-        """The reference is under lease no more; what overtook it."""
+        """Remove a reference that is in flight no more; returns the newer changes of its key, if any."""
         newer = self.rows.pop(row)
         if newer is not None:
             self._followed.pop(newer.row, None)
         return newer
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
         self.rows.clear()
         self._followed.clear()

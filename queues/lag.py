@@ -74,7 +74,7 @@ def _head(window: Window) -> dict[str, Any]:
         "seconds": 0.0,
         "objects": 0,
         "bytes": 0,
-        "in_flight": window.away_count,
+        "in_flight": window.in_flight_count,
         "cursor": window.advance(),
         "applied": window.applied,
     }
@@ -90,7 +90,7 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
     pending = await _pending(window, cursor, store, pool)
     # What was acknowledged while the rows were read is neither late nor under lease any more.
     cursor = window.advance()
-    shown |= {"cursor": cursor, "in_flight": window.away_count}
+    shown |= {"cursor": cursor, "in_flight": window.in_flight_count}
     if pending.total == 0:
         return shown
     below, above = await loop.run_in_executor(pool, store.seconds_around, window.partition, cursor)

@@ -1,6 +1,6 @@
-"""A batch of references under lease, and who holds it (pure).
+"""Batches of references under lease, and the sink sessions that hold them (pure).
 
-The story goes on in `queues.source_queue`, which makes and settles batches.
+`queues.source_queue` makes and settles batches.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Item
 
 IN_FLIGHT_BATCHES_MAX: Final = 64
-"""Batches under lease at once; one more fetch waits as if there were nothing. Sinks hold two or three each."""
+"""Batches under lease at once; at the limit fetches wait as if there were nothing. A sink holds two or three."""
 
 IN_FLIGHT_BYTES_MAX: Final = 64_000_000
 """Payload bytes under lease at once, kept in memory for a repeat; above it fetches wait for acknowledgements."""
 
 
 class Session(NamedTuple):
-    """Who holds a batch: a sink process (`node`, `incarnation`) and which of its links; all of the owner's
-    cluster."""
+    """Holder of a batch: a process of the owner's cluster (`node`, `incarnation`), and which of its links."""
 
     cluster: bytes
     node: str
@@ -31,9 +30,9 @@ class Session(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One window's share of a batch, or a lower priority's; `start` is the index of its first item in the batch."""
+    """The share of one window or bulk queue in a batch; `start` is the index of its first item in the batch."""
 
-    window: Window | BulkQueue
+    source: Window | BulkQueue
     start: int
     places: list[int]
     items: list[Item]
@@ -41,7 +40,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class LeasedBatch:
-    """References given to a sink under a lease. `size_bytes` counts payloads."""
+    """References that were sent to a sink, under a lease. `size_bytes` counts payloads."""
 
     id: bytes
     session: Session
@@ -63,8 +62,8 @@ class LeasedBatch:
 
 @dataclass(slots=True)
 class Counts:
-    """Counters since the node began, in changes: `served` includes repeats; `redelivered` came back and wait again;
-    `late` counts acknowledgements of batches that were no longer under lease, `refused` those of an older owner."""
+    """Counters since the node started, in changes: `served` includes repeats; `redelivered` were requeued; `late`
+    counts acknowledgements of batches whose lease was over, `refused` those of an older owner."""
 
     served: int = 0
     acknowledged: int = 0
@@ -73,17 +72,17 @@ class Counts:
     late: int = 0
     refused: int = 0
     outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Applied, merged, superseded, rejected at the sink, in real time, as far as it told."""
+    """Applied, merged, superseded, rejected at the sink, in real time, as far as it sends them."""
 
 
 def sum_outcomes(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Of `Counts.outcomes`."""
+    """The sum of two `Counts.outcomes`."""
     return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
 
 
 class Leases:
-    """The batches under lease, the oldest first: every lease has the same length. `prefix` keeps ids of different lives
-    of the process apart, so that an acknowledgement from before a restart can settle nothing."""
+    """The batches under lease, the oldest first. `prefix` makes batch ids of each process life different, so that an
+    acknowledgement from before a restart settles nothing."""
 
     def __init__(self, prefix: bytes, lease_ms: int) -> None:
         self.lease_ms = lease_ms
@@ -92,14 +91,14 @@ class Leases:
         self._prefix = prefix
         self._number = 0
 
-    def room(self) -> bool:
-        """One more batch may go out."""
+    def has_capacity(self) -> bool:
+        """Whether one more batch may be leased."""
         return len(self.batches) < IN_FLIGHT_BATCHES_MAX and self.bytes < IN_FLIGHT_BYTES_MAX
 
     def open(
         self, session: Session, owner_version: int, parts: list[Part], size: int, priority: int, now_ms: int
     ) -> LeasedBatch:
-        """A batch goes under lease."""
+        """Lease a new batch."""
         self._number += 1
         batch_id = self._prefix + self._number.to_bytes(8, "big")
         batch = LeasedBatch(batch_id, session, owner_version, now_ms, now_ms + self.lease_ms, parts, size, priority)
@@ -108,29 +107,29 @@ class Leases:
         return batch
 
     def resize(self, batch: LeasedBatch, parts: list[Part], size: int) -> None:
-        """The batch has other contents."""
+        """Replace the contents of a batch."""
         self.bytes += size - batch.size_bytes
         batch.parts, batch.size_bytes = parts, size
 
-    def put_off(self, batch: LeasedBatch, indexes: Collection[int]) -> None:
-        """These of a batch of a lower priority could not be read: they leave it, and wait behind all others."""
+    def requeue_unread(self, batch: LeasedBatch, indexes: Collection[int]) -> None:
+        """Remove references that could not be read from a bulk batch, and requeue them behind all others."""
         if batch.id not in self.batches or not indexes:
             return
         (part,) = batch.parts
-        assert isinstance(part.window, BulkQueue)
+        assert isinstance(part.source, BulkQueue)
         rows = [*zip(part.places, part.items, strict=True)]
-        part.window.put_off([rows[at] for at in indexes])
+        part.source.requeue_last([rows[at] for at in indexes])
         kept = [row for at, row in enumerate(rows) if at not in indexes]
-        batch.parts = [Part(part.window, 0, [place for place, _ in kept], [item for _, item in kept])]
+        batch.parts = [Part(part.source, 0, [place for place, _ in kept], [item for _, item in kept])]
 
     def end(self, batch: LeasedBatch) -> None:
-        """Its lease is over."""
+        """End the lease of a batch."""
         del self.batches[batch.id]
         self.bytes -= batch.size_bytes
 
-    def lost(self, session: Session, holding: Collection[bytes] | None) -> list[LeasedBatch]:
+    def not_held(self, session: Session, holding: Collection[bytes] | None) -> list[LeasedBatch]:
         """Batches that the process of `session` no longer holds: those of an earlier incarnation of the same node, and
-        those of the same link that are not in `holding` (None: not told)."""
+        those of the same link that are not in `holding` (None: not sent)."""
         found = []
         for batch in self.batches.values():
             held = batch.session
@@ -142,8 +141,8 @@ class Leases:
                 found.append(batch)
         return found
 
-    def over(self, now_ms: int) -> list[LeasedBatch]:
-        """Batches whose time is over."""
+    def expired(self, now_ms: int) -> list[LeasedBatch]:
+        """Batches whose lease is over."""
         found = []
         for batch in self.batches.values():
             if batch.expires_ms > now_ms:

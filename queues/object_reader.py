@@ -50,7 +50,7 @@ def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]
     own = window.origins.own
     actor = actor_of(own, window.partition)
     return [
-        row._replace(origin=own) if window.backfills(row) and _has_seen(store, window, row, actor) else row
+        row._replace(origin=own) if window.may_backfill(row) and _has_seen(store, window, row, actor) else row
         for row in rows
     ]
 

@@ -29,7 +29,7 @@ def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: byt
         if window is None:
             return True
         if not window.origins.cascade and (
-            window.cursor <= offset or queue.undecided(partition) or window.gave_up(offset)
+            window.cursor <= offset or queue.cursor_pending(partition) or window.in_recorded_gap(offset)
         ):
             return True
     return False

@@ -218,10 +218,10 @@ class QueueServer:
         except BaseException:
             machine.release(batch)
             raise
-        if resolved is not None and not machine.settle(batch, resolved):
+        if resolved is not None and not machine.resolve(batch, resolved):
             self.room_made()
             return None
-        machine.sent(batch)
+        machine.mark_sent(batch)
         self.throttle.spent(len(batch), batch.size_bytes, self._time.now_ms())
         self.refill()
         self.wake()
@@ -257,9 +257,9 @@ class QueueServer:
         if unread:
             reason = next(iter(unread.values())).reason
             log.info("queue.references_unreadable", queue=self.settings.name, count=len(unread), reason=reason)
-            self.machine.leases.put_off(batch, unread.keys())
+            self.machine.leases.requeue_unread(batch, unread.keys())
         if not resolved:
-            self.machine.rest_lower(self._time.now_ms() + UNREADABLE_REST_MS)
+            self.machine.pause_bulk(self._time.now_ms() + UNREADABLE_REST_MS)
         return resolved
 
     async def object_of(self, key: Key) -> bytes | None:
@@ -288,7 +288,7 @@ class QueueServer:
             REAL_TIME if batch is None else batch.priority,
             properties,
             None if batch is None else max(0, batch.taken_ms - came_ms),
-            self.machine.held_back(),
+            self.machine.held_back_since(),
             places,
         )
 
@@ -319,7 +319,7 @@ class QueueServer:
     def watch_ledger(self) -> None:
         """Look whether the ledger closes, and say so when that changes."""
         machine = self.machine
-        off = machine.ledger().unbalanced + sum(abs(w.close_ledger() or 0) for w in machine.windows.values())
+        off = machine.ledger().unbalanced + sum(abs(w.ledger_error() or 0) for w in machine.windows.values())
         if off != self.ledger_off:
             self.ledger_off = off
             log.error("queue.ledger_off", queue=self.settings.name, changes=off)
@@ -335,15 +335,15 @@ class QueueServer:
         if (stopped := self.publishing_suspension) is not None:
             because = f": {stopped.reason}" if stopped.reason else ""
             raise NotReady(f"publishing of queue {self.settings.name} is suspended by {stopped.by}{because}")
-        barred = sorted({key.bucket_type for key in keys if self.machine.bars(key.bucket_type)})
+        barred = sorted({key.bucket_type for key in keys if self.machine.sink_types.lacks(key.bucket_type)})
         if barred:
             raise NotReady(
                 f"queue {self.settings.name}: {lacking(barred, self.word)}; nothing of it is taken in until then"
             )
-        lower = self.machine.lower[LOWER.index(priority)]
+        lower = self.machine.bulk_queues[LOWER.index(priority)]
         taken = 0
         while True:
-            while (room := min(len(keys) - taken, lower.room())) and not self.closed:
+            while (room := min(len(keys) - taken, lower.free_count())) and not self.closed:
                 await self._cover(self, lower, room)
                 taken += lower.offer(keys[taken : taken + room], self._time.wall_ms())
             if taken < len(keys) and not self.closed:
@@ -365,7 +365,7 @@ class QueueServer:
 
     def room_made(self) -> None:
         """Lower references may have been settled: whoever waits for room looks again."""
-        while self._pushers and any(lower.room() for lower in self.machine.lower):
+        while self._pushers and any(lower.free_count() for lower in self.machine.bulk_queues):
             wake(self._pushers.popleft())
 
     # ---------------------------------------------------------------- what the metastore says
@@ -378,14 +378,18 @@ class QueueServer:
         if self.suspension is None and word.rates is NOT_READ:
             self.suspension = unread_rates(self.settings.name, self._time.wall_ms())
         self.publishing_suspension = suspension_of(word.suspensions, PUBLISHING, node)
-        self.machine.suspended = self.suspension is not None or not self._enabled
+        self.machine.serving_suspended = self.suspension is not None or not self._enabled
         stopped = self.publishing_suspension
         if not self._enabled:
-            self.machine.stopped = PublishingSuspended("config", f"the source of node {node} is switched off")
+            self.machine.publishing_suspended = PublishingSuspended(
+                "config", f"the source of node {node} is switched off"
+            )
         elif isinstance(stopped, UnreadSuspension):
-            self.machine.stopped = PublishingUnknown(stopped.by, stopped.reason)
+            self.machine.publishing_suspended = PublishingUnknown(stopped.by, stopped.reason)
         else:
-            self.machine.stopped = None if stopped is None else PublishingSuspended(stopped.by, stopped.reason)
+            self.machine.publishing_suspended = (
+                None if stopped is None else PublishingSuspended(stopped.by, stopped.reason)
+            )
         settings = in_force_now(self.defined, word.decree, word.limits)
         if settings != self.settings:
             self._change_settings(settings)
@@ -408,12 +412,12 @@ class QueueServer:
         budget.object_limit = settings.object_limit_count
         budget.reference_limit = settings.queue_limit_count
         budget.discard = settings.overflow == DISCARD
-        for lower in self.machine.lower:
+        for lower in self.machine.bulk_queues:
             lower.limit = settings.queue_limit_count
         self.machine.leases.lease_ms = settings.lease_ms
         offers = (before.filter, before.cascade) != (settings.filter, settings.cascade)
         if offers or before.overflow != settings.overflow:
-            self.machine.change_offer(self.filter, settings.cascade)
+            self.machine.change_filter(self.filter, settings.cascade)
         log.info("queue.settings_changed", queue=settings.name, filter=settings.filter, cascade=settings.cascade)
         self.room_made()
         self.refill()
@@ -433,7 +437,7 @@ class QueueServer:
         if due:
             self.waiters.in_ms(due)
         else:
-            self.waiters.wake(lambda session: machine.may_have(session, now))
+            self.waiters.wake(lambda session: machine.has_work_for(session, now))
 
     def close(self) -> None:
         """Answer the waiting fetches; none waits from here on."""
@@ -444,7 +448,7 @@ class QueueServer:
 
     def refill(self) -> None:
         """Begin every read of the change index that a window wants."""
-        for window, start, rows in self.machine.refills():
+        for window, start, rows in self.machine.begin_refills():
             self._spawn(self._read_rows(window, start, rows))
 
     async def _read_rows(self, window: Window, start: int, limit: int) -> None:
@@ -468,18 +472,18 @@ class QueueServer:
                 error=str(error),
                 exc_info=bug,
             )
-            window.refill_failed()
+            window.fail_refill()
             return
-        window.refilled(rows, limit)
+        window.finish_refill(rows, limit)
         self.refill()
         self.wake()
 
     async def _wait_for_row(self, window: Window, error: DamagedChange) -> None:
         """Have a change row mended, and read it again after a rest: to pass over it would lose a change."""
         log.error("queue.change_row_damaged", queue=self.settings.name, partition=window.partition, offset=error.offset)
-        window.refill_waits(f"waits until a damaged row is mended: {error}")
+        window.block_refill(f"waits until a damaged row is mended: {error}")
         window.on_damaged(None)
         await asyncio.sleep(DAMAGED_REST_S)
-        window.refill_failed()
+        window.fail_refill()
         if not self.closed:
             self.refill()

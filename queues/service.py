@@ -304,7 +304,7 @@ class QueueService:
         now = self.time.now_ms()
         if request.max_count:  # an acknowledgement by itself tells none
             queue.compare_properties(session.node, self.digests(), self.places(), request)
-            queue.machine.has_types(session.node, request.types, now)
+            queue.machine.report_types(session.node, request.types, now)
         for ack in request.acks:
             queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes, ack.given_up)
         if any(ack.given_up for ack in request.acks):
@@ -312,7 +312,7 @@ class QueueService:
             self.holding.missing(queue)
         queue.machine.on_fetch(session, request.holding, now)
         queue.room_made()
-        if queue.machine.owner_is_new():
+        if queue.machine.owner_pending():
             self._keeper.write_pending_cursors(queue)
         if not request.max_count:
             queue.wake()  # what was held back behind it may go now
@@ -336,7 +336,7 @@ class QueueService:
         request = FetchRequest(session, RIAK_NAME, (), None, 1, BYTES_MAX, 0)
         await self._require_owner(queue, request)
         queue.machine.on_fetch(session, None, self.time.now_ms())
-        if queue.machine.owner_is_new():
+        if queue.machine.owner_pending():
             self._keeper.write_pending_cursors(queue)
         for _ in range(POP_ATTEMPTS_MAX):
             now = self.time.now_ms()
@@ -376,7 +376,7 @@ class QueueService:
         """The fetching cluster owns the queue, or takes it if nobody does; another is refused by name. An owner of an
         older version than partitions stand under, as a restored metastore has it, gets a newer one."""
         cluster, owner = request.session.cluster, queue.word.owner
-        stands = queue.machine.version_of_windows()
+        stands = queue.machine.newest_owner_version()
         if owner is None or not owner.cluster or (owner.cluster == cluster and owner.version < stands):
             mine = QueueOwner(cluster, request.cluster_name, stands, self.time.wall_ms(), request.session.node)
             # In a task of its own: a fetch may run in none, which the metastore's client does not know.

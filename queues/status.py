@@ -116,7 +116,7 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
             "cluster": owner.name, "uuid": owner.cluster.hex(), "version": owner.version, "since_ms": owner.since_ms,
             "by": owner.by,
         },
-        "publishing": _running(queue, machine.stopped is None),
+        "publishing": _running(queue, machine.publishing_suspended is None),
         "serving": _running(queue, suspension is None and not held),
         "suspended": None if suspension is None else suspension.shown(),
         "suspensions": [one.shown() for one in word.suspensions],
@@ -125,8 +125,8 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
                    "object_bytes": budget.object_size_limit_bytes},
         "priorities": {
             "real_time": {"waiting": waiting, "in_flight": machine.in_flight_count()},
-            **{name: {"waiting": lower.waiting_count, "in_flight": lower.away_count, **asdict(lower.counts)}
-               for name, lower in zip(("full_sync", "fold"), machine.lower, strict=True)},
+            **{name: {"waiting": lower.waiting_count, "in_flight": lower.in_flight_count, **asdict(lower.counts)}
+               for name, lower in zip(("full_sync", "fold"), machine.bulk_queues, strict=True)},
         },
         "throttle": {**queue.throttle.shown(time.now_ms()),
                      "set": None if word.rates is None else word.rates.act._asdict()},
@@ -134,7 +134,9 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
         "properties_differ": {node: types_of(found) for node, found in queue.differing.items()},
         "property_differences": {node: [one.row() for one in found] for node, found in queue.differing.items()},
-        "held_types": {name.decode(errors="backslashreplace"): at for name, at in sorted(machine.held_back().items())},
+        "held_types": {
+            name.decode(errors="backslashreplace"): at for name, at in sorted(machine.held_back_since().items())
+        },
         "reason": held or reason(queue, time.now_ms()),
         "partitions": len(machine.windows),
         "waiting": waiting,
@@ -178,8 +180,8 @@ def reason(queue: QueueServer, now_ms: int) -> str:
     for what, one in (("serving", queue.suspension), ("publishing", queue.publishing_suspension)):
         if one is not None:
             told.append(f"{what} suspended: {one.reason}" if one.reason else f"{what} suspended")
-    if machine.stopped is not None and queue.publishing_suspension is None:
-        told.append(machine.stopped.reason)
+    if machine.publishing_suspended is not None and queue.publishing_suspension is None:
+        told.append(machine.publishing_suspended.reason)
     if queue.word.unread:
         told.append(f"cannot be read (metastore): {', '.join(queue.word.unread)}")
     if owner is None:
@@ -188,11 +190,11 @@ def reason(queue: QueueServer, now_ms: int) -> str:
         told.append(f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
         told.append(f"{clause(behind, 'partition', 'waits', 'wait')} for the owner's cursor entry")
-    elif machine.windows and not queue.waiters and machine.unheard(now_ms, SILENT_MS):
+    elif machine.windows and not queue.waiters and machine.not_fetched_for(SILENT_MS, now_ms):
         told.append(f"no node of {owner.name} asks for changes here")
     if binding := queue.throttle.binding(now_ms):
         told.append(f"throttled: the limit of {binding} a second binds")
-    if held := machine.held_back():
+    if held := machine.held_back_since():
         told.append(lacking(sorted(held), queue.word))
     told += [window.unreadable for window in machine.windows.values() if window.unreadable][:UNREADABLE_NAMED]
     if any(window.state.gaps for window in machine.windows.values()) or queue.word.lost:
@@ -209,7 +211,7 @@ def ledger(queue: QueueServer) -> dict[str, Any]:
     """The two sides of a queue's ledger on this node, in changes in real time since the node began: what was eligible,
     and what became of it. `closes` is None while not all that waits is known (then `open` says where)."""
     machine = queue.machine
-    total, balances = machine.ledger(), {p: w.close_ledger() for p, w in machine.windows.items()}
+    total, balances = machine.ledger(), {p: w.ledger_error() for p, w in machine.windows.items()}
     unknown = sorted(p for p, balance in balances.items() if balance is None)
     off = sum(abs(balance) for balance in balances.values() if balance) + total.unbalanced
     names = ("applied", "merged", "superseded", "rejected")
@@ -226,7 +228,7 @@ def ledger(queue: QueueServer) -> dict[str, Any]:
         "partitions": sorted(machine.windows),
         "partitions_not_known": unknown,
         "fetched": queue.word.owner is not None or owner_path(queue.settings.name) in queue.word.unread,
-        "reason": machine.stopped.reason if machine.stopped is not None else "",
+        "reason": machine.publishing_suspended.reason if machine.publishing_suspended is not None else "",
     }
 
 
@@ -238,7 +240,7 @@ def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
     oldest = machine.oldest_ms()
     numbers: list[tuple[str, float]] = [
         ("isthmus_queue_waiting_in_memory", machine.waiting_count()),
-        ("isthmus_queue_unread_partitions", len(machine.unknown())),
+        ("isthmus_queue_unread_partitions", len(machine.incomplete_windows())),
         ("isthmus_queue_in_flight", machine.in_flight_count()),
         ("isthmus_queue_oldest_age_seconds", 0.0 if oldest is None else max(0, wall_ms - oldest) / 1000),
         ("isthmus_queue_objects_in_memory", budget.objects),
@@ -252,12 +254,12 @@ def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_vanished_total", ledger.vanished),
         ("isthmus_queue_late_acknowledgements_total", counts.late),
         ("isthmus_queue_refused_acknowledgements_total", counts.refused),
-        ("isthmus_queue_publishing_suspended", float(machine.stopped is not None)),
+        ("isthmus_queue_publishing_suspended", float(machine.publishing_suspended is not None)),
         ("isthmus_queue_given_up_total", ledger.given_up),
         ("isthmus_queue_ledger_off", ledger.unbalanced),
         ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.word.lost)),
         ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),
-        ("isthmus_queue_held_types", len(machine.held_back())),
-        ("isthmus_queue_lower_waiting", sum(lower.waiting_count for lower in machine.lower)),
+        ("isthmus_queue_held_types", len(machine.held_back_since())),
+        ("isthmus_queue_lower_waiting", sum(lower.waiting_count for lower in machine.bulk_queues)),
     ]
     return [(name, labels, value) for name, value in numbers]

@@ -1,55 +1,54 @@
-"""What the windows of one queue share: the shape of a reference, the queue's budget, whose changes of which buckets it
-offers, and the ledger that each window keeps (pure).
-
-The story goes on in `queues.window`.
-"""
+"""Types shared by the windows of a queue: references, priorities, budget, ledger, bucket and origin rules (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
+
+from isthmus.queues.filters import Filter
 
 REAL_TIME: Final = 3
 FULL_SYNC: Final = 2
 FOLD: Final = 1
 PRIORITIES: Final = (REAL_TIME, FULL_SYNC, FOLD)
-"""Served in this order, strictly."""
+"""Served in strictly this order."""
 
 LOWER: Final = (FULL_SYNC, FOLD)
+"""Priorities of bulk references (`queues.bulk_queue`)."""
 
 Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
-"""(kind, partition, row offset, bucket type, bucket, key, origin, time ms, payload), as it goes over the wire."""
+"""A reference as it is sent: (kind, partition, row offset, bucket type, bucket, key, origin, time ms, payload)."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What all windows of one queue share: its limits and how much of them is used, and its counters.
+    """Memory limits of one queue, shared by its windows, and their use.
 
-    `references` are places in memory (waiting, away, or acknowledged out of order); `objects` are whole objects
-    among those that wait.
+    `references` counts places in memory (waiting, in flight, or acknowledged out of order); `objects` counts whole
+    objects among those that wait.
     """
 
     object_size_limit_bytes: int
     object_limit: int
     reference_limit: int
     discard: bool = False
-    """At the limit new changes are given up; else the window stops and refills from the change index."""
+    """At the limit new changes are discarded; else the window stops and later reads them from the change index."""
     references: int = 0
     objects: int = 0
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of a partition's changes while this node led it, in changes. It closes when
-    found + eligible = acknowledged + collapsed + vanished + given_up + handed_on + what waits + what is under lease.
+    """Counts of what happened to a partition's changes while this node led it. The ledger balances when
+    found + eligible = acknowledged + collapsed + collapsed_unseen + vanished + given_up + handed_on + waiting +
+    in flight.
 
-    `found` waited when the window first knew all; `eligible` were counted at apply. While nobody fetches, or the window
-    is stopped, a change that replaces one that waits is not seen to do so: once the window knows all again, the
-    difference is booked as `collapsed_unseen`. `handed_on` waited, or was under lease, when the window ended: with the
-    leadership, or because an operator moved the cursor; whoever stands there next finds it, or it lies in a gap.
-    `passed_over` are changes that the filter or the origin rule holds back; they are on neither side. `unbalanced`
-    counts changes by which the two sides ever differed: a bug.
+    `found` waited when the window first was contiguous; `eligible` were counted when they were applied. While nobody
+    fetches, or the window is stopped, the window does not notice that a change replaces one that waits: the difference
+    is counted as `collapsed_unseen` once the window is contiguous again. `given_up` lie in a gap. `handed_on` waited or
+    were in flight when the window ended, with the leadership or because an operator moved the cursor: the next window
+    finds them, or they lie in a gap. `passed_over` are not offered, by filter or origin, and are on neither side.
+    `unbalanced` counts changes by which the two sides ever differed: a bug.
     """
 
     found: int = 0
@@ -64,59 +63,61 @@ class Ledger:
     unbalanced: int = 0
 
     def settled(self) -> int:
-        """All that neither waits nor is under lease any more."""
-        went = self.acknowledged + self.collapsed + self.collapsed_unseen + self.vanished
-        return went + self.given_up + self.handed_on
+        """Changes that neither wait nor are in flight any more."""
+        done = self.acknowledged + self.collapsed + self.collapsed_unseen + self.vanished
+        return done + self.given_up + self.handed_on
 
     def left(self) -> int:
-        """What must wait or be under lease."""
+        """Changes that must wait or be in flight."""
         return self.found + self.eligible - self.settled()
 
     def add(self, other: Ledger) -> None:
-        """Take another's numbers in."""
+        """Add the counts of another ledger."""
         for field in fields(other):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def inherit(self, ended: Ledger) -> None:
-        """Take in the ledger of a window that has ended, and close it: what was left was handed on. A window that never
-        knew all may have seen more settled than it had found."""
+        """Add the ledger of a window that has ended; changes that were left were handed on. A window that never was
+        contiguous may have settled more changes than it had found."""
         self.add(ended)
         left = ended.left()
         self.handed_on += max(0, left)
         self.found += max(0, -left)
 
 
-BUCKETS_KEPT: Final = 4_096
-"""Buckets whose filter decision a window remembers; then it forgets all of them and asks again."""
+BUCKETS_MAX: Final = 4_096
+"""Buckets whose filter decision a window caches; at the limit the cache is emptied."""
 
 
 class BucketRule:
-    """Which buckets of one partition's bucket type are offered, remembered by bucket."""
+    """A queue's filter for the buckets of one bucket type, with a cache of its decisions."""
 
-    __slots__ = ("_asks", "_known")
+    __slots__ = ("_bucket_type", "_filter", "_known")
 
-    def __init__(self, asks: Callable[[bytes], bool]) -> None:
-        self._asks = asks
+    def __init__(self, filter_: Filter, bucket_type: bytes) -> None:
+        self._filter = filter_
+        self._bucket_type = bucket_type
         self._known: dict[bytes, bool] = {}
 
     def offers(self, bucket: bytes) -> bool:
-        """True when changes of the bucket pass the filter."""
+        """Whether the filter offers changes of the bucket."""
         known = self._known.get(bucket)
         if known is None:
-            if len(self._known) >= BUCKETS_KEPT:
+            if len(self._known) >= BUCKETS_MAX:
                 self._known.clear()
-            known = self._known[bucket] = self._asks(bucket)
+            known = self._known[bucket] = self._filter.offers(self._bucket_type, bucket)
         return known
 
 
 @dataclass(frozen=True, slots=True)
 class OriginRule:
-    """Whose changes may be offered: `own` is this cluster's uuid, `owner` the uuid of the cluster that fetches."""
+    """Which origins a queue offers: `own` is this cluster's uuid, `owner` that of the cluster that fetches."""
 
     own: bytes
     owner: bytes
     cascade: bool
 
     def eligible(self, origin: bytes) -> bool:
-        """Ours always; a foreign cluster's only when cascading, and never to the cluster that it came from."""
+        """Whether changes of this origin are offered: our own always, foreign ones only when cascading, and never to
+        the cluster that they came from."""
         return origin == self.own or (self.cascade and origin != self.owner)

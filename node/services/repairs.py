@@ -55,12 +55,12 @@ class RepairQueue:
     def waiting(self, queue: str) -> int:
         """References of full-sync that wait on this node, or are under way from it
         (`aae.scheduling.gap_healing.Gaps`)."""
-        lower = self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)]
-        return lower.waiting_count + lower.away_count
+        lower = self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)]
+        return lower.waiting_count + lower.in_flight_count
 
     def refused(self, queue: str) -> int:
         """See Repairs."""
-        return self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)].counts.outcomes[3]
+        return self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)].counts.outcomes[3]
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""

@@ -203,8 +203,8 @@ class Home:
         while True:
             reply = await self.fetch(acks=acks, wait_ms=50, **how)  # type: ignore[arg-type]
             acks = []
-            unread = self.queues.named(str(how.get("queue", "q"))).machine.unknown()
-            if not reply.items and all(window.barred for window in unread):
+            unread = self.queues.named(str(how.get("queue", "q"))).machine.incomplete_windows()
+            if not reply.items and all(window.held_back for window in unread):
                 return got
             if reply.items:
                 got += [item[5] for item in reply.items]

@@ -249,7 +249,7 @@ def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once
         pair.cluster.types = {b"default"}
         sink = await pair.sink()
         machine = pair.home.served()[0].machine
-        await until(lambda: machine.types == {b"default"} and not machine.unclaimed(0))
+        await until(lambda: machine.sink_types.known == {b"default"} and not machine.wanted_cursors(0))
         pair.home.put(b"o1", b"o2", partition=PARTITIONS[1])
         pair.home.put(b"a", b"b")
         await until(lambda: machine.counts.acknowledged == 2)

@@ -82,13 +82,13 @@ def a_repeat_is_answered_at_once(patch: Patch) -> None:
 
 def cursor_told_early(patch: Patch) -> None:
     """The cursor moves over what is given out, before it is acknowledged."""
-    sound = SourceQueue.sent
+    sound = SourceQueue.mark_sent
 
     def sent(self: SourceQueue, batch: LeasedBatch) -> None:
         sound(self, batch)
         self.acknowledge(batch.session, batch.id, batch.owner_version, ())
 
-    patch.setattr(SourceQueue, "sent", sent)
+    patch.setattr(SourceQueue, "mark_sent", sent)
 
 
 def owner_version_ignored(patch: Patch) -> None:
@@ -135,9 +135,9 @@ def what_is_given_up_is_forgotten(patch: Patch) -> None:
     """What a sink refuses for good leaves no gap."""
 
     def missing(self: Window, places: Any, items: Any) -> None:
-        self.done(places, items)
+        self.settle(places, items)
 
-    patch.setattr(Window, "missing", missing)
+    patch.setattr(Window, "settle_refused", missing)
 
 
 def another_leader_begins_at_its_end(patch: Patch) -> None:

@@ -462,7 +462,9 @@ class Operator:
     def _suspended(process: Process | None) -> bool:
         if not isinstance(process, QueueProcess):
             return False
-        return any(machine.suspended or machine.stopped for machine in process.queues.machines().values())
+        return any(
+            machine.serving_suspended or machine.publishing_suspended for machine in process.queues.machines().values()
+        )
 
 
 class QueueCheckers(Checkers):
@@ -701,6 +703,6 @@ class QueueWorld(World):
     def _look_at_ledgers(self, process: QueueProcess) -> None:
         """I-Q-LEDGER, at rest."""
         for name, machine in process.queues.machines().items():
-            off = [machine.ledger().unbalanced, *(window.close_ledger() or 0 for window in machine.windows.values())]
+            off = [machine.ledger().unbalanced, *(window.ledger_error() or 0 for window in machine.windows.values())]
             if any(off):
                 raise Violation("I-Q-LEDGER", f"{name} at {process.name} does not close by {off}")

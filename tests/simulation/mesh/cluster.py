@@ -192,7 +192,7 @@ class Town:
         """A CURSOR entry of the queue that was made for `sink` is on its way; one at a time."""
         assert sink not in self.claiming
         self.claiming.add(sink)
-        self.queues[sink].deciding(P)
+        self.queues[sink].cursor_appended(P)
         self._log_cursor(self.queues[sink].name.encode(), state)
 
     # ---------------------------------------------------------------- what is written
@@ -267,7 +267,7 @@ class Town:
             for at, entry in enumerate(entries):
                 if entry.kind == EntryKind.CURSOR and entry.key == queue.name.encode():
                     queue.add(P, entries[start : at + 1], self.now_ms)
-                    queue.decided(P, TYPE, entry.offset, decode_state(entry.payload))
+                    queue.cursor_applied(P, TYPE, entry.offset, decode_state(entry.payload))
                     self.claiming.discard(sink)
                     start = at + 1
             if start < len(entries):
@@ -276,7 +276,7 @@ class Town:
     def begin_reads(self) -> None:
         """Reads of the change index that windows want."""
         for queue in self.queues.values():
-            self.reads += [Read(window, start, limit, None) for window, start, limit in queue.refills()]
+            self.reads += [Read(window, start, limit, None) for window, start, limit in queue.begin_refills()]
 
     def go_on_reading(self, number: int) -> None:
         """One of the reads is done, or comes home."""
@@ -286,12 +286,12 @@ class Town:
             self.reads.insert(number, read._replace(rows=rows))
             self.read_count += 1
         else:
-            read.window.refilled(read.rows, read.limit)
+            read.window.finish_refill(read.rows, read.limit)
 
     def save_cursors(self) -> None:
         """What acknowledgements moved is written, softly."""
         for queue in self.queues.values():
-            for _, base, cursor in queue.soft_positions():
+            for _, base, cursor in queue.moved_cursors():
                 self.store.write([PartitionStep(P, (), {queue.name.encode(): encode_soft(base, cursor, 0)})])
 
     # ---------------------------------------------------------------- reaping

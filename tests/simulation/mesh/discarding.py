@@ -39,7 +39,7 @@ class GivingWorld(World):
         """See World: what operators have decided stands in the metastore."""
         super().begin(name)
         for (source, queue), stopped in self.stopped.items():
-            self.towns[source].queues[queue].stopped = PublishingSuspended("ann", "") if stopped else None
+            self.towns[source].queues[queue].publishing_suspended = PublishingSuspended("ann", "") if stopped else None
 
     def reads(self) -> None:
         """Rows are read, and CURSOR entries written for what was given up or decided."""
@@ -56,7 +56,7 @@ class GivingWorld(World):
         """What no entry says yet is on its way into the log, if nothing of that queue is."""
         town = self.any_town()
         for sink, queue in town.queues.items():
-            for _, state in queue.unclaimed(self.now):
+            for _, state in queue.wanted_cursors(self.now):
                 if sink not in town.claiming:
                     grew = ends_a_gap(queue.windows[P].state, state)
                     rows = [] if grew is None else town.store.changes(P, grew.start, 1_000)
@@ -67,7 +67,7 @@ class GivingWorld(World):
         road = self.rng.choice(self.roads)
         at = road.source, road.queue
         self.stopped[at] = not self.stopped.get(at)
-        self.towns[road.source].queues[road.queue].stopped = (
+        self.towns[road.source].queues[road.queue].publishing_suspended = (
             PublishingSuspended("ann", "") if self.stopped[at] else None
         )
 
@@ -95,11 +95,13 @@ class GivingWorld(World):
         self.acts = False
         for source, queue in self.stopped:
             self.stopped[source, queue] = False
-            self.towns[source].queues[queue].stopped = None
+            self.towns[source].queues[queue].publishing_suspended = None
         for _ in range(100):
             super().drain()
             towns = self.towns.values()
-            if not any(town.claiming or any(q.unclaimed(self.now) for q in town.queues.values()) for town in towns):
+            if not any(
+                town.claiming or any(q.wanted_cursors(self.now) for q in town.queues.values()) for town in towns
+            ):
                 return
         raise AssertionError("something is decided again and again")
 
@@ -113,14 +115,14 @@ class GivingWorld(World):
         for road in self.roads:
             town, sink = self.towns[road.source], self.towns[road.sink]
             window = town.queues[road.queue].windows[P]
-            assert not window.unrecorded()
-            assert window.close_ledger() in (0, None)
+            assert not window.unrecorded_gaps()
+            assert window.ledger_error() in (0, None)
             assert not window.ledger.unbalanced
             for gap in self.gaps(road):
                 assert not gap.is_open
                 self.seen.update(gap.what.split(" and "))
             for change in self.changes(town):
-                if not window.wants(change) and not any(g.start <= change.offset < g.end for g in self.gaps(road)):
+                if not window.offers_row(change) and not any(g.start <= change.offset < g.end for g in self.gaps(road)):
                     continue
                 ours, theirs = town.get(change.key), sink.get(change.key)
                 assert ours is not None

@@ -82,7 +82,7 @@ class Fetcher:
         batch = self.machine.take(self._session, count, BATCH_BYTES, self._world.now)
         if batch is None:
             return None
-        assert self.machine.settle(batch, read_objects(self._source.store, batch.items(), BATCH_BYTES))
+        assert self.machine.resolve(batch, read_objects(self._source.store, batch.items(), BATCH_BYTES))
         return batch, [item[5] for item in batch.items()]
 
     def store(self, batch: LeasedBatch, failed: Collection[int] = ()) -> None:

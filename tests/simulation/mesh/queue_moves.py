@@ -135,13 +135,13 @@ class MovingWorld(GivingWorld):
         for road in self.roads:
             town, sink = self.towns[road.source], self.towns[road.sink]
             window, begins = town.queues[road.queue].windows[P], self.begins[road.source, road.queue]
-            assert window.close_ledger() in (0, None)
+            assert window.ledger_error() in (0, None)
             assert not window.ledger.unbalanced
             rows = {change.key: change for change in self.changes(town)}
             for change in rows.values():
                 ours, theirs = town.get(change.key), sink.get(change.key)
                 assert ours is not None
-                if not window.wants(change) or change.offset < begins:
+                if not window.offers_row(change) or change.offset < begins:
                     continue
                 assert (theirs is not None and descends(theirs.clock, ours.clock)) or self.given_up(road, change), (
                     f"{road}: {change} is missing, and no gap says so: {self.gaps(road)}"

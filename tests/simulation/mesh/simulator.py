@@ -240,8 +240,8 @@ class World:
             assert errand.resolved is not None
             if self.waiting and not queue.caught_up(errand.batch, {P: errand.told_upto}):
                 return
-            if queue.settle(errand.batch, errand.resolved):
-                queue.sent(errand.batch)
+            if queue.resolve(errand.batch, errand.resolved):
+                queue.mark_sent(errand.batch)
                 errand.items = errand.batch.items()
         for item in errand.items:
             told = item[5] + b" leaves" if item[0] == ReferenceKind.LEAVING else item[5]

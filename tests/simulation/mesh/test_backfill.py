@@ -47,7 +47,7 @@ def give_queue_to(world: World, a: Town, owner: Town) -> None:
     queue = a.queues["c"]
     queue.set_owner(b"", 2)
     queue.set_owner(owner.uuid, 3)
-    for _, state in queue.unclaimed(world.now):
+    for _, state in queue.wanted_cursors(world.now):
         a.claim("c", state)
     settle(a)
 
@@ -57,7 +57,7 @@ def must_have(a: Town, queue: str, d: Town, dot: Dot) -> None:
     window = a.queues[queue].windows[P]
     assert window.advance() == window.applied
     assert not window.state.gaps
-    assert window.close_ledger() == 0
+    assert window.ledger_error() == 0
     found = d.get(KEY)
     assert found is not None, "d has not seen a's write, and no gap says so"
     assert covers(found.clock, dot)
@@ -142,15 +142,15 @@ def test_a_cursor_entry_that_is_refused_or_applied_is_not_under_way() -> None:
     leadership; of two that are under way at once each ends by itself."""
     world, a, c, _ = clusters()
     queue = a.queues["c"]
-    assert not queue.undecided(P)
+    assert not queue.cursor_pending(P)
     append_release(world, a)
-    assert queue.undecided(P)
-    queue.deciding(P)
+    assert queue.cursor_pending(P)
+    queue.cursor_appended(P)
     settle(a)
-    assert queue.undecided(P), "the second may have been appended, too"
-    queue.not_decided(P)
-    assert not queue.undecided(P)
+    assert queue.cursor_pending(P), "the second may have been appended, too"
+    queue.cursor_rejected(P)
+    assert not queue.cursor_pending(P)
     append_release(world, a)
     a.lead_anew(saved=True, known=True)
-    assert not queue.undecided(P)
+    assert not queue.cursor_pending(P)
     replaced_once_acknowledged(world, a, c)

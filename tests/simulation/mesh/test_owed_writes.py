@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.queues.queue_documents import CLEARED, CursorCommand, obeyed
-from isthmus.queues.source_queue import QUIET_MS
+from isthmus.queues.source_queue import IDLE_MS
 from isthmus.repl.model.objects import encode_object
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import Dot, covers, decode_clock
@@ -42,7 +42,7 @@ def must_have(to_c: Fetcher, a: Town, c: Town, dot: Dot) -> None:
 @pytest.mark.parametrize("new_leader", [True, False])
 def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(new_leader: bool) -> None:
     """R-OWED asks for the offset of the key's row: a merge of ours has no new dot of ours, but a row above the cursor.
-    The window in memory is lost by a change of leader, or because the sink does not fetch for QUIET_MS."""
+    The window in memory is lost by a change of leader, or because the sink does not fetch for IDLE_MS."""
     world, a, b, c = clusters()
     to_c = Fetcher(world, a, c)
     dot = write(world, a, KEY, b"ours")
@@ -64,7 +64,7 @@ def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(n
     if new_leader:
         a.lead_anew(saved=True, known=True)
     else:
-        world.now += QUIET_MS
+        world.now += IDLE_MS
         to_c.machine.expire(world.now)
         to_c.machine.drop_idle_windows(world.now)
     must_have(to_c, a, c, dot)

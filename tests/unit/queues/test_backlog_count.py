@@ -43,7 +43,7 @@ def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
     """Those that are offered, not acknowledged and not under lease; and those for which a reference waits that stood
     for a change of ours before."""
     above = [row for row in rows if row.offset >= window.cursor]
-    offered = {row.offset for row in window.unsettled(above) if row.offset not in window._flight}
+    offered = {row.offset for row in window.unsettled(above) if row.offset not in window._in_flight}
     return offered | {item[2] for item in window._waiting.values()}
 
 
@@ -66,7 +66,7 @@ def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: 
         home.put(*names)
         assert await counted(home) == 60
         home.put(*names[:10], *names[40:50], *names[:5])
-        assert home.served()[0].machine.unknown()
+        assert home.served()[0].machine.incomplete_windows()
         assert await counted(home) == 60
         peeked = [item[5] for item in await home.acts.peek("q", 100)]
         assert sorted(peeked) == names, "each once"

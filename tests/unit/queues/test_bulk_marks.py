@@ -108,7 +108,7 @@ def test_nothing_is_taken_in_that_is_not_on_record() -> None:
         home.metastore.disconnect()
         with pytest.raises(NotReady):
             await home.acts.push("q", keys(1), FULL_SYNC, 0)
-        assert queue.machine.lower[0].held_count == 0
+        assert queue.machine.bulk_queues[0].held_count == 0
         home.metastore.reconnect()
         await home.until(lambda: queue.word is not None)
         assert await home.acts.push("q", keys(1), FULL_SYNC, 0) == 1
@@ -116,7 +116,7 @@ def test_nothing_is_taken_in_that_is_not_on_record() -> None:
         assert await home.acts.push("q", keys(FIRST_STEP - 1, 1), FULL_SYNC, 0) == FIRST_STEP - 1
         with pytest.raises(NotReady):
             await home.acts.push("q", keys(1, FIRST_STEP), FULL_SYNC, 0)
-        assert queue.machine.lower[0].held_count == FIRST_STEP
+        assert queue.machine.bulk_queues[0].held_count == FIRST_STEP
         home.metastore.reconnect()
 
     story(test)
@@ -146,7 +146,7 @@ def test_a_full_queue_takes_what_waits_already() -> None:
         assert await home.acts.push("q", [*keys(1, 11), *keys(5)], FULL_SYNC, 0) == 0
         assert marks(home)[0][2] == 10
         (queue,) = home.served()
-        assert queue.machine.lower[0].counts.queued == 10
+        assert queue.machine.bulk_queues[0].counts.queued == 10
 
     story(test, QueueSettings("q", queue_limit_count=10))
 
@@ -355,7 +355,7 @@ def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
         gaps = gaps_of_lower(two)
         assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
         for home in homes:
-            assert all(lower.held_count == 0 for lower in home.served()[0].machine.lower)
+            assert all(lower.held_count == 0 for lower in home.served()[0].machine.bulk_queues)
         for home in homes:
             await home.close()
 
@@ -391,7 +391,7 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
                 case 4:
                     await ticked(home, rng.choice((0, REST_MS)))
                 case _:
-                    held = {lower.priority: lower.held_count for lower in home.served()[0].machine.lower}
+                    held = {lower.priority: lower.held_count for lower in home.served()[0].machine.bulk_queues}
                     before = len(home.acts.gaps("q"))
                     await home.crash()
                     await home.start()
@@ -401,7 +401,7 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
                     crashes += any(held.values())
                     acks = []
             written = {mark.priority: mark.at_most for mark in (await looker.word("q")).held}
-            for lower in home.served()[0].machine.lower:
+            for lower in home.served()[0].machine.bulk_queues:
                 assert lower.held_count <= written.get(lower.priority, 0)
         assert crashes, "the seed shows nothing"
         await home.close()

@@ -81,7 +81,7 @@ def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
     desk.write(b"a")
     desk.write(b"b")
     batch, _ = desk.take(count=1)
-    desk.queue.decided(P, b"default", 2, CursorState(3, 1, SINK))
+    desk.queue.cursor_applied(P, b"default", 2, CursorState(3, 1, SINK))
     desk.ack(batch)
     desk.refill()
     assert desk.take()[1] == []
@@ -93,9 +93,9 @@ def test_moved_cursors_are_told_once_and_kept_over_a_new_entry() -> None:
     """A cursor is handed out for saving when it moved, and again under a new CURSOR entry's tag."""
     desk = Desk()
     desk.write(b"a")
-    assert desk.queue.soft_positions() == []
+    assert desk.queue.moved_cursors() == []
     desk.ack(desk.take()[0])
-    assert desk.queue.soft_positions() == [(P, 0, 1)]
-    assert desk.queue.soft_positions() == []
-    desk.queue.decided(P, b"default", 50, CursorState(0, 1, SINK))
-    assert desk.queue.soft_positions() == [(P, 50, 1)]
+    assert desk.queue.moved_cursors() == [(P, 0, 1)]
+    assert desk.queue.moved_cursors() == []
+    desk.queue.cursor_applied(P, b"default", 50, CursorState(0, 1, SINK))
+    assert desk.queue.moved_cursors() == [(P, 50, 1)]

@@ -46,10 +46,10 @@ def test_an_object_that_is_newer_than_its_reference_goes_once_and_never_home(ori
     assert not desk.queue.caught_up(batch, {P: desk.shelf.ends[P]})
     desk.queue.add(P, [entry], desk.now)
     assert desk.queue.caught_up(batch, {P: desk.shelf.ends[P]})
-    assert desk.queue.settle(batch, found) == (origin == OURS)
+    assert desk.queue.resolve(batch, found) == (origin == OURS)
     if origin == OURS:
         assert [item[2] for item in batch.items()] == [entry.offset]
         desk.ack(batch.id)
     assert desk.take()[1] == []
     assert desk.cursor == desk.shelf.ends[P]
-    assert desk.queue.windows[P].close_ledger() == 0
+    assert desk.queue.windows[P].ledger_error() == 0

@@ -163,7 +163,7 @@ def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(mon
         reads = lag_module._pending
 
         async def overtaken(*given: Any) -> lag_module.Pending:
-            if home.queues.machines()["q"].windows[P].away_count:
+            if home.queues.machines()["q"].windows[P].in_flight_count:
                 await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
             return await reads(*given)
 

@@ -69,7 +69,7 @@ def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
         monkeypatch.setattr(home, "write_cursor", slowly)
         monkeypatch.setattr("isthmus.queues.cursor_keeper.RETRY_MS", 60_000)
         await home.acts.suspend("q", "publishing", None, told(home))
-        await home.until(lambda: queue.machine.undecided(P))
+        await home.until(lambda: queue.machine.cursor_pending(P))
         assert home.queues.owed(P, 1, THIRD, KEY), "the entry is under way"
         may_go.set()
         await home.until(lambda: answers)

@@ -69,7 +69,7 @@ async def settled(home: Home, name: str = "q") -> None:
         (queue,) = [q for q in home.served() if q.settings.name == name]
         decree = queue.word.decree
         return (
-            not queue.machine.unclaimed(0)
+            not queue.machine.wanted_cursors(0)
             and not queue.claiming
             and len(queue.machine.windows) == len(PARTITIONS)
             and (decree is None or all(w.state.decree == decree.version for w in queue.machine.windows.values()))
@@ -80,7 +80,7 @@ async def settled(home: Home, name: str = "q") -> None:
 
 async def caught_up(home: Home) -> None:
     """The windows know all that waits."""
-    await home.until(lambda: not home.served()[0].machine.unknown())
+    await home.until(lambda: not home.served()[0].machine.incomplete_windows())
 
 
 def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
@@ -719,7 +719,7 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
         wanted = [Key(b"nope", BUCKET, b"x"), *keys(b"a", b"b")]
         assert await home.acts.push("q", wanted, FULL_SYNC, 0) == 3
         assert [item[5] for item in (await home.fetch()).items] == [b"a", b"b"]
-        lower = home.served()[0].machine.lower[0]
+        lower = home.served()[0].machine.bulk_queues[0]
         assert lower.counts.vanished == 1
         errors[0] = NotReady("later")
         assert await home.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
@@ -866,7 +866,7 @@ def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
         (queue,) = home.served()
         budget = queue.machine.budget
         assert (budget.object_size_limit_bytes, budget.reference_limit, budget.discard) == (1, 7, True)
-        assert (queue.machine.leases.lease_ms, queue.machine.lower[0].limit) == (9_000, 7)
+        assert (queue.machine.leases.lease_ms, queue.machine.bulk_queues[0].limit) == (9_000, 7)
         await home.acts.change_settings("q", {}, told(home), default=True)
         assert queue.settings == QueueSettings("q")
         with pytest.raises(BadInput, match="is no rule of a filter"):

@@ -49,8 +49,8 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
         assert await home.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
         first = await home.fetch(wait_ms=500)
         assert [item[5] for item in first.items] == [b"a", b"b"]
-        lower = home.served()[0].machine.lower[0]
-        assert (lower.waiting_count, lower.away_count) == (2, 2)
+        lower = home.served()[0].machine.bulk_queues[0]
+        assert (lower.waiting_count, lower.in_flight_count) == (2, 2)
         asked = 0
         acks = [BatchAck(first.batch, first.owner_version)]
         assert (await home.fetch(acks=acks, wait_ms=1_500)).items == []

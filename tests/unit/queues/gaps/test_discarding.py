@@ -25,17 +25,17 @@ def test_what_is_given_up_while_an_entry_is_under_way_is_counted_once() -> None:
     desk.budget.discard = True
     for number in range(LIMIT + 5):
         desk.write(b"a%d" % number)
-    ((_, first),) = desk.queue.unclaimed(0)
+    ((_, first),) = desk.queue.wanted_cursors(0)
     for number in range(7):
         desk.write(b"b%d" % number)
     entry = desk.pen.cursor(P, b"q", encode_state(first))
     desk.shelf.put(P, entry)
-    desk.queue.decided(P, b"default", entry.offset, first)
-    ((_, second),) = desk.queue.unclaimed(0)
+    desk.queue.cursor_applied(P, b"default", entry.offset, first)
+    ((_, second),) = desk.queue.wanted_cursors(0)
     (gap,) = second.gaps
     assert (gap.start, gap.end, gap.left_out) == (LIMIT, LIMIT + 12, 12)
     assert desk.queue.windows[P].ledger.given_up == 12
-    assert desk.queue.windows[P].close_ledger() == 0
+    assert desk.queue.windows[P].ledger_error() == 0
 
 
 def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
@@ -85,11 +85,11 @@ def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatc
         (old,) = home.acts.gaps("q")
         monkeypatch.setattr(home.queues._keeper, "write_pending_cursors", lambda _queue: None)
         home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
-        assert window.unrecorded()
+        assert window.unrecorded_gaps()
         await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
         window = queue.machine.windows[PARTITIONS[0]]
         assert [gap.left_out for gap in window.state.gaps] == [5]
-        assert not window.unrecorded()
+        assert not window.unrecorded_gaps()
         await home.close()
 
     asyncio.run(test())
@@ -109,10 +109,10 @@ def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not
     window = desk.queue.windows[P]
     assert window.cursor == LIMIT, "the gap is on no record"
     rows = desk.shelf.changes(P, 0, 100)
-    assert window.unexplained(rows) == []
+    assert window.find_lost(rows) == []
     assert [row.key for row in window.unsettled(rows)] == [b"c"]
     (above,) = [row.offset for row in rows if row.key == b"b"]
-    assert window.whereabouts(above)[0] == "acknowledged"
+    assert window.locate(above)[0] == "acknowledged"
 
 
 def test_the_second_of_two_entries_that_says_less_counts() -> None:
@@ -128,7 +128,7 @@ def test_the_second_of_two_entries_that_says_less_counts() -> None:
         entry = desk.pen.cursor(P, b"q", encode_state(state))
         desk.shelf.put(P, entry)
         desk.queue.add(P, [entry], 0)
-        desk.queue.decided(P, b"default", entry.offset, state)
+        desk.queue.cursor_applied(P, b"default", entry.offset, state)
     desk.refill()
     assert [(gap.start, gap.end) for gap in desk.queue.windows[P].state.gaps] == [(0, 2)]
     assert keys(desk.take()[1]) == [b"a2", b"a3", b"a4", b"a5"]

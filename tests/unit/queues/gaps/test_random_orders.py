@@ -26,7 +26,7 @@ class Steered(Schedule):
     """A queue that operators steer; half of them discard at their limit."""
 
     def __init__(self, seed: int, cascade: bool) -> None:
-        self.stopped: PublishingSuspended | None = None
+        self.publishing_suspended: PublishingSuspended | None = None
         self.decree: CursorCommand | None = None
         self.claims: list[tuple[int, CursorState]] = []
         self.claiming: set[int] = set()
@@ -46,7 +46,7 @@ class Steered(Schedule):
         super().start()
         self.claims.clear()
         self.claiming.clear()
-        self.queue.stopped = self.stopped
+        self.queue.publishing_suspended = self.publishing_suspended
 
     def tell_some(self, partition: int, count: int) -> None:
         entries, self.untold[partition] = self.untold[partition][:count], self.untold[partition][count:]
@@ -58,12 +58,14 @@ class Steered(Schedule):
                 start = at
             if entry.kind == EntryKind.CURSOR:
                 self.claiming.discard(partition)
-                self.queue.decided(partition, b"default", entry.offset, decode_state(entry.payload))
+                self.queue.cursor_applied(partition, b"default", entry.offset, decode_state(entry.payload))
 
     # ------------------------------------------------------------------ what operators do
 
     def suspend_or_resume(self) -> None:
-        self.queue.stopped = self.stopped = None if self.stopped else PublishingSuspended("ann", "because")
+        self.queue.publishing_suspended = self.publishing_suspended = (
+            None if self.publishing_suspended else PublishingSuspended("ann", "because")
+        )
         self.seen["suspended"] += 1
 
     def act(self) -> None:
@@ -76,7 +78,7 @@ class Steered(Schedule):
 
     def claim(self) -> None:
         """As `CursorKeeper.write_pending_cursors` does it, of one partition."""
-        due: dict[int, CursorState | None] = dict(self.queue.unclaimed(self.now))
+        due: dict[int, CursorState | None] = dict(self.queue.wanted_cursors(self.now))
         if self.decree is not None:
             version = self.decree.version
             due |= {p: None for p, window in self.queue.windows.items() if window.state.decree < version}
@@ -149,11 +151,11 @@ class Steered(Schedule):
         old = self.decree is not None and any(
             window.state.decree < self.decree.version for window in self.queue.windows.values()
         )
-        return old or bool(self.claims or self.queue.unclaimed(self.now))
+        return old or bool(self.claims or self.queue.wanted_cursors(self.now))
 
     def drain(self) -> None:
         """All that was decided is obeyed, and what is given up meanwhile comes on record."""
-        self.queue.stopped = self.stopped = None
+        self.queue.publishing_suspended = self.publishing_suspended = None
         super().drain()
         self.seen["gaps"] += sum(len(window.state.gaps) for window in self.queue.windows.values())
 

@@ -25,7 +25,7 @@ async def pop(home: Home) -> bytes | None:
     found = await home.queues.pop("q", key_of)
     if found is None:
         machine = home.queues.named("q").machine
-        await home.until(lambda: not machine.owner_is_new() and not machine.unknown())
+        await home.until(lambda: not machine.owner_pending() and not machine.incomplete_windows())
         found = await home.queues.pop("q", key_of)
     return found
 

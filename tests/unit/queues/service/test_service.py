@@ -182,9 +182,9 @@ def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) 
         await home.until(lambda: home.served()[0].waiters)
         machine = home.served()[0].machine
         monkeypatch.setattr(pacing, "SILENCE_MS", 60_000)
-        machine._pace.arrived(0, home.clock.now_ms())
-        machine._pace._gather_ms = 300  # the real 10 ms pass between two lines of a busy machine
-        machine._pace.emptied()
+        machine._pacing.arrived(0, home.clock.now_ms())
+        machine._pacing._gather_ms = 300  # the real 10 ms pass between two lines of a busy machine
+        machine._pacing.emptied()
         home.put(b"a")
         assert machine.due_in_ms(home.clock.now_ms()) != 0
         await asyncio.sleep(0)
@@ -413,7 +413,7 @@ def test_refused_cursor_entries_are_tried_again() -> None:
         assert sorted(await home.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
         home.clock.skew_ms += 1_000
         home.queues.tick()
-        await home.until(lambda: not home.served()[0].machine.unclaimed(0))
+        await home.until(lambda: not home.served()[0].machine.wanted_cursors(0))
         await home.drain()
         for partition in PARTITIONS:
             assert home.served()[0].machine.windows[partition].advance() == home.shelf.ends[partition]

@@ -11,7 +11,7 @@ import pytest
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.cursors import CursorState, encode_state
 from isthmus.queues.object_reader import read_objects
-from isthmus.queues.pacing import ALIVE_MS
+from isthmus.queues.pacing import ACTIVE_MS
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, REAL_TIME, Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import decode_object
@@ -34,11 +34,11 @@ def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> 
     something; and what is pushed below neither takes a place of real time nor delays it."""
     rng, desk = Random(seed), Desk(reference_limit=40)
     machine = desk.queue
-    by_priority = {lower.priority: lower for lower in machine.lower}
+    by_priority = {lower.priority: lower for lower in machine.bulk_queues}
     held: list[bytes] = []
     seen = set()
     for step in range(2_000):
-        desk.now += rng.choice((0, 0, 5, ALIVE_MS + 1))
+        desk.now += rng.choice((0, 0, 5, ACTIVE_MS + 1))
         match rng.randrange(7):
             case 0 | 1:
                 desk.write(b"r%d" % rng.randrange(20))
@@ -90,7 +90,7 @@ def test_what_is_given_out_is_what_its_reference_says_or_newer(seed: int) -> Non
             if item[5] in deleted:
                 assert ReferenceKind(item[0]) is ReferenceKind.TOMBSTONE
         wanted = {item[5]: clocks[item[5]][-1] for item in batch.items()}
-        if desk.queue.settle(batch, read_objects(desk.shelf, batch.items(), 1_000_000)):  # type: ignore[arg-type]
+        if desk.queue.resolve(batch, read_objects(desk.shelf, batch.items(), 1_000_000)):  # type: ignore[arg-type]
             for item in batch.items():
                 assert descends(decode_object(item[8]).clock, wanted[item[5]])  # type: ignore[arg-type]
                 given.append(item)
@@ -159,12 +159,12 @@ def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
     entry = desk.pen.cursor(P, b"q", encode_state(state))
     desk.shelf.put(P, entry)
     machine.add(P, [entry], desk.now)
-    machine.decided(P, b"default", entry.offset, state)
+    machine.cursor_applied(P, b"default", entry.offset, state)
     session = SESSION._replace(cluster=THIRD)
     machine.on_fetch(session, None, desk.now)
     desk.refill()
-    machine.lower[0].offer(named(b"p", range(3)), desk.now)
-    desk.now += ALIVE_MS + 1
+    machine.bulk_queues[0].offer(named(b"p", range(3)), desk.now)
+    desk.now += ACTIVE_MS + 1
     first = machine.take(session, 10, 1_000_000, desk.now)
     assert first is not None
     assert (first.priority, keys(first.items())) == (REAL_TIME, [b"r"])
@@ -198,8 +198,8 @@ def test_at_the_bound_of_references_replay_keeps_all_and_discard_names_the_rest(
     assert came == [b"%d" % number for number in range(kept)]
     assert desk.queue.windows[P].ledger.given_up == limit + more - kept
     if discard:
-        ((_, state),) = desk.queue.unclaimed(0)
+        ((_, state),) = desk.queue.wanted_cursors(0)
         (gap,) = state.gaps
         assert (gap.start, gap.end, gap.left_out) == (limit, limit + more, more)
     else:
-        assert not desk.queue.unclaimed(0)
+        assert not desk.queue.wanted_cursors(0)

@@ -13,8 +13,8 @@ from isthmus.queues.backlog_count import Backlog, BacklogCounter
 from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.leases import IN_FLIGHT_BATCHES_MAX, Session
 from isthmus.queues.object_reader import read_objects
-from isthmus.queues.pacing import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, BatchPacing, gather_ms
-from isthmus.queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
+from isthmus.queues.pacing import ACTIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, BatchPacing, gather_ms
+from isthmus.queues.source_queue import BULK_BATCH_COUNT, BULK_INTERVAL_MS, IDLE_MS, SourceQueue
 from isthmus.queues.window_rules import FOLD, Budget, Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
@@ -53,12 +53,12 @@ class Desk:
         self.queue.add(partition, [entry], self.now)
 
     def refill(self) -> None:
-        for window, start, rows in self.queue.refills():
-            window.refilled(self.shelf.changes(window.partition, start, rows), rows)
+        for window, start, rows in self.queue.begin_refills():
+            window.finish_refill(self.shelf.changes(window.partition, start, rows), rows)
 
     def take(self, count: int = 100, size: int = 1_000_000) -> tuple[bytes, list[Item]]:
         batch = self.queue.take(SESSION, count, size, self.now)
-        if batch is None or not self.queue.settle(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
+        if batch is None or not self.queue.resolve(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
             return b"", []
         return batch.id, batch.items()
 
@@ -196,7 +196,7 @@ def test_rows_of_other_clusters_go_on_only_when_cascading_and_never_home(cascade
     for through_index in (False, True):
         desk = Desk(cascade=cascade)
         if through_index:
-            desk.queue.windows[P].forget()
+            desk.queue.windows[P].reset()
         desk.write(b"ours")
         desk.write(b"sink's", origin=SINK)
         desk.write(b"third's", origin=THIRD)
@@ -223,7 +223,7 @@ def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole()
         "TO_FETCH", "OBJECT", "OBJECT", "TO_FETCH", "TOMBSTONE",
     ]  # fmt: skip
     assert desk.budget.objects == 0
-    assert desk.queue.settle(batch, read_objects(desk.shelf, batch.items(), 1_000_000))  # type: ignore[arg-type]
+    assert desk.queue.resolve(batch, read_objects(desk.shelf, batch.items(), 1_000_000))  # type: ignore[arg-type]
     for item in batch.items():
         assert item[8] == desk.shelf.objects[P, item[5]]
 
@@ -231,7 +231,7 @@ def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole()
 def test_tombstones_read_from_the_index_are_marked_so() -> None:
     """What a reference is read as follows from the object: a tombstone is served as one."""
     desk = Desk()
-    desk.queue.windows[P].forget()
+    desk.queue.windows[P].reset()
     desk.write(b"a")
     desk.write(b"gone", delete=True)
     desk.queue.windows[P].tracking = True
@@ -387,11 +387,11 @@ def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
     other = SESSION._replace(cluster=THIRD)
     desk.queue.on_fetch(other, (), 0)
     assert desk.queue.take(other, 10, 1_000, 0) is None
-    assert desk.queue.unclaimed(0) == [(P, CursorState(0, 2, THIRD))]
+    assert desk.queue.wanted_cursors(0) == [(P, CursorState(0, 2, THIRD))]
     entry = desk.pen.cursor(P, b"q", b"")
     desk.shelf.put(P, entry)
     desk.queue.add(P, [entry], 0)
-    desk.queue.decided(P, b"default", entry.offset, CursorState(0, 2, THIRD))
+    desk.queue.cursor_applied(P, b"default", entry.offset, CursorState(0, 2, THIRD))
     desk.refill()
     batch = desk.queue.take(other, 10, 1_000, 0)
     assert batch is not None
@@ -404,12 +404,12 @@ def test_a_suspended_queue_gives_nothing_and_still_takes_acknowledgements() -> N
     desk.write(b"a")
     batch, _ = desk.take()
     desk.write(b"b")
-    desk.queue.suspended = True
+    desk.queue.serving_suspended = True
     assert desk.take()[1] == []
     assert desk.queue.due_in_ms(0) is None
     desk.ack(batch)
     assert desk.cursor == 1
-    desk.queue.suspended = False
+    desk.queue.serving_suspended = False
     assert keys(desk.take()[1]) == [b"b"]
 
 
@@ -419,13 +419,13 @@ def test_a_sink_that_is_away_costs_no_memory() -> None:
     for number in range(10):
         desk.write(b"%d" % number)
     assert desk.budget.references == 10
-    desk.queue.drop_idle_windows(QUIET_MS - 1)
+    desk.queue.drop_idle_windows(IDLE_MS - 1)
     assert desk.budget.references == 10
-    desk.queue.drop_idle_windows(QUIET_MS)
+    desk.queue.drop_idle_windows(IDLE_MS)
     assert desk.budget.references == desk.budget.objects == 0
     desk.write(b"later")
     assert desk.budget.references == 0
-    desk.queue.on_fetch(SESSION, (), QUIET_MS)
+    desk.queue.on_fetch(SESSION, (), IDLE_MS)
     desk.refill()
     assert len(desk.take()[1]) == 11
 
@@ -512,8 +512,8 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
     desk = Desk()
     for number in range(10):
         desk.write(b"%d" % number, time_ms=100 + number, origin=OURS if number else SINK)
-    desk.queue.windows[P].forget()
-    assert [(w.partition, w.scan) for w in desk.queue.unknown()] == [(P, 1)]
+    desk.queue.windows[P].reset()
+    assert [(w.partition, w.scan) for w in desk.queue.incomplete_windows()] == [(P, 1)]
 
     def counted() -> tuple[int | None, int | None]:
         async def count() -> Backlog:
@@ -536,29 +536,29 @@ def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -
     desk = Desk()
     other = SESSION._replace(node="w2")
     second = SESSION._replace(link=1)
-    desk.queue.lower[1].offer([Key(b"default", BUCKET, b"%d" % n) for n in range(1_000)], 0)
+    desk.queue.bulk_queues[1].offer([Key(b"default", BUCKET, b"%d" % n) for n in range(1_000)], 0)
     desk.write(b"now")
     desk.ack(desk.take()[0])
     batch = desk.queue.take(SESSION, 500, 1_000_000, desk.now)
     assert batch is not None
-    assert (batch.priority, len(batch)) == (FOLD, LOWER_COUNT)
-    assert desk.queue.due_in_ms(desk.now) == LOWER_EVERY_MS
+    assert (batch.priority, len(batch)) == (FOLD, BULK_BATCH_COUNT)
+    assert desk.queue.due_in_ms(desk.now) == BULK_INTERVAL_MS
     assert desk.queue.take(other, 500, 1_000_000, desk.now) is None
-    desk.now += LOWER_EVERY_MS
+    desk.now += BULK_INTERVAL_MS
     assert desk.queue.due_in_ms(desk.now) == 0, "for others"
     for link in (SESSION, second):
         assert desk.queue.due_in_ms(desk.now, link) is None
-        assert not desk.queue.may_have(link, desk.now)
+        assert not desk.queue.has_work_for(link, desk.now)
         assert desk.queue.take(link, 500, 1_000_000, desk.now) is None
-    assert desk.queue.may_have(other, desk.now)
+    assert desk.queue.has_work_for(other, desk.now)
     assert desk.queue.due_in_ms(desk.now, other) == 0
     desk.write(b"then")
-    assert desk.queue.may_have(second, desk.now)
+    assert desk.queue.has_work_for(second, desk.now)
     change = desk.queue.take(second, 500, 1_000_000, desk.now)
     assert change is not None
     assert keys(change.items()) == [b"then"]
     desk.ack(batch.id)
-    desk.now += ALIVE_MS
+    desk.now += ACTIVE_MS
     for link in (SESSION, second):
         large = desk.queue.take(link, 400, 1_000_000, desk.now)
         assert large is not None
@@ -570,19 +570,19 @@ def test_rows_that_were_read_before_the_window_was_let_go_are_not_taken_for_newe
     comes back: what it brings was read before changes that came since, and must not hide them."""
     desk = Desk()
     desk.write(b"a")
-    desk.now += QUIET_MS
+    desk.now += IDLE_MS
     desk.queue.drop_idle_windows(desk.now)
     desk.queue.on_fetch(SESSION, None, desk.now)
-    ((window, start, limit),) = desk.queue.refills()
+    ((window, start, limit),) = desk.queue.begin_refills()
     late = desk.shelf.changes(P, start, limit)
-    desk.now += QUIET_MS
+    desk.now += IDLE_MS
     desk.queue.drop_idle_windows(desk.now)
     desk.write(b"b")
     desk.queue.on_fetch(SESSION, None, desk.now)
-    under_way = desk.queue.refills()
-    window.refilled(late, limit)
-    for again, start, limit in (*under_way, *desk.queue.refills()):
-        again.refilled(desk.shelf.changes(P, start, limit), limit)
+    under_way = desk.queue.begin_refills()
+    window.finish_refill(late, limit)
+    for again, start, limit in (*under_way, *desk.queue.begin_refills()):
+        again.finish_refill(desk.shelf.changes(P, start, limit), limit)
     batch, items = desk.take()
     assert keys(items) == [b"a", b"b"]
     desk.ack(batch)

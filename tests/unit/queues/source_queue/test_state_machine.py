@@ -21,7 +21,7 @@ from isthmus.queues.cursors import CursorState, encode_soft, encode_state, posit
 from isthmus.queues.gaps import Gaps
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.object_reader import read_objects
-from isthmus.queues.source_queue import QUIET_MS, SourceQueue
+from isthmus.queues.source_queue import IDLE_MS, SourceQueue
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Budget
 from isthmus.repl.model.entry import Entry, EntryKind
@@ -192,11 +192,11 @@ class Schedule:
         if ready:
             batch, size = self.rng.choice(ready)
             self.reading.remove((batch, size))
-            if self.queue.settle(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
+            if self.queue.resolve(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
                 self.send(batch, size)
 
     def send(self, batch: LeasedBatch, size: int) -> None:
-        self.queue.sent(batch)
+        self.queue.mark_sent(batch)
         for item in batch.items():
             assert item[0] in (ReferenceKind.OBJECT, ReferenceKind.TOMBSTONE)
             assert item[8]
@@ -244,7 +244,7 @@ class Schedule:
         assert all(batch.expires_ms > self.now for batch in self.queue.leases.batches.values())
 
     def read_rows(self) -> None:
-        self.unread += self.queue.refills()
+        self.unread += self.queue.begin_refills()
 
     def rows_are_read(self) -> None:
         if self.unread:
@@ -256,12 +256,12 @@ class Schedule:
             window, rows, limit = self.reads.pop(self.rng.randrange(len(self.reads)))
             self.seen["refilled"] += 1
             if self.rng.random() < 0.1:
-                window.refill_failed()
+                window.fail_refill()
             else:
-                window.refilled(rows, limit)
+                window.finish_refill(rows, limit)
 
     def save_cursors(self) -> None:
-        for partition, base, cursor in self.queue.soft_positions():
+        for partition, base, cursor in self.queue.moved_cursors():
             self.shelf.soft[partition, NAME] = encode_soft(base, cursor, 0)
 
     def restart(self) -> None:
@@ -288,20 +288,20 @@ class Schedule:
         self.queue.set_owner(self.owner, self.version)
         assert self.queue.take(self.session, 10, 10_000, self.now) is None, "served before the owner's entry applied"
         self.session = self.session._replace(cluster=self.owner)
-        assert {partition for partition, _ in self.queue.unclaimed(0)} == set(PARTITIONS)
+        assert {partition for partition, _ in self.queue.wanted_cursors(0)} == set(PARTITIONS)
         for partition in PARTITIONS:
             self.tell_some(partition, 1_000)
             state = CursorState(0, self.version, self.owner)
             entry = self.pen.cursor(partition, NAME, encode_state(state))
             self.store(partition, entry)
             self.tell_some(partition, 1)
-            self.queue.decided(partition, b"default", entry.offset, state)
-        assert not self.queue.unclaimed(0)
+            self.queue.cursor_applied(partition, b"default", entry.offset, state)
+        assert not self.queue.wanted_cursors(0)
         self.queue.on_fetch(self.session, None, self.now)
 
     def nobody_fetches(self) -> None:
         if not self.queue.leases.batches and not self.unread and not self.reads:
-            self.now += QUIET_MS
+            self.now += IDLE_MS
             self.queue.drop_idle_windows(self.now)
             assert self.discard or self.budget.references == self.budget.objects == 0
             if self.rng.random() < 0.5:
@@ -316,7 +316,7 @@ class Schedule:
         entry = self.pen.cursor(partition, NAME, encode_state(state))
         self.store(partition, entry)
         self.tell_some(partition, 1)
-        self.queue.decided(partition, b"default", entry.offset, state)
+        self.queue.cursor_applied(partition, b"default", entry.offset, state)
 
     # ------------------------------------------------------------------ what must hold
 
@@ -332,10 +332,10 @@ class Schedule:
             position = position_of(self.shelf.cursor(partition, NAME), 0)
             assert position is not None
             if not self.deaf:
-                assert window.close_ledger() in (None, 0), (window.ledger, window.waiting_count, window.away_count)
+                assert window.ledger_error() in (None, 0), (window.ledger, window.waiting_count, window.in_flight_count)
                 assert window.ledger.unbalanced == 0, window.ledger
             if window.contiguous and not self.untold[partition]:
-                assert not window.unexplained(list(self.shelf.rows[partition].values()))
+                assert not window.find_lost(list(self.shelf.rows[partition].values()))
             self.check_passed(partition, cursor, window.state.gaps)
             self.check_passed(partition, position.cursor, position.state.gaps)
 
@@ -363,20 +363,20 @@ class Schedule:
         self.queue.expire(self.now)
         self.queue.on_fetch(self.session, (), self.now)
         for window in self.queue.windows.values():
-            window.refill_failed()
+            window.fail_refill()
         for partition in PARTITIONS:
             self.tell_some(partition, 10_000)
         self.reading.clear()
         for _ in range(1_000):
             self.decide()
-            for window, start, rows in self.queue.refills():
-                window.refilled(self.shelf.changes(window.partition, start, rows), rows)
+            for window, start, rows in self.queue.begin_refills():
+                window.finish_refill(self.shelf.changes(window.partition, start, rows), rows)
             batch = self.queue.take(self.session, 3, 10_000, self.now)
             if batch is None:
                 if all(window.contiguous for window in self.queue.windows.values()) and not self.undecided():
                     break
                 continue
-            if self.queue.settle(batch, read_objects(self.shelf, batch.items(), 10_000)):  # type: ignore[arg-type]
+            if self.queue.resolve(batch, read_objects(self.shelf, batch.items(), 10_000)):  # type: ignore[arg-type]
                 for item in batch.items():
                     key = (item[1], item[5])
                     self.acked[key] = max(item[2], self.acked.get(key, -1))
@@ -389,7 +389,7 @@ class Schedule:
         assert self.queue.waiting_count() == self.queue.in_flight_count() == 0
         assert not self.queue.leases.batches
         assert self.queue.oldest_ms() is None
-        assert not self.queue.unknown()
+        assert not self.queue.incomplete_windows()
 
 
 @pytest.mark.timeout(180)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.config.settings import QueueSettings
-from isthmus.queues.window import HELD_ROWS
+from isthmus.queues.window import HELD_BACK_ROWS
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import NotReady
@@ -17,7 +17,7 @@ from tests.unit.queues.admin.test_acts import alive
 HERE, MISSING = PARTITIONS
 DEFAULT = frozenset({b"default"})
 BOTH = DEFAULT | {b"orders"}
-MANY = [b"m%04d" % n for n in range(3 * HELD_ROWS)]
+MANY = [b"m%04d" % n for n in range(3 * HELD_BACK_ROWS)]
 
 
 def two_types(home: Home) -> None:
@@ -37,13 +37,13 @@ def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) ->
         await home.start()
         machine = home.queues.named("q").machine
         assert (await home.fetch(types=DEFAULT, wait_ms=0)).held == {}
-        await home.until(lambda: not machine.unclaimed(0))
+        await home.until(lambda: not machine.wanted_cursors(0))
         home.put(*MANY, partition=MISSING)
         home.put(b"a", b"b", partition=HERE)
         assert sorted(await home.drain(types=DEFAULT)) == [b"a", b"b"]
         reply = await home.fetch(types=DEFAULT, wait_ms=0)
         assert list(reply.held or ()) == [b"orders"]
-        assert machine.budget.references <= HELD_ROWS
+        assert machine.budget.references <= HELD_BACK_ROWS
         assert machine.windows[MISSING].cursor <= machine.windows[MISSING].applied - len(MANY)
         told = next(row for row in await home.acts.listing() if row["name"] == "q")
         assert list(told["held_types"]) == ["orders"]
@@ -54,7 +54,7 @@ def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) ->
         await home.start()
         assert list((await home.fetch(types=DEFAULT, wait_ms=0)).held or ()) in ([], [b"orders"])
         home.queues.tick()
-        await home.until(lambda: home.queues.named("q").machine.budget.references <= HELD_ROWS)
+        await home.until(lambda: home.queues.named("q").machine.budget.references <= HELD_BACK_ROWS)
         home.put(b"c", partition=HERE)
         assert await home.drain(types=DEFAULT) == [b"c"]
         got = await home.drain(types=BOTH)
@@ -62,7 +62,7 @@ def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) ->
         assert (await home.fetch(types=BOTH, wait_ms=0)).held == {}
         assert home.acts.gaps() == []
 
-    alive(run, QueueSettings("q", queue_limit_count=2 * HELD_ROWS, overflow=overflow))
+    alive(run, QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow))
 
 
 def test_what_was_in_memory_before_the_sink_told_makes_room() -> None:
@@ -78,12 +78,12 @@ def test_what_was_in_memory_before_the_sink_told_makes_room() -> None:
         machine = home.queues.named("q").machine
         await home.until(lambda: machine.windows[MISSING].contiguous)
         assert len(reply.items) == 10
-        assert machine.budget.references > HELD_ROWS
+        assert machine.budget.references > HELD_BACK_ROWS
         failed = [BatchAck(reply.batch, reply.owner_version, tuple(range(10)))]
         assert not (await home.fetch(types=DEFAULT, acks=failed, wait_ms=0)).items
         home.queues.tick()
         await home.until(lambda: not machine.windows[MISSING].reading)
-        assert machine.budget.references <= HELD_ROWS
+        assert machine.budget.references <= HELD_BACK_ROWS
         assert sorted(await home.drain(types=BOTH)) == MANY
 
     alive(run)
@@ -119,11 +119,11 @@ def test_references_of_such_a_type_take_no_room_from_others() -> None:
         home.put(b"o1", b"o2", b"o3", partition=MISSING)
         assert len(await home.drain(types=BOTH)) == 5
         assert await home.acts.push("q", orders, FULL_SYNC, 0) == 3
-        lower = home.queues.named("q").machine.lower[0]
-        assert lower.room() == 0
+        lower = home.queues.named("q").machine.bulk_queues[0]
+        assert lower.free_count() == 0
         home.clock.skew_ms += 61_000
         assert not (await home.fetch(types=DEFAULT, wait_ms=0)).items
-        assert lower.room() == 3
+        assert lower.free_count() == 3
         wanted = [Key(b"default", BUCKET, name) for name in (b"d1", b"d2")]
         assert await home.acts.push("q", wanted, FULL_SYNC, 0) == 2
         with pytest.raises(NotReady, match="west has no bucket type orders"):

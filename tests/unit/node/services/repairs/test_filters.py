@@ -29,10 +29,10 @@ def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> Non
         assert await repairs.push("named", keys) == 1
         assert await repairs.push("repairs", keys) == 2
         assert (repairs.waiting("named"), repairs.waiting("repairs"), repairs.waiting("any")) == (1, 2, 0)
-        lower = home.queues.named("repairs").machine.lower[LOWER.index(FULL_SYNC)]
+        lower = home.queues.named("repairs").machine.bulk_queues[LOWER.index(FULL_SYNC)]
         places, _ = lower.take(1)
         assert repairs.waiting("repairs") == 2, "one waits, one is under way"
-        lower.done(places)
+        lower.settle(places)
         assert repairs.waiting("repairs") == 1
         await repairs.push_last("repairs", [Key(b"default", b"b", b"last")])
         assert repairs.waiting("repairs") == 1, "references of folds are not full-sync's"
