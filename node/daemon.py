@@ -325,7 +325,7 @@ class Node:
             status=self,
             certified_sinks=self._credentials.certified_sinks,
         )
-        add_members(self.client_api, services.members)
+        add_members(self.client_api, services.membership.document)
         PropertyRoutes(services.properties, self.client_api)
         cluster, cluster_name = services.cluster_uuid, settings.node.cluster
         TreeRoutes(
@@ -340,7 +340,7 @@ class Node:
             cluster=cluster,
             cluster_name=cluster_name,
         )
-        self.admin_api = AdminApi(services, services.gathering, self)
+        self.admin_api = AdminApi(services, self)
         guards = self._credentials.guards
         self.client_api.guard, self.admin_api.guard = guards["http"], guards["admin"]
         self.metrics = Metrics(

@@ -30,7 +30,7 @@ SIZES_MAX: Final = 10_000
 
 TIMEOUT_S: Final = 1.5
 """How long one question about all queues may take here: who gathers the answers of nodes waits for 2 s
-(`node.services.cluster_rpc`). Each partition with something waiting takes several turns of the loop, which last a
+(`node.services.cluster_query`). Each partition with something waiting takes several turns of the loop, which last a
 second and more while objects of 100 MB are merged; else the whole question takes some 10 ms."""
 
 

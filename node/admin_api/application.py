@@ -30,8 +30,8 @@ from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
-from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
 from isthmus.repl.metastore.port import SessionState
@@ -47,13 +47,11 @@ class AdminApi(HttpApplication):
     def __init__(
         self,
         services: NodeServices,
-        gathering: Gathering,
         status: NodeStatus,
     ) -> None:
         super().__init__()
         self._services = services
         self._status = status
-        self._gathering = gathering
         add_health(self.router, status)
         add_openapi(self, "Isthmus: operators", program_version())
         router = self.router
@@ -64,9 +62,9 @@ class AdminApi(HttpApplication):
         OptionsAdmin(services, router)
         PropertiesAdmin(services, router)
         ReapsAdmin(services, router)
-        UnsafeRecoveryAdmin(services, gathering, router)
+        UnsafeRecoveryAdmin(services, router)
         LeadershipsAdmin(services, router)
-        ReassignmentsAdmin(services, gathering, router)
+        ReassignmentsAdmin(services, router)
         QueueAdmin(services, router)
         ReplicationAdmin(services, router, status)
         SinkAdmin(services, router)
@@ -100,7 +98,10 @@ class AdminApi(HttpApplication):
         if controller.read_at_ms is not None and not services.registrar.inc:
             doubts.append(f"this node, {services.settings.node.name}, is not registered: {services.registrar.why}")
         live = [name for name, found in registrations.items() if found.active]
-        balancing, facts = await asyncio.gather(balance_summary(services), self._gathering.gather(live, GLANCE_MS))
+        balancing, answers = await asyncio.gather(
+            balance_summary(services), services.query.ask(REPLICAS, ReplicaForm.WITH_OUT, live, timeout_ms=GLANCE_MS)
+        )
+        facts = answers.by_node
         drained, seen = controller.placement.drained, (records, registrations)
         problems = [*doubts, *cluster_status.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
         moving = reassignment_status.glance_of(controller.placement, records, registrations)
@@ -150,7 +151,7 @@ class AdminApi(HttpApplication):
             )
         registrations = controller.registrations
         held = {node for record in records.values() for node in record.replicas}
-        facts = await self._gathering.gather(held & registrations.keys())
+        facts = (await self._services.query.ask(REPLICAS, ReplicaForm.WITH_OUT, held & registrations.keys())).by_node
         rows = cluster_status.partition_rows(records, registrations, facts, controller.unread.why)
         return json_reply({"partitions": rows})
 

@@ -23,9 +23,16 @@ from isthmus.config.validation import check_name, is_own
 from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
-from isthmus.node.services.cluster_rpc import sharing, warning
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.fullsync_query import (
+    FULLSYNC_REFRESH,
+    FULLSYNC_STATUS,
+    FullSyncPart,
+    RefreshFullSync,
+    sharing,
+    warning,
+)
 from isthmus.repl.model.errors import BadInput
 
 log = structlog.get_logger(__name__)
@@ -82,8 +89,8 @@ class FullSyncAdmin:
         return json_reply(await self._shown(int(wanted)))
 
     async def _shown(self, results: int) -> dict[str, Any]:
-        own = self._services.fullsync_of("checks", results)
-        nodes = await self._gathered("checks") if own["peers"] else {}
+        own = self._services.fullsync_status.checks(results)
+        nodes = await self._ask_nodes(FullSyncPart.CHECKS) if own["peers"] else {}
         for peer in own["peers"]:
             peer["shared_by"], peer["unknown"] = sharing(peer, nodes)
             peer["warning"] = warning(peer["shared_by"], peer["unknown"], len(nodes))
@@ -185,14 +192,15 @@ class FullSyncAdmin:
 
     async def _followed(self, peer: str | None, node: str | None, *, resumed: bool) -> Reply:
         """What was written is in force on the nodes that live; which are down, and follow later."""
-        live = {self._services.settings.node.name, *self._services.nodes()}
-        meant = set(self._services.known_nodes()) if node is None else {node}
-        acted = await self._services.fullsync_gathering.refresh(meant & live, peer, resumed=resumed)
-        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted, "later": sorted(meant - live)})
+        live = self._services.membership.live_nodes()
+        meant = set(self._services.membership.known_nodes()) if node is None else {node}
+        request = RefreshFullSync(peer, resumed)
+        acted = await self._services.query.ask(FULLSYNC_REFRESH, request, meant & live, own_may_fail=True)
+        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted.by_node, "later": sorted(meant - live)})
 
     def _node_of(self, wish: dict[str, Any]) -> str | None:
         """The node that is named, which may be down; None for all."""
-        node, known = text(wish, "node"), self._services.known_nodes()
+        node, known = text(wish, "node"), self._services.membership.known_nodes()
         if node is not None and node not in known:
             raise RequestRefused(
                 404, "unknown-node", f"there is no node {node!r}; there are {', '.join(sorted(known))}"
@@ -204,7 +212,7 @@ class FullSyncAdmin:
 
     async def _known(self, peer: str) -> None:
         """Some node that lives has the peer, or its file has it, or operators have set it."""
-        nodes = await self._gathered("checks")
+        nodes = await self._ask_nodes(FullSyncPart.CHECKS)
         said = [rows for answer in nodes.values() if answer is not None for rows in
                 (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip
         known = {one["name"] for rows in said for one in rows} | set(self._services.fullsync.documents.entries)
@@ -246,19 +254,22 @@ class FullSyncAdmin:
         return await self._status(request)
 
     async def _trees(self, _request: Request) -> Reply:
-        return json_reply({"node": self._services.settings.node.name, **self._services.fullsync_of("trees")})
+        return json_reply({"node": self._services.settings.node.name, **self._services.fullsync_status.trees()})
 
     async def _trees_of_nodes(self, _request: Request) -> Reply:
-        return json_reply({"nodes": with_gone(self._services.controller.records, await self._gathered("trees"))})
+        return json_reply(
+            {"nodes": with_gone(self._services.controller.records, await self._ask_nodes(FullSyncPart.TREES))}
+        )
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
-        nodes = with_gone(self._services.controller.records, await self._gathered("checks"))
+        nodes = with_gone(self._services.controller.records, await self._ask_nodes(FullSyncPart.CHECKS))
         gone = {node: self._services.downtimes.since_ms(node) for node, said in nodes.items() if said is None}
         down = {node: at_ms for node, at_ms in gone.items() if at_ms is not None}
         return json_reply({"nodes": nodes, "gone": down, "at_ms": self._services.time.wall_ms()})
 
-    async def _gathered(self, what: str) -> dict[str, Any]:
-        return await self._services.fullsync_gathering.gather(self._services.nodes(), what)
+    async def _ask_nodes(self, part: FullSyncPart) -> dict[str, dict[str, Any] | None]:
+        nodes = self._services.membership.live_nodes()
+        return (await self._services.query.ask(FULLSYNC_STATUS, part, nodes)).by_node
 
     async def _rebuild(self, request: Request) -> Reply:
         wish = await read_body(request, REBUILD_KEYS)

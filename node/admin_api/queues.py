@@ -1,7 +1,7 @@
 """The admin face's source queues: what there is, and what operators may do with them. docs/queues.md tells the meaning.
 
 Passes on what an operator wants and shows what `queues.admin` says; of the whole cluster, what
-`node.services.queue_rpc` gathered.
+every node answered (`node.services.queue_query`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,19 @@ from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.queue_query import (
+    CLOSE_GAPS,
+    LAGS,
+    LEDGER,
+    OPEN_GAPS,
+    QUEUE_LISTING,
+    CloseGaps,
+    ListGaps,
+    ListQueues,
+    ReadLags,
+    ReadLedger,
+    applied_offsets,
+)
 from isthmus.node.services.replication_lag import lag_rows
 from isthmus.queues.filters import TYPE, parse_filter
 from isthmus.queues.queue_documents import SERVING, AppliedOffsets, AuditInfo, Positions, checked_settings
@@ -103,7 +116,7 @@ class QueueAdmin:
     async def nodes(self, _request: Request) -> Reply:
         """The same of every node; null for one that does not answer, or is gone."""
         asked = self._nodes()
-        found = await self._services.queue_gathering.gather(asked, "listing")
+        found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)).by_node
         told = with_gone(self._services.controller.records, found).items()
         return json_reply({"nodes": [{"node": node, "queues": one, "gone": node not in asked} for node, one in told]})
 
@@ -112,15 +125,18 @@ class QueueAdmin:
         name = request.query.get("queue")
         if name is not None:
             self._services.queues.named(name)
-        gathering, nodes = self._services.queue_gathering, self._nodes()
+        query, nodes = self._services.query, self._nodes()
         # Lag is told of the same windows: where that is not known, nobody has told of gaps, and there may be some.
-        lags, found = await asyncio.gather(gathering.gather(nodes, "lags"), gathering.gather(nodes, "gaps", name=name))
+        lags, gaps = await asyncio.gather(
+            query.ask(LAGS, ReadLags(), nodes), query.ask(OPEN_GAPS, ListGaps(name), nodes)
+        )
+        found = gaps.by_node
         rows = [row for one in found.values() for row in one or ()]
         # What a lower priority lost stands in the metastore, so that every node tells of it.
         kept = {(row["queue"], row["id"]): row for row in rows}
-        silent = sorted(node for node, one in found.items() if one is None)
+        silent = sorted(gaps.unknown)
         untold: dict[str, list[int]] = {}
-        for row in lag_rows(lags, self._services.controller.records):
+        for row in lag_rows(lags.by_node, self._services.controller.records):
             if name in (None, row["queue"]) and row["unknown_partitions"]:
                 untold.setdefault(row["queue"], []).extend(row["unknown_partitions"])
         answer = {
@@ -135,7 +151,8 @@ class QueueAdmin:
         """A queue's ledger, of every node."""
         name = request.text("queue")
         self._services.queues.named(name)
-        return await self._gathered("ledger", "ledger", name=name)
+        answers = await self._services.query.ask(LEDGER, ReadLedger(name), self._nodes())
+        return json_reply({"nodes": [{"node": node, "ledger": one} for node, one in answers.by_node.items()]})
 
     async def peek(self, request: Request) -> Reply:
         """The next references of this node's share."""
@@ -156,11 +173,7 @@ class QueueAdmin:
         return json_reply({**decision, "note": note})
 
     def _nodes(self) -> set[str]:
-        return {*self._services.controller.registrations, self._services.settings.node.name}
-
-    async def _gathered(self, what: str, word: str, **wish: Any) -> Reply:
-        found = await self._services.queue_gathering.gather(self._nodes(), what, **wish)
-        return json_reply({"nodes": [{"node": node, word: one} for node, one in found.items()]})
+        return self._services.membership.live_nodes()
 
     # ---------------------------------------------------------------- acts
 
@@ -307,18 +320,17 @@ class QueueAdmin:
         name = request.text("queue")
         self._services.queues.named(name)
         act = self._act(wish)
-        found = await self._services.queue_gathering.gather(
-            self._nodes(), "close", name=name, ids=ids, bucket_type=text(wish, "bucket_type"), **times, **act._asdict()
-        )
-        silent = sorted(node for node, one in found.items() if one is None)
-        return json_reply({"closed": sum(one or 0 for one in found.values()), "unknown": silent})
+        gaps = CloseGaps(name, act.by, act.at_ms, act.reason, ids=ids, bucket_type=text(wish, "bucket_type"), **times)
+        answers = await self._services.query.ask(CLOSE_GAPS, gaps, self._nodes())
+        closed = sum(one or 0 for one in answers.by_node.values())
+        return json_reply({"closed": closed, "unknown": sorted(answers.unknown)})
 
     async def _applied(self) -> AppliedOffsets:
-        return await self._services.queue_gathering.applied(self._nodes())
+        return await applied_offsets(self._services.query, self._nodes())
 
     async def _planned(self, act: str, name: str, **wish: Any) -> Reply:
         self._services.queues.named(name)
-        listings = await self._services.queue_gathering.gather(self._nodes(), "listing")
+        listings = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), self._nodes())).by_node
         types = {record.bucket_type for record in self._services.controller.records.values()}
         return json_reply(plan_of(act, name, listings, bucket_types=types, **wish))
 
@@ -349,7 +361,7 @@ class QueueAdmin:
         """One that is down may be meant, too, so that it comes back suspended; or one that is no more, and is named by
         a suspension."""
         node = text(wish, "node")
-        known = self._services.known_nodes()
+        known = self._services.membership.known_nodes()
         named = {one.node for one in self._services.queues.named(queue).word.suspensions}
         if node is not None and node not in known | named:
             listed = ", ".join(sorted(known))

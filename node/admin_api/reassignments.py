@@ -18,8 +18,8 @@ from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services import cluster_status, reassignment_status
-from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
 from isthmus.repl.controller.placement import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind
 from isthmus.repl.controller.reassignments import (
@@ -56,9 +56,8 @@ NODES_MAX: Final = 1_000
 class ReassignmentsAdmin:
     """Routes over the placement of a running node's cluster."""
 
-    def __init__(self, services: NodeServices, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        self._gathering = gathering
         router.add("GET", "/admin/moves", self.moves)
         router.add("POST", "/admin/moves", self.order)
         router.add("POST", "/admin/moves/cancel", self.cancel)
@@ -73,13 +72,15 @@ class ReassignmentsAdmin:
         placement, records = controller.placement, controller.records
         concerned = [records[m.partition] for o in placement.orders for m in o.moves if m.partition in records]
         changing = {node for record in concerned if record.adding or record.removing for node in record.replicas}
-        gathered = await self._gathering.gather(changing & controller.registrations.keys())
+        replicas = await self._services.query.ask(
+            REPLICAS, ReplicaForm.WITH_OUT, changing & controller.registrations.keys()
+        )
         return json_reply(
             reassignment_status.moves_shown(
                 placement,
                 records,
                 controller.registrations,
-                gathered,
+                replicas.by_node,
                 wall_ms=self._services.time.wall_ms(),
                 at_once=controller.options.number(MOVES_AT_ONCE),
                 overdue=controller.moving.overdue,

@@ -17,8 +17,10 @@ from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router, decode_segment
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.explain_key import joined
+from isthmus.node.services.queue_query import KEY, LAGS, LEDGERS, ExplainKey, ReadLags, ReadLedgers
 from isthmus.node.services.remote_lookup import TRIES_MAX, first_to_tell, other_side, with_other_sides
 from isthmus.node.services.replication_lag import lag_rows, ledger_rows, received_rows
+from isthmus.node.services.sink_query import SINK
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.vclock import decode_clock
@@ -39,25 +41,28 @@ class ReplicationAdmin:
         return json_reply({"lag": await self._lag(), "at_ms": self._services.time.wall_ms()})
 
     async def _lag(self) -> list[dict[str, Any]]:
-        said = await self._services.queue_gathering.gather(self._nodes(), "lags")
-        return lag_rows(said, self._services.controller.records)
+        lags = await self._services.query.ask(LAGS, ReadLags(), self._nodes())
+        return lag_rows(lags.by_node, self._services.controller.records)
 
     async def ledger(self, _request: Request) -> Reply:
         """What was sent to, and received from, each other cluster since the nodes began, and whether it adds up."""
-        gathering, sinks = self._services.queue_gathering, self._services.sink_gathering
+        query, nodes = self._services.query, self._nodes()
         ledgers, received, lags = await asyncio.gather(
-            gathering.gather(self._nodes(), "ledgers"),
-            sinks.gather(self._nodes()),
-            gathering.gather(self._nodes(), "lags"),
+            query.ask(LEDGERS, ReadLedgers(), nodes),
+            query.ask(SINK, None, nodes),
+            query.ask(LAGS, ReadLags(), nodes),
         )
         owners = {
             queue["queue"]: (queue["cluster"], queue["uuid"])
-            for answer in lags.values()
+            for answer in lags.by_node.values()
             for queue in (() if answer is None else answer["queues"])
             if queue["uuid"]
         }
-        rows = [*ledger_rows(ledgers, owners, self._services.controller.records), *received_rows(received)]
-        return json_reply({"ledger": rows, "unknown": sorted(node for node, one in ledgers.items() if one is None)})
+        rows = [
+            *ledger_rows(ledgers.by_node, owners, self._services.controller.records),
+            *received_rows(received.by_node),
+        ]
+        return json_reply({"ledger": rows, "unknown": sorted(ledgers.unknown)})
 
     async def explain(self, request: Request) -> Reply:
         """One key: ?type=T&bucket=B&key=K, percent-encoded twice where they are no plain text."""
@@ -67,8 +72,7 @@ class ReplicationAdmin:
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
         self._services.coordinator.routes.check(key.bucket_type)
-        words = dict(zip(("bucket_type", "bucket", "key"), (part.hex() for part in key), strict=True))
-        said = await self._services.queue_gathering.gather(self._nodes(), "explain", **words)
+        said = (await self._services.query.ask(KEY, ExplainKey.of(key), self._nodes())).by_node
         if not any(said.values()):
             raise NotReady("no node answers")
         answer = joined(said, self._names())
@@ -99,7 +103,7 @@ class ReplicationAdmin:
         return names | self._services.queue_acts.owners()
 
     def _nodes(self) -> set[str]:
-        return {*self._services.controller.registrations, self._services.settings.node.name}
+        return self._services.membership.live_nodes()
 
 
 def _bytes(segment: str) -> bytes:

@@ -1,7 +1,7 @@
 """The admin face's sink: what this cluster fetches from others, its suspensions, limits and dead letters.
 
 Passes on what an operator wants and shows what `sink.service` says; of the whole cluster, what
-`node.services.cluster_rpc` gathered. docs/sinks.md tells what it all means.
+`node.services.sink_query` gathered. docs/sinks.md tells what it all means.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.explain_key import dot_shown
 from isthmus.node.services.link_check import Here, judged, look
+from isthmus.node.services.sink_query import SINK
 from isthmus.repl.model.vclock import decode_clock
 from isthmus.sink.conflicts import shown
 from isthmus.sink.limits import SinkLimits
@@ -73,8 +74,8 @@ class SinkAdmin:
 
     async def nodes(self, _request: Request) -> Reply:
         """The same of every node of the cluster; null for one that does not answer, or is gone."""
-        names = {*self._services.controller.registrations, self._services.settings.node.name}
-        found = with_gone(self._services.controller.records, await self._services.sink_gathering.gather(names))
+        answers = await self._services.query.ask(SINK, None, self._services.membership.live_nodes())
+        found = with_gone(self._services.controller.records, answers.by_node)
         return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()]})
 
     async def suspend(self, request: Request) -> Reply:

@@ -10,6 +10,7 @@ from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.telemetry import telemetry_document
+from isthmus.node.services.telemetry_query import TELEMETRY
 
 
 class TelemetryAdmin:
@@ -24,5 +25,5 @@ class TelemetryAdmin:
         controller = self._services.controller
         records, registrations = controller.records, controller.registrations
         holding = {node for record in records.values() for node in record.replicas} | {*registrations}
-        said = await self._services.telemetry.gather(holding & registrations.keys())
+        said = (await self._services.query.ask(TELEMETRY, None, holding & registrations.keys())).by_node
         return json_reply(telemetry_document(list(records.values()), {**dict.fromkeys(holding), **said}))

@@ -13,8 +13,8 @@ from isthmus.node.admin_api.body import acting_user, count, flag, read_body, tex
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
-from isthmus.node.services.cluster_rpc import Facts, Gathering
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.replica_query import REPLICAS, NodeReplicas, ReplicaForm
 from isthmus.repl.controller import unclean_election
 from isthmus.repl.controller.unclean_election import ReplicaReport
 from isthmus.repl.isr.effects import ReplicaRole
@@ -35,9 +35,8 @@ NUMBER_MAX: Final = (1 << 63) - 1
 class UnsafeRecoveryAdmin:
     """Routes of operators' acts on a running cluster."""
 
-    def __init__(self, services: NodeServices, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        self._gathering = gathering
         router.add("POST", "/admin/partitions/{partition}/force-leader", self.force_leader)
         router.add("POST", "/admin/cluster/reseed", self.reseed)
 
@@ -155,12 +154,15 @@ class UnsafeRecoveryAdmin:
             )
         return records[number]
 
-    async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, Facts | None]:
+    async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, NodeReplicas | None]:
         held = {node for record in records for node in record.replicas}
-        return await self._gathering.gather(held & self._services.controller.registrations.keys())
+        nodes = held & self._services.controller.registrations.keys()
+        return (await self._services.query.ask(REPLICAS, ReplicaForm.WITH_OUT, nodes)).by_node
 
     @staticmethod
-    def _copies(record: PartitionRecord, facts: Mapping[str, Facts | None]) -> tuple[list[ReplicaReport], list[str]]:
+    def _copies(
+        record: PartitionRecord, facts: Mapping[str, NodeReplicas | None]
+    ) -> tuple[list[ReplicaReport], list[str]]:
         """The copies that are known, and the nodes that said nothing of theirs."""
         copies, silent = [], []
         for node in record.replicas:
@@ -212,7 +214,7 @@ class UnsafeRecoveryAdmin:
         }
 
 
-def _rolled_back(said: Facts | None, partition: int) -> bool:
+def _rolled_back(said: NodeReplicas | None, partition: int) -> bool:
     """True when a node's copy refuses the record as older than what it has seen."""
     row = None if said is None else said.get(partition)
     return row is not None and row.reason.startswith(ROLLED_BACK)

@@ -18,7 +18,7 @@ from isthmus.config.warnings import doubts_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option, printable
 from isthmus.node.local.topology import load_topology
-from isthmus.node.services.cluster_rpc import sharing, warning
+from isthmus.node.services.fullsync_query import sharing, warning
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 FILES = click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))

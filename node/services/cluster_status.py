@@ -1,7 +1,7 @@
 """A cluster as an operator sees it: nodes, partitions, what is amiss and why. Pure: from what was read and gathered.
 
 Records and registrations are the metastore's, as this node last read them; facts of replicas are their own nodes'
-(`node.services.cluster_rpc`). What nobody could be asked is None, "unknown" in a table. `node.admin_api.application`
+(`node.services.replica_query`). What nobody could be asked is None, "unknown" in a table. `node.admin_api.application`
 shows it.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from isthmus.node.services.cluster_rpc import Facts, ReplicaFacts
+from isthmus.node.services.replica_query import NodeReplicas, ReplicaFacts
 from isthmus.repl.model.errors import OutOfStorage
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
 
@@ -105,7 +105,7 @@ def problems(
     registrations: Registrations,
     waiting: str,
     drained: Collection[str] = (),
-    facts: Mapping[str, Facts | None] | None = None,
+    facts: Mapping[str, NodeReplicas | None] | None = None,
     unread: Mapping[str, str] | None = None,
 ) -> list[str]:
     """What is not as it should be, a sentence each; empty when every partition is online on all its replicas, and no
@@ -142,7 +142,7 @@ def _unread(path: str, why: str, records: Records) -> str:
     return f"nothing is decided by what cannot be read{serves}: {why}"
 
 
-def _told(records: Records, facts: Mapping[str, Facts | None]) -> tuple[list[str], list[str]]:
+def _told(records: Records, facts: Mapping[str, NodeReplicas | None]) -> tuple[list[str], list[str]]:
     """What nodes say: of full disks, and of what else keeps replicas from being in sync; a sentence a node and reason.
     One that has such replicas and did not answer is named, too."""
     full: list[str] = []
@@ -167,7 +167,7 @@ def _told(records: Records, facts: Mapping[str, Facts | None]) -> tuple[list[str
     return full, others
 
 
-def silent(facts: Mapping[str, Facts | None]) -> list[str]:
+def silent(facts: Mapping[str, NodeReplicas | None]) -> list[str]:
     """Which nodes did not answer though they live by the metastore, a sentence each. That may be over in a moment, so
     it is no problem of its own."""
     return [
@@ -198,7 +198,7 @@ def _some(numbers: list[int]) -> str:
 def partition_rows(
     records: Records,
     registrations: Registrations,
-    facts: Mapping[str, Facts | None],
+    facts: Mapping[str, NodeReplicas | None],
     unread: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Every partition, by id, with what its replicas' nodes said (`facts`, by node). One that is `unread` (by path) is
@@ -211,7 +211,7 @@ def partition_rows(
 
 
 def _partition_row(
-    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, Facts | None]
+    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, NodeReplicas | None]
 ) -> dict[str, Any]:
     said = {node: _said(facts.get(node), record.partition) for node in record.replicas}
     leader = None if record.leader is None else record.leader.node
@@ -240,7 +240,7 @@ def _partition_row(
     }
 
 
-def _said(facts: Facts | None, partition: int) -> ReplicaFacts | None:
+def _said(facts: NodeReplicas | None, partition: int) -> ReplicaFacts | None:
     return None if facts is None else facts.get(partition)
 
 
@@ -250,7 +250,7 @@ def _replica_row(
     said: ReplicaFacts | None,
     lead: ReplicaFacts | None,
     registrations: Registrations,
-    facts: Mapping[str, Facts | None],
+    facts: Mapping[str, NodeReplicas | None],
 ) -> dict[str, Any]:
     in_sync = any(m.node == node if said is None else m == Member(node, said.gen) for m in record.isr)
     if said is not None:

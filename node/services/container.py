@@ -7,29 +7,42 @@ components. The HTTP APIs take `NodeServices`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from isthmus.aae import status
 from isthmus.aae.exchange.local import Led
 from isthmus.aae.folds.fold_rpc import Folding
 from isthmus.aae.folds.folds import Folds
-from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
-from isthmus.aae.scheduling.manager import PeerState
+from isthmus.aae.scheduling.last_comparison import differs
 from isthmus.aae.service import FullSync
 from isthmus.config.settings import PeerSettings, Settings
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services.cluster_rpc import FullSyncGathering, Gathering, SinkGathering, TelemetryGathering
+from isthmus.node.services.cluster_gaps import ClusterGaps
+from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.downtimes import Downtimes
 from isthmus.node.services.explain_key import KeyExplainer
+from isthmus.node.services.fullsync_query import (
+    FULLSYNC_REFRESH,
+    FULLSYNC_STATUS,
+    FULLSYNC_SUSPEND,
+    FullSyncRefreshResponder,
+    FullSyncStatusResponder,
+    FullSyncSuspendResponder,
+)
+from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.live_options import EffectiveOptions
+from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.properties import PropertyService
-from isthmus.node.services.queue_rpc import ClusterGaps, QueueGathering
+from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
+from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
+from isthmus.node.services.sink_query import SINK, SinkResponder
+from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
     RpcRegistry,
     balance_options_of,
@@ -49,17 +62,13 @@ from isthmus.node.services.wiring import (
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.service import QueueService
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
-from isthmus.queues.wire import UnknownQueue
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.coordinator.coordinator import Coordinator
-from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.metastore.port import Metastore, SessionState
-from isthmus.repl.model.errors import NotReady
-from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
@@ -67,7 +76,6 @@ from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
-from isthmus.sink import discovery
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
@@ -181,6 +189,8 @@ class NodeServices:
             on_records=self._records,
             on_registrations=self._registrations,
         )
+        self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
+        self.query = ClusterQuery(name, self.links)
         self.properties = PropertyService(
             self.property_cache,
             metastore,
@@ -195,37 +205,6 @@ class NodeServices:
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
-        self.gathering = Gathering(
-            node=name,
-            request=self.links.request,
-            replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
-            now_ms=self.time.now_ms,
-        )
-        self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
-        self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
-        self.queue_gathering = QueueGathering(
-            node=name,
-            request=self.links.request,
-            acts=lambda: self.queue_acts,
-            looks=lambda: self.key_explainer,
-            proven=self.proven,
-        )
-        self.fullsync_gathering = FullSyncGathering(
-            node=name,
-            request=self.links.request,
-            own=self.fullsync_of,
-            manager=lambda: self.fullsync.manager,
-            refresh=lambda: self.fullsync.documents.refresh(),
-        )
-        gatherings = (
-            self.gathering,
-            self.telemetry,
-            self.sink_gathering,
-            self.queue_gathering,
-            self.fullsync_gathering,
-        )
-        for part in (self.coordinator, self.controller, self.leader_balance, *gatherings):
-            rpc.add(part.request_handlers())
         self.queues = QueueService(
             settings.queues,
             node=name,
@@ -246,6 +225,7 @@ class NodeServices:
         self.queues.holding.live = lambda: self.controller.registrations
         self.runtime.hooks.append(self.queues)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
+        self.queue_coverage = QueueCoverage(self.queues, self.controller)
         self.reaper = Reaper(
             self.runtime,
             links=self.links,
@@ -262,21 +242,20 @@ class NodeServices:
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
-        rpc.add(self.reaper.request_handlers())
-        self.key_explainer = KeyExplainer(
-            runtime=self.runtime,
-            store=self.store,
-            routes=self.coordinator.routes,
-            acts=self.queue_acts,
-            reaper=self.reaper,
-            pool=self.read_pool,
-            compared=self.compared_of,
-            letters=lambda key: self.sink.dead_letters_of(key),
-        )
         self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
         self.coordinator.owed = self.queues.owed
         self.repairs = RepairQueue(self.queues, self.time)
+        self.gaps = ClusterGaps(
+            self.query,
+            self.queue_coverage,
+            self.membership,
+            self.controller,
+            self.queues,
+            self.repairs,
+            self.time,
+        )
         self.fullsync = self._build_fullsync(metastore)
+        self.fullsync_status = FullSyncStatus(self.fullsync, self.queue_coverage, name, self.time)
         self.runtime.hooks.append(self.fullsync.trees)
         self.folding = self._build_folding()
         self.row_streams = row_streams_of(
@@ -287,11 +266,9 @@ class NodeServices:
             self.runtime,
             self.store,
             self.controller,
-            partitions=self.partitions,
+            partitions=self.membership.partitions,
             request=self.links.request,
         )
-        for answers in (self.fullsync, self.folding, self.row_plan):
-            rpc.add(answers.request_handlers())
         self.sink = Sink(
             settings.sink,
             kv=self.coordinator,
@@ -305,16 +282,47 @@ class NodeServices:
             ),
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
             access_to=self.credentials.access_to,
-            nodes=self.known_nodes,
+            nodes=self.membership.known_nodes,
             properties=self.property_cache.digests,
             places=self.property_cache.places,
             types=self.coordinator.routes.known_types,
         )
+        self.key_explainer = KeyExplainer(
+            runtime=self.runtime,
+            store=self.store,
+            routes=self.coordinator.routes,
+            acts=self.queue_acts,
+            reaper=self.reaper,
+            pool=self.read_pool,
+            fullsync=self.fullsync_status,
+            sink=self.sink,
+        )
+        self._serve_queries()
+        for component in (
+            self.coordinator,
+            self.controller,
+            self.leader_balance,
+            self.reaper,
+            self.fullsync,
+            self.folding,
+            self.row_plan,
+            self.query,
+        ):
+            rpc.add(component.request_handlers())
 
     @property
     def session(self) -> SessionState:
         """The state of this node's metastore session."""
         return self._session.state
+
+    def _serve_queries(self) -> None:
+        self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
+        self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
+        self.query.serve(SINK, SinkResponder(self.sink))
+        self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
+        self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
+        self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(self.fullsync))
+        self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
 
     def _token_for(self, urls: str) -> Path | None:
         """The token that an added peer of full-sync is shown: that of this node's file, if it names one for each of the
@@ -327,9 +335,6 @@ class NodeServices:
 
     def _build_fullsync(self, metastore: Metastore) -> FullSync:
         partitions, name = self.runtime.partitions, self.settings.node.name
-        self.gaps = ClusterGaps(
-            self.queue_gathering, self.controller, self.queues, name, self.time, self.repairs.waiting
-        )
         return FullSync(
             store=self.store,
             directory=self.settings.node.data_dir,
@@ -344,7 +349,7 @@ class NodeServices:
                 for p in partitions.values()
                 if p.replica.ready and p.replica.record is not None
             ],
-            members=self,
+            members=self.membership,
             in_sync=lambda partition: in_sync_of(self.runtime, partition),
             request=self.links.request,
             mend=lambda partition, *rows: mended(self.runtime, partition, *rows),
@@ -362,19 +367,8 @@ class NodeServices:
             repairs=self.repairs,
             tree_rebuild_ms=self.settings.replication.tree_rebuild_ms,
             gaps=self.gaps,
-            all_types=lambda one: self._types_taken(one.queue),
+            all_types=lambda one: self.queue_coverage.repair_types(one.queue),
         )
-
-    def fullsync_of(self, what: str, results: int = 1) -> dict[str, Any]:
-        """What this node says of its full-sync: its `checks`, with newest `results` of each peer, or its `trees`."""
-        if what == "trees":
-            return status.trees_listed(self.fullsync.trees)
-        manager = self.fullsync.manager
-        found = status.listed(manager, self.fullsync.healing, results, self.time.wall_ms(), self._queue_owners())
-        for shown in found["peers"]:
-            shown["compares"] = self.compared(manager.peers[shown["name"]])
-        found |= status.of_operators(manager)
-        return {**self.fullsync.status(), "node": self.settings.node.name, "sent": self.gaps.sent(), **found}
 
     def _build_folding(self) -> Folding:
         def led(partition: int) -> tuple[bytes, Led] | None:
@@ -392,78 +386,6 @@ class NodeServices:
             leader=self.coordinator.routes.leader,
             request=self.links.request,
         )
-
-    def nodes(self) -> Iterable[str]:
-        """The other live nodes (`aae.exchange.cluster.Members`)."""
-        return [node for node in self.controller.registrations if node != self.settings.node.name]
-
-    def partitions(self, bucket_type: bytes) -> Sequence[int]:
-        """The partitions of a bucket type (`aae.exchange.cluster.Members`). Raises BadInput, NotReady."""
-        name = bucket_type.decode(errors="replace")
-        found = [r for r in self.controller.records.values() if r.bucket_type == name]
-        if not found and (not self.controller.records or bucket_type == DEFAULT_BUCKET_TYPE):
-            why = f": {self.controller.waiting}" if self.controller.waiting else ""
-            raise NotReady(f"the partitions of bucket type {name!r} are not known here yet{why}")
-        if not found:
-            raise UnknownBucketType(f"there is no bucket type {name!r}")
-        if len(found) < found[0].partition_count:
-            raise NotReady(f"bucket type {name!r}: {len(found)} of {found[0].partition_count} partitions are known yet")
-        return [r.partition for r in found]
-
-    def proven(self) -> list[dict[str, Any]]:
-        """What this node's full-sync has proven in sync, by queue and bucket type; see `node.services.queue_rpc`."""
-        return [
-            {"queue": queue, "bucket_type": bucket_type, "at_ms": at_ms}
-            for peer in self.fullsync.manager.peers.values()
-            for queue, bucket_types in self.compared(peer).items()
-            for bucket_type, at_ms in peer.remembered.proven_ms.items()
-            if bucket_type in bucket_types
-        ]
-
-    def _queue_owners(self) -> dict[str, status.Owner | None]:
-        """Queues of this node with the cluster that each belongs to."""
-        owners = {name: self.queues.named(name).word.owner for name in self.queues.machines()}
-        return {
-            name: None if owner is None or not owner.cluster else status.Owner(owner.name, owner.cluster.hex())
-            for name, owner in owners.items()
-        }
-
-    def compared(self, peer: PeerState) -> dict[str, list[str]]:
-        """Queue -> bucket types that a peer of full-sync compares for it; see `node.services.queue_rpc`."""
-        cluster = peer.remembered.cluster
-        return self.gaps.compared(peer.settings.queue, bytes.fromhex(cluster) if cluster else None, peer.bucket_types)
-
-    def compared_of(self, key: Key) -> list[dict[str, Any]]:
-        """What full-sync of this node says of a key, with the queues whose gaps of its bucket type it proves."""
-        manager, name = self.fullsync.manager, key.bucket_type.decode(errors="replace")
-        rows = last_comparisons(manager, key)
-        for row in rows:
-            compared = self.compared(manager.peers[row["fullsync"]])
-            row["queues"] = sorted(queue for queue, bucket_types in compared.items() if name in bucket_types)
-        return rows
-
-    def _types_taken(self, queue: str) -> list[str]:
-        """All bucket types that repairs by `queue` may be of; before any is known, that with which a cluster begins."""
-        try:
-            return self.gaps.bucket_types(queue) or [DEFAULT_BUCKET_TYPE.decode()]
-        except UnknownQueue:
-            return [DEFAULT_BUCKET_TYPE.decode()]  # no such queue: each check says so
-
-    def known_nodes(self) -> set[str]:
-        """Names of this cluster's nodes: that live, or are down and have replicas."""
-        held = {name for record in self.controller.records.values() for name in record.replicas}
-        return held | self.controller.registrations.keys() | {self.settings.node.name}
-
-    def members(self) -> dict[str, Any]:
-        """The live nodes of this cluster, for sinks of others; see `node.client_api.members`."""
-        live = sorted((r for r in self.controller.registrations.values() if r.active and r.http_url), key=str)
-        return {
-            "v": discovery.VERSION,
-            "cluster": self.settings.node.cluster,
-            "cluster_uuid": self.cluster_uuid.hex(),
-            "tls": self.settings.tls.mode("http"),
-            "nodes": [{"node": r.node, "http": r.http_url} for r in live],
-        }
 
     def _records(self, records: Mapping[int, PartitionRecord]) -> None:
         self.runtime.records_seen(records)

@@ -8,12 +8,13 @@ shows all of it, `node.admin_api.replication`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
 import structlog
 
+from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.remote_lookup import ALL_SENT, NOT_HERE, NOTHING
 from isthmus.queues.admin import QueueActs
 from isthmus.repl.coordinator.routing import RoutingTable
@@ -25,6 +26,7 @@ from isthmus.repl.model.objects import decode_object
 from isthmus.repl.model.vclock import EPOCH_BITS, OFFSET_BITS, decode_clock, offset_of
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.store.port import Change, DamagedChange, Store
+from isthmus.sink.service import Sink
 
 log = structlog.get_logger(__name__)
 
@@ -46,19 +48,17 @@ class KeyExplainer:
         acts: QueueActs,
         reaper: Reaper,
         pool: Executor,
-        compared: Callable[[Key], list[dict[str, Any]]],
-        letters: Callable[[Key], Awaitable[list[dict[str, Any]]]],
+        fullsync: FullSyncStatus,
+        sink: Sink,
     ) -> None:
-        """`compared`: what this node's full-sync says of a key (`aae.scheduling.last_comparison`); `letters`: what its
-        sink refused of it for good."""
         self._runtime = runtime
         self._store = store
         self._routes = routes
         self._acts = acts
         self._reaper = reaper
         self._pool = pool
-        self._compared = compared
-        self._letters = letters
+        self._fullsync = fullsync
+        self._sink = sink
 
     async def own(self, key: Key) -> dict[str, Any]:
         """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}:
@@ -74,7 +74,7 @@ class KeyExplainer:
             "leader": self._routes.leader(partition),
             "object": None,
             "reap": None,
-            "compared": self._compared(key),
+            "compared": self._fullsync.comparisons_of(key),
             "dead_letters": await self._refused(key),
         }
         change = None
@@ -88,7 +88,7 @@ class KeyExplainer:
     async def _refused(self, key: Key) -> list[dict[str, Any]] | None:
         """The dead letters of the key; None when their file cannot be read."""
         try:
-            return await self._letters(key)
+            return await self._sink.dead_letters_of(key)
         except LocalFault as error:
             log.warning("explain.dead_letters_unread", error=str(error))
             return None

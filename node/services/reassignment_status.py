@@ -1,7 +1,7 @@
 """Changes of placement as an operator sees them: orders, how far each partition is and why, and what a plan would do.
 
 Pure: from what was read of the metastore and gathered from the nodes. How far a move is says
-`repl.controller.reassignment_progress`; the copies' own words come from their nodes (`node.services.cluster_rpc`).
+`repl.controller.reassignment_progress`; the copies' own words come from their nodes (`node.services.replica_query`).
 `node.admin_api.reassignments` shows it.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from isthmus.node.services.cluster_rpc import Facts
+from isthmus.node.services.replica_query import NodeReplicas
 from isthmus.repl.controller.reassignment_orders import Placement
 from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import (
@@ -27,7 +27,7 @@ from isthmus.repl.controller.reassignment_progress import (
 from isthmus.repl.controller.reassignments import ReassignmentPlan
 from isthmus.repl.model.record import PartitionRecord
 
-Gathered = Mapping[str, Facts | None]
+Gathered = Mapping[str, NodeReplicas | None]
 
 
 def plan_shown(plan: ReassignmentPlan, records: Records, outcome: str, order: int | None) -> dict[str, Any]:

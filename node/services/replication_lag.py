@@ -1,8 +1,8 @@
 """What the whole cluster knows of its replication, joined from what its nodes say (pure): lag, and the ledgers.
 
 Numbers of nodes that do not answer are unknown, and so is every sum that needs them; nothing here is older than the
-question. Who asks the nodes is `node.services.queue_rpc` and `node.services.cluster_rpc`; who shows it,
-`node.admin_api.replication`.
+question. The nodes are asked by `node.services.queue_query` and `node.services.sink_query`;
+`node.admin_api.replication` shows the result.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _rejected(count: int | None) -> str:
 
 def received_rows(sinks: Said) -> list[dict[str, Any]]:
     """What was received: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
-    failed + under way. `sinks`: of each node what `node.services.cluster_rpc` says."""
+    failed + under way. `sinks`: the answer of each node (`node.services.sink_query`)."""
     silent = sorted(node for node, answer in sinks.items() if answer is None)
     totals: dict[tuple[str, str], dict[str, Any]] = {}
     for answer in sinks.values():

@@ -3,7 +3,7 @@
 A node says its numbers by bucket type (`TypeFacts`); a level adds up those of many. Averages are made of sums here, at
 the end, never of averages. A level that nobody measured has null where its numbers would be, and a time is null where
 nothing of the kind happened. How safe partitions are comes from the metastore's records and is known without any node.
-Who asks the nodes is `node.services.cluster_rpc`.
+The nodes are asked by `node.services.telemetry_query`.
 """
 
 from __future__ import annotations

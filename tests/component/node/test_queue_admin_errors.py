@@ -15,7 +15,7 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import NotReady
-from tests.support.threaded_node import living
+from tests.support.threaded_node import Living, living
 
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
 
@@ -58,11 +58,21 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
         assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
 
 
+def wait_for_windows(node: Living) -> None:
+    """Return once both queues know their cursors; the election at the node's start is just over."""
+    assert node.node is not None
+    machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
+    deadline_s = time.monotonic() + 20
+    while not all(len(machine.windows) == 2 for machine in machines):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
     """A node comes back as it was told meanwhile, and no suspension is left that nobody can end."""
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
-        assert node.node.services.known_nodes() == {"n1"}
+        assert node.node.services.membership.known_nodes() == {"n1"}
 
         def post(verb: str) -> int:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
@@ -73,9 +83,9 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
             return answer.status
 
         assert post("suspend") == 400
-        node.node.services.known_nodes = lambda: {"n1", "n2"}  # type: ignore[method-assign]
+        node.node.services.membership.known_nodes = lambda: {"n1", "n2"}  # type: ignore[method-assign]
         assert post("suspend") == 200
-        node.node.services.known_nodes = lambda: {"n1"}  # type: ignore[method-assign]
+        node.node.services.membership.known_nodes = lambda: {"n1"}  # type: ignore[method-assign]
         assert post("resume") == 200
         assert post("resume") == 400
 
@@ -106,11 +116,7 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
-        machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
-        deadline_s = time.monotonic() + 20
-        while not all(len(machine.windows) == 2 for machine in machines):  # the election of its start is just over
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_for_windows(node)
         assert main(["check", "gaps"]) == main(["check", "lag"]) == main(["check", "isr"]) == Exit.OK
         assert main(["check", "sync"]) == Exit.UNAVAILABLE
         assert "SYNC UNKNOWN: no node that answers has a [[fullsync]]" in capsys.readouterr().out
@@ -128,16 +134,16 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
     its partitions is told to wait. Another name, once some are known, is a slip."""
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
-        assert list(node.node.services.partitions(b"default")) == [0, 1]
+        assert list(node.node.services.membership.partitions(b"default")) == [0, 1]
         with pytest.raises(UnknownBucketType):
-            node.node.services.partitions(b"notes")
+            node.node.services.membership.partitions(b"notes")
         records, node.node.services.controller.records = node.node.services.controller.records, {}
         for name in (b"default", b"notes"):
             with pytest.raises(NotReady, match="not known here yet"):
-                node.node.services.partitions(name)
+                node.node.services.membership.partitions(name)
         node.node.services.controller.records = {p: replace(r, bucket_type="notes") for p, r in records.items()}
         with pytest.raises(NotReady, match="not known here yet"):
-            node.node.services.partitions(b"default")
+            node.node.services.membership.partitions(b"default")
         node.node.services.controller.records = records
 
 
@@ -154,6 +160,7 @@ def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_pa
             connection.close()
             return answer.status, said
 
+        wait_for_windows(node)
         assert post("to-west/push", bucket="b", keys=["k", "l"])[1]["queued"] == 2
         for path, wish, words in (
             ("to-west/clear", {}, "gives up 0 changes that wait for nobody yet, 2 references of full-sync"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.node.services.cluster_rpc import facts_of
 from isthmus.node.services.readiness import replicas_not_ready
+from isthmus.node.services.replica_query import facts_of
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.messages import AppendAck, AppendEntries, Message

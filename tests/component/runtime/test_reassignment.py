@@ -13,7 +13,8 @@ from typing import Any
 
 from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
 from isthmus.node.http.application import HttpApplication
-from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
@@ -26,10 +27,10 @@ Towns = Callable[..., AbstractAsyncContextManager[Town]]
 async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
     """What the admin face of a node answers."""
     face = HttpApplication()
-    node = SimpleNamespace(controller=house.controller, time=house.runtime.time)
-    own = [(p.replica, p.reason) for p in house.runtime.partitions.values()]
-    gathering = Gathering(node=house.node, request=house.links.request, replicas=lambda: own, now_ms=lambda: 0)
-    ReassignmentsAdmin(node, gathering, face.router)  # type: ignore[arg-type]
+    query = ClusterQuery(house.node, house.links)
+    query.serve(REPLICAS, ReplicaResponder(house.runtime))
+    services = SimpleNamespace(controller=house.controller, time=house.runtime.time, query=query)
+    ReassignmentsAdmin(services, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:

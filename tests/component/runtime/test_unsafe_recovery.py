@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 
 from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
 from isthmus.node.http.application import HttpApplication
-from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.repl.controller.dynamic_options import Setting, change_option
 from isthmus.repl.controller.election import ASK_MS
 from isthmus.repl.controller.unclean_election import ReplicaReport, most_complete
@@ -42,19 +43,19 @@ async def put(house: House, name: bytes) -> None:
 async def ask(town: Town, house: House, path: str, wish: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """What the admin face of a node answers."""
 
-    def gathering(of: House) -> Gathering:
-        def replicas() -> list[Any]:
-            return [(p.replica, p.reason) for p in of.runtime.partitions.values()]
-
-        async def request(node: str, _method: str, body: bytes, _timeout_ms: int) -> bytes:
+    def query_of(of: House) -> ClusterQuery:
+        async def request(node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
             if node not in town.houses:
                 raise NotReady(node)
-            return await gathering(town.houses[node]).answer(of.node, body)
+            return await query_of(town.houses[node]).request_handlers()[method](of.node, body)
 
-        return Gathering(node=of.node, request=request, replicas=replicas, now_ms=lambda: 0)
+        query = ClusterQuery(of.node, SimpleNamespace(request=request))
+        query.serve(REPLICAS, ReplicaResponder(of.runtime))
+        return query
 
     face = HttpApplication()
-    UnsafeRecoveryAdmin(SimpleNamespace(controller=house.controller), gathering(house), face.router)  # type: ignore[arg-type]
+    services = SimpleNamespace(controller=house.controller, query=query_of(house))
+    UnsafeRecoveryAdmin(services, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:

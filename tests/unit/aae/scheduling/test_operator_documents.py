@@ -29,7 +29,15 @@ from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind
 from isthmus.aae.status import of_operators
 from isthmus.config.settings import Address, FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
-from isthmus.node.services.cluster_rpc import FullSyncGathering
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.fullsync_query import (
+    FULLSYNC_REFRESH,
+    FULLSYNC_STATUS,
+    FULLSYNC_SUSPEND,
+    FullSyncRefreshResponder,
+    FullSyncStatusResponder,
+    FullSyncSuspendResponder,
+)
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from tests.support.memory_client_api import ask, make_room
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
@@ -55,23 +63,23 @@ class Node:
         self.metastore = MemoryMetastore(cluster.ensemble)
         self.tokens: dict[str, Path] = {}
         self.documents = OperatorDocuments(self.metastore, self._follow)
-        self.gathering = FullSyncGathering(
-            node=name,
-            request=cluster.request,
-            own=self._own,
-            manager=lambda: self.desk.manager,
-            refresh=self.documents.refresh,
-        )
+        fullsync: Any = SimpleNamespace(manager=self.desk.manager, documents=self.documents)
+        status: Any = SimpleNamespace(checks=self._own, trees=self._own)
+        self.query = ClusterQuery(name, cluster)
+        self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(status))
+        self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(fullsync))
+        self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(fullsync))
         listen = SimpleNamespace(http=Address("10.0.0.1", 8098))
         parts = SimpleNamespace(
-            fullsync=SimpleNamespace(manager=self.desk.manager, documents=self.documents),
+            fullsync=fullsync,
             settings=SimpleNamespace(node=SimpleNamespace(name=name), listen=listen),
             controller=SimpleNamespace(metastore=self.metastore),
             queues=SimpleNamespace(machines=lambda: {"to-west": None, "to-north": None}),
-            nodes=lambda: [one for one in cluster.live if one != name],
-            known_nodes=lambda: set(cluster.names),
-            fullsync_gathering=self.gathering,
-            fullsync_of=lambda *_: self._own(""),
+            membership=SimpleNamespace(
+                live_nodes=lambda: {name, *cluster.live}, known_nodes=lambda: set(cluster.names)
+            ),
+            query=self.query,
+            fullsync_status=status,
             time=self.desk.clock,
         )
         self.room = make_room()
@@ -80,7 +88,7 @@ class Node:
     def _follow(self) -> None:
         self.desk.manager.follow(self.documents, lambda urls: self.tokens.get(urls))
 
-    def _own(self, _what: str) -> dict[str, Any]:
+    def _own(self, _results: int = 1) -> dict[str, Any]:
         return {**shown(self.desk), **of_operators(self.desk.manager)}
 
     @property
@@ -127,7 +135,7 @@ class Cluster:
         assert timeout_ms > 0
         if node not in self.live:
             raise PeerFault("down")
-        return await self.live[node].gathering.request_handlers()[method]("n1", body)
+        return await self.live[node].query.request_handlers()[method]("n1", body)
 
 
 def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() -> None:

@@ -16,7 +16,8 @@ from isthmus.aae.scheduling.history import History, PeerHistory
 from isthmus.aae.scheduling.manager import Manager
 from isthmus.config.settings import FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
-from isthmus.node.services.cluster_rpc import FullSyncGathering
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FullSyncPart
 from isthmus.repl.clock import SystemTime
 
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
@@ -76,10 +77,17 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
     can still be written."""
     manager = manager_in(tmp_path)
     manager.start()
-    gathering = FullSyncGathering(node="n1", request=None, own=lambda _: {}, manager=lambda: manager, refresh=None)  # type: ignore[arg-type]
+
+    class NoChecks:
+        async def respond(self, _part: FullSyncPart) -> dict[str, Any]:
+            return {}
+
+    query = ClusterQuery("n1", SimpleNamespace())
+    query.serve(FULLSYNC_STATUS, NoChecks())
     parts = SimpleNamespace(
         fullsync=SimpleNamespace(manager=manager), settings=SimpleNamespace(node=SimpleNamespace(name="n1")),
-        nodes=list, fullsync_gathering=gathering, fullsync_of=lambda *_: {"peers": []}, time=SystemTime(),
+        query=query, fullsync_status=SimpleNamespace(checks=lambda *_: {"peers": []}),
+        membership=SimpleNamespace(live_nodes=lambda: {"n1"}), time=SystemTime(),
     )  # fmt: skip
     FullSyncAdmin(parts, room.face)  # type: ignore[arg-type]
 

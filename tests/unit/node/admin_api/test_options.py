@@ -15,10 +15,8 @@ from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.settings import NodeSettings, Settings
 from isthmus.node.admin_api import options as options_room
 from isthmus.node.admin_api.application import AdminApi
-from isthmus.node.services.cluster_rpc import Gathering
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
-from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.node_status import FakeNodeStatus
@@ -71,20 +69,12 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         controller = ObedientController(metastore)
         controller.lame = lame
         settings = Settings(NodeSettings("n1", "east", Path("data")))
-        node = SimpleNamespace(
+        services = SimpleNamespace(
             controller=controller,
             options=EffectiveOptions(settings),
             time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
         )
-
-        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            raise NotReady(node)
-
-        admin = AdminApi(
-            node,  # type: ignore[arg-type]
-            Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
-            FakeNodeStatus(),
-        )
+        admin = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
         found = [await answer(admin, *each) for each in requests]
         await asyncio.gather(*controller._tasks)
         await metastore.stop()

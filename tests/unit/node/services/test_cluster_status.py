@@ -9,9 +9,11 @@ from typing import Any
 
 import msgpack
 import pytest
+from msgspec import structs
 
 from isthmus.node.services import cluster_status
-from isthmus.node.services.cluster_rpc import Gathering, ReplicaFacts
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.replica_query import REPLICAS, ReplicaFacts, ReplicaForm, ReplicaResponder
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
@@ -52,7 +54,7 @@ def record(partition: int = 0, **changes: Any) -> PartitionRecord:
 def facts(gen: int, leo: int = 10, **changes: Any) -> ReplicaFacts:
     """What a node says of its replica."""
     base = ReplicaFacts("follower", 6, gen, leo, leo, leo, leo, ready=False, reason="following: a leads")
-    return base._replace(**changes)
+    return structs.replace(base, **changes)
 
 
 LEADER = facts(1, 12, role="leader", hw=11, applied=11, ready=True, reason="serving")
@@ -96,14 +98,14 @@ def test_every_state_of_a_partition_has_a_reason() -> None:
     """Out of sync and why, below min-ISR, not served yet, and what the record says when it is not online."""
     out = record(isr=frozenset({A, B}))
     assert row(out, SAID)["reason"] == "c is out of sync: following: a leads"
-    lead = LEADER._replace(out={"c": "lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left"})
+    lead = structs.replace(LEADER, out={"c": "lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left"})
     assert row(out, {**SAID, "a": {0: lead}})["reason"] == (
         "c is out of sync: lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left; following: a leads"
     )
     gone = {name: ALL[name] for name in "ab"}
     assert row(out, {"a": SAID["a"], "b": SAID["b"]}, gone)["reason"] == "c is out of sync: the node is gone"
     assert row(out, {**SAID, "c": {}})["reason"] == "c is out of sync: the node has not made its copy yet"
-    below = row(record(isr=frozenset({A})), {**SAID, "a": {0: LEADER._replace(ready=False, reason="barrier")}})[
+    below = row(record(isr=frozenset({A})), {**SAID, "a": {0: structs.replace(LEADER, ready=False, reason="barrier")}})[
         "reason"
     ]
     assert below.startswith("writes are refused: 1 in sync, min-ISR is 2; not served yet: barrier; b is out of sync")
@@ -178,7 +180,7 @@ def test_who_is_out_of_sync_is_named_with_what_its_node_says() -> None:
         lacking,
         "node c did not answer: why it is out of sync in 2 partitions: 0, 1 is not known",
     ]
-    refusing = {**SAID, "a": {0: LEADER._replace(reason=full)}}
+    refusing = {**SAID, "a": {0: structs.replace(LEADER, reason=full)}}
     assert cluster_status.problems({0: record()}, ALL, "", (), refusing) == [f"node a, partition 0: {full}"]
     (shown,) = cluster_status.partition_rows({0: record()}, ALL, refusing)
     assert shown["reason"] == full
@@ -216,8 +218,8 @@ def a_replica(partition: int) -> Any:
 Answer = Callable[[str], Awaitable[bytes]]
 
 
-def gathering(answers: dict[str, bytes | IsthmusError]) -> Gathering:
-    """A gathering of node b, with others that answer so."""
+def query_of(answers: dict[str, bytes | IsthmusError]) -> ClusterQuery:
+    """The query of node b; the other nodes give these answers."""
 
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         assert (method, body) == ("replicas", b"out")
@@ -227,26 +229,29 @@ def gathering(answers: dict[str, bytes | IsthmusError]) -> Gathering:
             raise found
         return found
 
-    return Gathering(
-        node="b",
-        request=request,
-        replicas=lambda: [(a_replica(0), "disk-full: no room"), (a_replica(3), "follows: a")],
-        now_ms=lambda: 7,
-    )
+    partitions = {
+        0: SimpleNamespace(replica=a_replica(0), reason="disk-full: no room"),
+        3: SimpleNamespace(replica=a_replica(3), reason="follows: a"),
+    }
+    runtime: Any = SimpleNamespace(partitions=partitions, time=SimpleNamespace(now_ms=lambda: 7))
+    query = ClusterQuery("b", SimpleNamespace(request=request))
+    query.serve(REPLICAS, ReplicaResponder(runtime))
+    return query
 
 
 def test_facts_are_gathered_from_all_who_answer() -> None:
-    """One's own without a request; what the others say comes through as they said it; silence is None."""
+    """This node answers without a request, the others' answers arrive unchanged; a node that does not answer is
+    unknown, with the reason."""
 
     async def story() -> None:
-        other = await gathering({}).request_handlers()["replicas"]("a", b"out")
-        found = await gathering({"a": other, "c": NotReady("x"), "d": OutcomeUnknown("x")}).gather(
-            ["a", "b", "c", "d", "a"]
-        )
+        other = await query_of({}).request_handlers()["replicas"]("a", b"out")
+        answers = {"a": other, "c": NotReady("x"), "d": OutcomeUnknown("y")}
+        found, unknown = await query_of(answers).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a", "b", "c", "d", "a"])
         full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room", log_epoch=5)
-        full = full._replace(out={"c": "stalled at 7"})
-        well = full._replace(reason="follows: a")
+        full = structs.replace(full, out={"c": "stalled at 7"})
+        well = structs.replace(full, reason="follows: a")
         assert found == {"a": {0: full, 3: well}, "b": {0: full, 3: well}, "c": None, "d": None}
+        assert unknown == {"c": "not-ready: x", "d": "outcome-unknown: y"}
 
     asyncio.run(story())
 
@@ -256,8 +261,8 @@ def test_what_a_node_of_the_version_before_says_is_understood() -> None:
 
     async def story() -> None:
         said = ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False]
-        found = await gathering({"a": msgpack.packb({0: said})}).gather(["a"])
-        assert found == {"a": {0: ReplicaFacts(*said)}}
+        found = await query_of({"a": msgpack.packb({0: said})}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"])
+        assert found.by_node == {"a": {0: ReplicaFacts(*said)}}
         assert ReplicaFacts(*said).out == {}
 
     asyncio.run(story())
@@ -265,7 +270,7 @@ def test_what_a_node_of_the_version_before_says_is_understood() -> None:
 
 def test_a_node_of_the_version_before_gets_an_answer_that_it_understands() -> None:
     """Its request has an empty body, and it accepts exactly twelve fields of a replica."""
-    answer = asyncio.run(gathering({}).request_handlers()["replicas"]("a", b""))
+    answer = asyncio.run(query_of({}).request_handlers()["replicas"]("a", b""))
     assert msgpack.unpackb(answer, strict_map_key=False) == {
         0: ["follower", 6, 2, 9, 8, 7, 6, False, "disk-full: no room", 5, "", False],
         3: ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False],
@@ -298,7 +303,9 @@ def test_a_node_of_the_version_before_gets_an_answer_that_it_understands() -> No
 )
 def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
     """A node of another version, or a broken one: unknown, not half believed."""
-    assert asyncio.run(gathering({"a": answer}).gather(["a"])) == {"a": None}
+    found = asyncio.run(query_of({"a": answer}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"]))
+    assert found.by_node == {"a": None}
+    assert found.unknown["a"].startswith("malformed: replicas: ")
 
 
 def test_nodes_that_are_gone_are_unknown_and_not_left_out():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from click.testing import CliRunner
 
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.cluster import telemetry
-from isthmus.node.services.cluster_rpc import TelemetryGathering, packed, unpacked
-from isthmus.node.services.telemetry import KindFacts, TypeFacts, telemetry_document
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.telemetry import KindFacts, NodeFacts, TypeFacts, telemetry_document
+from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryBody
 from isthmus.repl.model.errors import CodecError, NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from isthmus.repl.runtime.metrics import ReplogSizes
 
+BODY = TelemetryBody()
 ONE = TypeFacts(
     {"leader": ReplogSizes(2, 30, 20, 4, 3), "isr": ReplogSizes(1, 8, 8, 0, 0)},
     {"write": KindFacts(1000, 300, 600, 9, 30_000)},
@@ -91,8 +94,8 @@ def test_numbers_travel_between_nodes_as_they_are() -> None:
     """What one node packs another unpacks; rows of kinds that are not known are left out."""
     failed = {("write", "timed-out"): (3, 30_000)}
     facts = {"default": ONE, "large": TypeFacts(failures={("write", "timed-out"): 9}, recent_failures=failed)}
-    assert unpacked(packed(facts)) == facts
-    assert unpacked(b"\x91\x94\xa1d\xa6future\xa1x\xa0") == {"d": TypeFacts()}
+    assert BODY.decode(BODY.encode(facts)) == facts
+    assert BODY.decode(b"\x91\x94\xa1d\xa6future\xa1x\xa0") == {"d": TypeFacts()}
 
 
 @pytest.mark.parametrize(
@@ -102,12 +105,12 @@ def test_numbers_travel_between_nodes_as_they_are() -> None:
 def test_an_answer_that_is_none_is_not_believed(body: bytes) -> None:
     """Bytes that are no rows of numbers from 0 are refused as a fault of their sender."""
     with pytest.raises(CodecError):
-        unpacked(body)
+        BODY.decode(body)
 
 
 def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
     """The node's own numbers come without a request, a refusal or nonsense of another counts as no answer."""
-    answers: dict[str, Any] = {"b": packed({"default": TWO}), "c": NotReady("no connection"), "d": b"\xc1"}
+    answers: dict[str, Any] = {"b": BODY.encode({"default": TWO}), "c": NotReady("no connection"), "d": b"\xc1"}
 
     async def request(node: str, method: str, _body: bytes, _timeout_ms: int) -> bytes:
         assert method == "telemetry"
@@ -115,10 +118,14 @@ def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
             raise answers[node]
         return bytes(answers[node])
 
-    gathering = TelemetryGathering(node="a", request=request, runtime=None)  # type: ignore[arg-type]
-    gathering.own = lambda: {"default": ONE}  # type: ignore[method-assign]
-    found = asyncio.run(gathering.gather("abcd"))
-    assert found == {"a": {"default": ONE}, "b": {"default": TWO}, "c": None, "d": None}
+    class OwnNumbers:
+        async def respond(self, _request: None) -> NodeFacts:
+            return {"default": ONE}
+
+    query = ClusterQuery("a", SimpleNamespace(request=request))
+    query.serve(TELEMETRY, OwnNumbers())
+    found = asyncio.run(query.ask(TELEMETRY, None, "abcd"))
+    assert found.by_node == {"a": {"default": ONE}, "b": {"default": TWO}, "c": None, "d": None}
 
 
 def test_the_command_shows_levels_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from isthmus.aae.scheduling.manager import Manager
-from isthmus.node.services.cluster_rpc import FullSyncGathering, sharing, warning
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FullSyncPart, sharing, warning
 from isthmus.repl.model.errors import CodecError, PeerFault
 
 
@@ -41,19 +42,19 @@ def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() ->
 def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
     """Every node tells its checks or its trees; one that fails is None, and other questions are refused."""
 
-    def own(what: str) -> dict[str, Any]:
-        return {"what": what}
+    class PartName:
+        async def respond(self, part: FullSyncPart) -> dict[str, Any]:
+            return {"what": part.value}
 
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         assert (method, timeout_ms > 0) == ("fullsync", True)
         if node == "silent":
             raise PeerFault("gone")
-        return await gathering.answer("n1", body)
+        return await query.request_handlers()[method]("n1", body)
 
-    gathering = FullSyncGathering(
-        node="n1", request=request, own=own, manager=lambda: cast("Manager", None), refresh=asyncio.Event().wait
-    )  # type: ignore[arg-type]
-    found = asyncio.run(gathering.gather(["n2", "silent"], "trees"))
-    assert found == {"n1": {"what": "trees"}, "n2": {"what": "trees"}, "silent": None}
+    query = ClusterQuery("n1", SimpleNamespace(request=request))
+    query.serve(FULLSYNC_STATUS, PartName())
+    found = asyncio.run(query.ask(FULLSYNC_STATUS, FullSyncPart.TREES, ["n1", "n2", "silent"]))
+    assert found.by_node == {"n1": {"what": "trees"}, "n2": {"what": "trees"}, "silent": None}
     with pytest.raises(CodecError, match="checks, trees"):
-        asyncio.run(gathering.answer("n2", b"everything"))
+        asyncio.run(query.request_handlers()["fullsync"]("n2", b"everything"))

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from isthmus.node.admin_api.application import AdminApi
-from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
+from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, replica_map_document
 from isthmus.repl.controller.reassignment_orders import Placement
@@ -86,8 +88,15 @@ def an_admin(
         failing=lambda: "",
         passed_over=lambda: "nothing is fetched from a node of west (http://w:1): why",
     )
-    node = SimpleNamespace(
+
+    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        raise NotReady(f"{node} {method} {body!r} {timeout_ms}")
+
+    query = ClusterQuery("n1", SimpleNamespace(request=request))
+    query.serve(REPLICAS, ReplicaResponder(SimpleNamespace(partitions={}, time=SystemTime())))  # type: ignore[arg-type]
+    services = SimpleNamespace(
         controller=controller,
+        query=query,
         leader_balance=leader_balance or ToldLeaderships(None),
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
@@ -100,14 +109,7 @@ def an_admin(
         credentials=SimpleNamespace(problems=list),
     )
 
-    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        raise NotReady(f"{node} {method} {body!r} {timeout_ms}")
-
-    return AdminApi(
-        node,  # type: ignore[arg-type]
-        Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
-        FakeNodeStatus(),
-    )
+    return AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
 
 
 def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:

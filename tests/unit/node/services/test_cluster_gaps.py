@@ -6,26 +6,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from isthmus.config.settings import QueueSettings
-from isthmus.node.services.queue_rpc import ClusterGaps
+from isthmus.node.services.cluster_gaps import ClusterGaps
+from isthmus.node.services.cluster_query import ClusterAnswers, Query
+from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.node.services.queue_query import CloseGaps, ListGaps
 from isthmus.queues.queue_documents import AuditInfo
 from tests.support.queue_node import PARTITIONS, Home
 from tests.support.queue_source import SINK, THIRD
 from tests.unit.queues.admin.test_acts import alive, settled
 
 
-class Asked:
-    """Asks one node alone, and remembers what was closed."""
+class OneNodeQuery:
+    """A ClusterQuery of one node that answers with its gaps."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self.closed: list[dict[str, Any]] = []
 
-    async def gather(self, nodes: set[str], what: str, **wish: Any) -> dict[str, Any]:
-        """See QueueGathering."""
-        if what == "close":
-            self.closed.append(wish)
-            return {"e1": 1}
-        return {"e1": self.home.acts.gaps()}
+    async def ask(self, query: Query[Any, Any], request: CloseGaps | ListGaps, nodes: set[str]) -> ClusterAnswers[Any]:
+        """See ClusterQuery."""
+        assert isinstance(request, ListGaps)
+        return ClusterAnswers({"e1": self.home.acts.gaps()}, {})
 
 
 def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
@@ -45,20 +45,23 @@ def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
             await settled(home, name)
         records = {p: SimpleNamespace(bucket_type=home.types[p].decode()) for p in PARTITIONS}
         controller: Any = SimpleNamespace(records=records, registrations={})
-        asked: Any = Asked(home)
-        gaps = ClusterGaps(asked, controller, home.queues, "e1", home.clock, lambda _: 0)
+        query: Any = OneNodeQuery(home)
+        membership: Any = SimpleNamespace(live_nodes=lambda: {"e1"})
+        repairs: Any = SimpleNamespace(waiting=lambda _: 0)
+        coverage = QueueCoverage(home.queues, controller)
+        gaps = ClusterGaps(query, coverage, membership, controller, home.queues, repairs, home.clock)
         for cluster in (SINK, None):
             seen = await gaps.seen("fs", cluster)
             assert {(gap.queue, *gap.bucket_types) for gap in seen} == {("rt", "default"), ("rt", "other")}
         assert {gap.queue for gap in await gaps.seen("fs", THIRD)} == {"north"}, "whoever was compared with counts"
         assert await gaps.seen("part", SINK) == [], "it compares some buckets alone"
-        assert gaps.compared("fs", SINK, ["default"]) == {name: ["default"] for name in ("rt", "fs", "part")}
-        assert gaps.compared("part", SINK, ["default"]) == {"part": ["default"]}
-        assert gaps.compared("none", SINK, ["default"]) == {}
-        assert gaps.bucket_types("typed") == ["other"]
-        assert gaps.bucket_types("fs") == ["default", "other"]
+        assert coverage.compared("fs", SINK, ["default"]) == {name: ["default"] for name in ("rt", "fs", "part")}
+        assert coverage.compared("part", SINK, ["default"]) == {"part": ["default"]}
+        assert coverage.compared("none", SINK, ["default"]) == {}
+        assert coverage.bucket_types("typed") == ["other"]
+        assert coverage.bucket_types("fs") == ["default", "other"]
         assert gaps._types_of({"partition": None, "queue": "fs"}) == {"default", "other"}
-        assert {row["queue"]: row["bucket_types"] for row in gaps.sent()} == {
+        assert {row["queue"]: row["bucket_types"] for row in coverage.sent()} == {
             "rt": ["default", "other"], "fs": [], "part": ["default", "other"], "north": ["default", "other"],
         }  # fmt: skip
 

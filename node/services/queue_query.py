@@ -1,0 +1,170 @@
+"""Every node's share of the source queues: listings, gaps, ledgers, lag, applied offsets, one key; and closing gaps.
+
+All requests travel under one RPC method, as JSON objects whose "what" names the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
+from isthmus.node.services.explain_key import KeyExplainer
+from isthmus.node.services.fullsync_status import FullSyncStatus
+from isthmus.queues.admin import GapChoice, QueueActs
+from isthmus.queues.queue_documents import AppliedOffsets, AuditInfo
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import Key
+
+METHOD: Final = "queues"
+
+UPTO_MAX_MS: Final = 1 << 62
+"""The end of a time range that names none: later than any wall clock."""
+
+
+class ListQueues(msgspec.Struct, frozen=True, tag_field="what", tag="listing"):
+    """Every queue of the node."""
+
+
+class ListGaps(msgspec.Struct, frozen=True, tag_field="what", tag="gaps"):
+    """The open gaps of a queue, or of all queues."""
+
+    name: str | None = None
+
+
+class ReadLedger(msgspec.Struct, frozen=True, tag_field="what", tag="ledger"):
+    """The ledger of one queue."""
+
+    name: str
+
+
+class ReadLedgers(msgspec.Struct, frozen=True, tag_field="what", tag="ledgers"):
+    """The ledgers of all queues."""
+
+
+class ReadLags(msgspec.Struct, frozen=True, tag_field="what", tag="lags"):
+    """The lag of all queues, and the times up to which full-sync has proven them."""
+
+
+class ReadApplied(msgspec.Struct, frozen=True, tag_field="what", tag="applied"):
+    """The applied offsets of the partitions that the node leads."""
+
+
+class ExplainKey(msgspec.Struct, frozen=True, tag_field="what", tag="explain"):
+    """The node's knowledge of one key. The names are hexadecimal."""
+
+    bucket_type: str
+    bucket: str
+    key: str
+
+    @classmethod
+    def of(cls, key: Key) -> ExplainKey:
+        """The request about `key`."""
+        return cls(key.bucket_type.hex(), key.bucket.hex(), key.key.hex())
+
+    def named_key(self) -> Key:
+        """The key. Raises CodecError."""
+        try:
+            return Key(*(bytes.fromhex(name) for name in (self.bucket_type, self.bucket, self.key)))
+        except ValueError as error:
+            raise CodecError(f"{METHOD}: the names of the key are not hexadecimal: {error}") from error
+
+
+class CloseGaps(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="what", tag="close"):
+    """Close gaps of a queue that a full-sync has proven: those of `ids`, or those of a bucket type within a time
+    range."""
+
+    name: str
+    by: str
+    at_ms: int
+    reason: str = ""
+    ids: list[str] | None = None
+    bucket_type: str | None = None
+    from_ms: int | None = None
+    upto_ms: int | None = None
+
+    def choice(self) -> GapChoice:
+        """The gaps to close."""
+        return GapChoice(
+            None if self.ids is None else tuple(self.ids),
+            None if self.bucket_type is None else self.bucket_type.encode(),
+            self.from_ms or 0,
+            self.upto_ms or UPTO_MAX_MS,
+        )
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """Applied offsets of one node: pairs of partition and offset, and its wall clock."""
+
+    positions: list[tuple[int, int]]
+    wall_ms: int
+
+
+QueueRequest = ListQueues | ListGaps | ReadLedger | ReadLedgers | ReadLags | ReadApplied | ExplainKey | CloseGaps
+
+_Rows = list[dict[str, Any]]
+
+QUEUES: Final[Query[QueueRequest, Any]] = Query(METHOD, JsonBody(METHOD, QueueRequest), JsonBody(METHOD, Any))
+"""All requests of the method, as a node serves them; the queries below have the types of one request each."""
+QUEUE_LISTING: Final[Query[ListQueues, _Rows]] = Query(METHOD, JsonBody(METHOD, ListQueues), JsonBody(METHOD, _Rows))
+OPEN_GAPS: Final[Query[ListGaps, _Rows]] = Query(METHOD, JsonBody(METHOD, ListGaps), JsonBody(METHOD, _Rows))
+LEDGER: Final[Query[ReadLedger, dict[str, Any]]] = Query(
+    METHOD, JsonBody(METHOD, ReadLedger), JsonBody(METHOD, dict[str, Any])
+)
+LEDGERS: Final[Query[ReadLedgers, _Rows]] = Query(METHOD, JsonBody(METHOD, ReadLedgers), JsonBody(METHOD, _Rows))
+LAGS: Final[Query[ReadLags, dict[str, _Rows]]] = Query(
+    METHOD, JsonBody(METHOD, ReadLags), JsonBody(METHOD, dict[str, _Rows])
+)
+APPLIED: Final[Query[ReadApplied, Applied]] = Query(METHOD, JsonBody(METHOD, ReadApplied), JsonBody(METHOD, Applied))
+KEY: Final[Query[ExplainKey, dict[str, Any]]] = Query(
+    METHOD, JsonBody(METHOD, ExplainKey), JsonBody(METHOD, dict[str, Any])
+)
+CLOSE_GAPS: Final[Query[CloseGaps, int]] = Query(METHOD, JsonBody(METHOD, CloseGaps), JsonBody(METHOD, int))
+
+
+class QueueResponder:
+    """Answers QUEUES from this node's queues, full-sync and key explainer."""
+
+    def __init__(self, acts: QueueActs, explainer: KeyExplainer, fullsync: FullSyncStatus) -> None:
+        self._acts = acts
+        self._explainer = explainer
+        self._fullsync = fullsync
+
+    async def respond(self, request: QueueRequest) -> Any:
+        """See Responder. Raises UnknownQueue, NotReady, OutcomeUnknown."""
+        acts = self._acts
+        match request:
+            case ListQueues():
+                return await acts.listing()
+            case ListGaps():
+                return acts.gaps(request.name)
+            case ReadLedger():
+                return await acts.ledger(request.name)
+            case ReadLedgers():
+                return [await acts.ledger(name) for name in acts.names()]
+            case ReadLags():
+                return {"queues": await acts.lags(), "proven": self._fullsync.proven()}
+            case ReadApplied():
+                positions, wall_ms, _ = acts.applied()
+                return Applied(list(positions), wall_ms)
+            case ExplainKey():
+                return await self._explainer.own(request.named_key())
+            case CloseGaps():
+                audit = AuditInfo(request.by, request.at_ms, request.reason)
+                return await acts.close_gaps(request.name, request.choice(), audit)
+
+
+async def applied_offsets(query: ClusterQuery, nodes: Iterable[str]) -> AppliedOffsets:
+    """The offsets that the leaders among `nodes` have applied, and the earliest and latest of their wall clocks; of the
+    nodes that answer."""
+    answers = await query.ask(APPLIED, ReadApplied(), nodes)
+    found = [one for one in answers.by_node.values() if one is not None]
+    upto: dict[int, int] = {}
+    for one in found:
+        for partition, offset in one.positions:
+            # A deposed leader may answer, too: its applied entries are committed all the same.
+            upto[partition] = max(offset, upto.get(partition, 0))
+    clocks = [one.wall_ms for one in found]
+    return AppliedOffsets(tuple(sorted(upto.items())), min(clocks), max(clocks))
