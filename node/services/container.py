@@ -243,7 +243,7 @@ class NodeServices:
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
         self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
-        self.coordinator.owed = self.queues.owed
+        self.coordinator.unreplicated = self.queues.owed
         self.repairs = RepairQueue(self.queues, self.time)
         self.gaps = ClusterGaps(
             self.query,

@@ -33,8 +33,14 @@ from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.listing import Listing
 from isthmus.repl.coordinator.reads import Reads, answer_bytes, confirm_refusals, not_led
 from isthmus.repl.coordinator.routing import RoutingTable
-from isthmus.repl.coordinator.write_batch import Owed, Proposal, Warned, WriteLimits, never_unreplicated
-from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, PushProposal
+from isthmus.repl.coordinator.write_batch import (
+    UnreplicatedCheck,
+    Warned,
+    WriteBatch,
+    WriteLimits,
+    never_unreplicated,
+)
+from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, add_items
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import (
     BadInput,
@@ -86,15 +92,15 @@ class CoordinatorMetrics:
             if isinstance(result, IsthmusError):
                 self.failed(result)
 
-    def proposed(self, proposal: Proposal) -> None:
-        """Count what a batch of one partition came to."""
-        self.kinds["put"] += proposal.put_count
-        if proposal.delete_count:
-            self.kinds["delete"] += proposal.delete_count
-        if proposal.repeated_count:
-            self.kinds["repeated"] += proposal.repeated_count
-        if proposal.warned:
-            self._warn(proposal.warned)
+    def count_batch(self, batch: WriteBatch) -> None:
+        """Count the items of a batch."""
+        self.kinds["put"] += batch.put_count
+        if batch.delete_count:
+            self.kinds["delete"] += batch.delete_count
+        if batch.repeated_count:
+            self.kinds["repeated"] += batch.repeated_count
+        if batch.warned:
+            self._warn(batch.warned)
 
     def _warn(self, found: Sequence[Warned]) -> None:
         """Count objects that are above what is sound, and say so now and then."""
@@ -220,7 +226,8 @@ class Coordinator:
         """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
         applied."""
         self._scheduled = False
-        self.owed: Owed = never_unreplicated
+        self.unreplicated: UnreplicatedCheck = never_unreplicated
+        """Set by the node once its source queues exist."""
         self._tally = CoordinatorMetrics()
         runtime.hooks.append(self)
 
@@ -460,7 +467,7 @@ class Coordinator:
             _refuse(shares, refused)
             return
         runtime = self._runtime
-        proposal = PushProposal(
+        batch = WriteBatch(
             partition,
             runtime.store,
             runtime.cluster_uuid,
@@ -468,21 +475,22 @@ class Coordinator:
             self._properties_of(partition.bucket_type),
             runtime.time.wall_ms(),
             self._pending_requests.get(partition.id, {}),
-            self.owed,
+            self.unreplicated,
         )
         groups: list[PendingBatch] = []
         for requests, waiter, slots, hashes in shares:
-            groups.append(PendingBatch(proposal.take(requests, slots, hashes, waiter.results), waiter, slots))
-        self._tally.proposed(proposal)
-        if proposal.entries:
-            refused = runtime.append(partition, proposal.entries)
+            end = add_items(batch, requests, slots, hashes, waiter.results)
+            groups.append(PendingBatch(end, waiter, slots))
+        self._tally.count_batch(batch)
+        if batch.entries:
+            refused = runtime.append(partition, batch.entries)
             if refused is not None:
                 _refuse(shares, refused)
                 return
-            partition.pending_rows.update(proposal.fresh)
-            if proposal.fresh_requests:
-                self._pending_requests.setdefault(partition.id, {}).update(proposal.fresh_requests)
-        if proposal.needs_confirmation:
+            partition.pending_rows.update(batch.new_rows)
+            if batch.new_requests:
+                self._pending_requests.setdefault(partition.id, {}).update(batch.new_requests)
+        if batch.needs_confirmation:
             confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
         waiting = [group for group in groups if group.end]
         if len(waiting) < len(groups):

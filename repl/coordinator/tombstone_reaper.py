@@ -28,7 +28,7 @@ import structlog
 
 from isthmus.repl.coordinator.reads import not_led
 from isthmus.repl.coordinator.routing import RoutingTable
-from isthmus.repl.coordinator.write_batch import CurrentVersion, Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch import CurrentVersion, WriteBatch, WriteLimits
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash
@@ -44,37 +44,42 @@ from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
 
 
-class ReapBatch(Proposal):
-    """See the module's text."""
+class ReapBatch:
+    """Entries about tombstones that may go: REAP removes one, and a restatement writes it once more."""
+
+    def __init__(self, batch: WriteBatch) -> None:
+        """The entries are added to `batch`."""
+        self.batch = batch
 
     def reap(self, key: Key, hash64: int, offset: int) -> bool:
-        """Remove the tombstone that the key has had since `offset`; False when that is not what it has any more."""
-        current = self._tombstone(key, hash64, offset)
-        if current is None:
+        """Remove the tombstone that was written at `offset`; False if it is no longer the key's current version."""
+        row, batch = self._tombstone(key, hash64, offset), self.batch
+        if row is None:
             return False
-        self._take(reap_entry(self._stamp(), self._own, key, hash64, offset, Summary(*current[:-1])))
+        batch.add(reap_entry(batch.header(), batch.cluster_uuid, key, hash64, offset, Summary(*row[:-1])))
         return True
 
     def restate(self, key: Key, hash64: int, offset: int, *, leaving: bool = False) -> bool:
-        """Write that tombstone once more as a change of ours, so that every queue offers it; False as in `reap`. It
-        gets a dot of ours if it has none: whose dot it has takes it no more once it is reaped there, so that tombstones
-        do not go round in a mesh."""
-        row = self._tombstone(key, hash64, offset)
+        """Write the tombstone once more as a change of this cluster, so that every queue offers it; False as in `reap`.
+
+        It gets a dot of this partition if it has none: a cluster whose dot it has stores it no more once it is reaped
+        there, so that tombstones do not circulate in a mesh."""
+        row, batch = self._tombstone(key, hash64, offset), self.batch
         if row is None:
             return False
-        current, actor = CurrentVersion(row, None), self._partition.actor
-        obj = self._object(current, key)
+        current, actor = CurrentVersion(row, None), batch.partition.actor
+        obj = batch.read_object(current, key)
         if not counter_of(obj.clock, actor):
-            clock = increment(obj.clock, actor, pack_counter(self._epoch, self._next), self._now_ms // 1000)
+            clock = increment(obj.clock, actor, pack_counter(batch.epoch, batch.next_offset), batch.now_ms // 1000)
             obj = Object(clock, obj.siblings)
         encoded, summary = encode_with_summary(obj)
         kind = EntryKind.LEAVING if leaving else EntryKind.DATA
-        self._append(key, hash64, current, encoded, summary, self._own, b"", kind)
+        batch.add_object(key, hash64, current, encoded, summary, batch.cluster_uuid, b"", kind)
         return True
 
     def _tombstone(self, key: Key, hash64: int, offset: int) -> KeyRow | None:
-        """The key's row, if it is the tombstone of that offset, and applied."""
-        current = self._current(hash64, key.bucket, key.key)
+        """The key's row, if it is the tombstone written at `offset`, and applied."""
+        current = self.batch.current(hash64, key.bucket, key.key)
         if current is None or current.pending is not None:
             return None
         return current.row if current.row.tombstone and current.row.offset == offset else None
@@ -325,12 +330,12 @@ class Reaper:
             led.waits = ""
         if not due:
             return
-        proposal, reaped_before = self._proposal(place), self.reaped_count
+        reaps, reaped_before = self._batch(place), self.reaped_count
         told = ""
         for found in due[:LOOKS_AT_ONCE]:
-            if len(proposal.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
+            if len(reaps.batch.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
                 break
-            waits = self._propose(place, proposal, found)
+            waits = self._propose(place, reaps, found)
             name = found.bucket, found.key
             if not waits or len(due) > LOOKS_AT_ONCE:
                 led.candidates.pop(name, None)
@@ -338,29 +343,30 @@ class Reaper:
                 told = told or waits
                 led.candidates[name] = found  # where they are many, behind the others: their turn is next
         led.waits = told or led.waits
-        self._append(place, proposal)
+        self._append(place, reaps.batch)
 
-    def _proposal(self, place: Partition) -> ReapBatch:
+    def _batch(self, place: Partition) -> ReapBatch:
         runtime = self._runtime
         kind = self._properties_of(place.bucket_type)
-        return ReapBatch(place, runtime.store, runtime.cluster_uuid, self._limits, kind, runtime.time.wall_ms(), {})
+        now_ms = runtime.time.wall_ms()
+        return ReapBatch(WriteBatch(place, runtime.store, runtime.cluster_uuid, self._limits, kind, now_ms, {}))
 
-    def _propose(self, place: Partition, proposal: ReapBatch, found: Tombstone) -> str:
+    def _propose(self, place: Partition, reaps: ReapBatch, found: Tombstone) -> str:
         """Why it must wait; "" when it is not there any more, or an entry was made."""
         key = Key(place.bucket_type, found.bucket, found.key)
         hash64 = key_hash(found.bucket, found.key)
         offered = self._settled.offers(place.bucket_type, found.bucket)
         if offered and not found.ours:
-            self.restated_count += proposal.restate(key, hash64, found.offset, leaving=found.leaving)
+            self.restated_count += reaps.restate(key, hash64, found.offset, leaving=found.leaving)
             return ""  # apply notes it anew
         waits = self._obstacle(place, found)
         if waits:
             return waits
         tells = self._properties_of(place.bucket_type).of(found.bucket).repl_reap
         if offered and tells and not found.leaving:
-            self.announced_count += proposal.restate(key, hash64, found.offset, leaving=True)
+            self.announced_count += reaps.restate(key, hash64, found.offset, leaving=True)
         else:
-            self.reaped_count += proposal.reap(key, hash64, found.offset)
+            self.reaped_count += reaps.reap(key, hash64, found.offset)
         return ""
 
     def _obstacle(self, place: Partition, found: Tombstone) -> str:
@@ -371,14 +377,14 @@ class Reaper:
         waits = self._settled.waits(place.id, found.offset, place.bucket_type, found.bucket)
         return waits or self.differs(Key(place.bucket_type, found.bucket, found.key))
 
-    def _append(self, place: Partition, proposal: ReapBatch) -> None:
+    def _append(self, place: Partition, batch: WriteBatch) -> None:
         """Raises Retryable: nothing was appended."""
-        if not proposal.entries:
+        if not batch.entries:
             return
-        refused = self._runtime.append(place, proposal.entries)
+        refused = self._runtime.append(place, batch.entries)
         if refused is not None:
             raise refused
-        place.pending_rows.update(proposal.fresh)
+        place.pending_rows.update(batch.new_rows)
 
     # -- one key --------------------------------------------------------------------------------------
 
@@ -407,16 +413,16 @@ class Reaper:
         if not current.tombstone:
             return Reaped("no-tombstone", "the key has a value: delete it first")
         found = self._tombstone_of(place.id, key.bucket, key.key, current)
-        proposal = self._proposal(place)
-        waits = self._propose(place, proposal, found)
-        self._append(place, proposal)
+        reaps = self._batch(place)
+        waits = self._propose(place, reaps, found)
+        self._append(place, reaps.batch)
         if waits:
             return Reaped("waits", waits)
-        if not proposal.entries:
+        if not reaps.batch.entries:
             return Reaped("waits", "a write of the key is under way")
-        if proposal.entries[0].kind == _LEAVING and found.ours:
+        if reaps.batch.entries[0].kind == _LEAVING and found.ours:
             return Reaped("waits", "the queues tell other clusters first (repl_reap); then it goes by itself")
-        if proposal.entries[0].kind != _REAP:
+        if reaps.batch.entries[0].kind != _REAP:
             return Reaped("waits", "the tombstone is another cluster's and is now offered to our queues: ask again")
         return Reaped("reaped", "")
 

@@ -1,22 +1,24 @@
-"""A proposal: what a batch of writes and pushes would change in one partition, before the core is asked.
+"""A write batch: the entries by which writes and pushes would change one partition, before the core is asked.
 
-For each item it reads what the key holds now (the newest unapplied entry first: a leader reads its own writes),
-decides by clocks, makes the new object and encodes it once. It appends nothing: `repl.coordinator.coordinator` takes
-the entries to the core and answers when they are applied. An item that makes no entry, refused or not, still waits for
-the pending entry that it was judged against (docs/protocol.md R-WAIT): a push that is superseded, a delete of nothing,
-one sibling too many, a request that is known.
+For each item `WriteBatch` reads the key's newest version (an unapplied entry before the store: a leader reads its own
+writes), decides by clocks, builds the new object and encodes it once. It appends nothing:
+`repl.coordinator.coordinator` hands the entries to the core, and answers once they are applied. An item without an
+entry still waits for the pending entry that it was judged against (docs/protocol.md R-WAIT): a superseded push, a
+delete of nothing, one sibling too many, a repeated request.
 
-Limits of one write: the node's own and its bucket's, refused above the one, reported above the other. Pure.
+A write has two limits for its size and two for its siblings, the node's and its bucket's. Above the limit it is
+refused, above the warning it is counted. Properties of a bucket can only be stricter than `limits` of the node's file,
+since other nodes and the queues' windows rely on those. A push is never refused for its siblings: what another cluster
+holds must be kept.
 
-A bucket's properties can only be stricter than `limits` of the node's file, for those are what other nodes and the
-window take. Pushes are reported and never refused for their siblings: what another cluster has must be kept.
+Pure. `repl.coordinator.write_batch_fast_path` adds the common items without the detours of `write` and `push`.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 from isthmus.repl.model.conditions import Condition, ConditionFailed, ConditionState, judge_write, needs_tag, object_tag
 from isthmus.repl.model.entry import (
@@ -85,23 +87,23 @@ class WriteLimits(NamedTuple):
     object_bytes: int
     sibling_count: int
     entry_bytes: int
-    """Longest entry, so the largest object with all its siblings, that other nodes take."""
+    """Longest entry that other nodes take, which bounds an object with all its siblings."""
 
     object_warn_bytes: int = 0
-    """Larger values are reported; 0: none."""
+    """Larger values are counted and logged; 0: none."""
 
     sibling_warn_count: int = 0
-    """Objects with more siblings are reported; 0: none."""
+    """Objects with more siblings are counted and logged; 0: none."""
 
     @property
     def made_bytes(self) -> int:
-        """Longest entry of an object that is made here, by a write or a merge. Any cluster with the same settings then
-        takes it as a push: there the entry differs by its integers alone."""
+        """Longest entry of an object made here, by a write or a merge. A cluster with the same settings takes it as a
+        push, since the entries there differ by their integers alone."""
         return self.entry_bytes - INTEGERS_BYTES
 
 
 class Warned(NamedTuple):
-    """An object that was taken although it is above what is sound: `what` is "object-size" or "siblings"."""
+    """An object above a warning limit; `what` is "object-size" or "siblings"."""
 
     what: str
     key: Key
@@ -110,7 +112,7 @@ class Warned(NamedTuple):
 
 
 def check_size(size: int, key: Key, limits: WriteLimits, properties: Properties, warned: list[Warned]) -> None:
-    """Raises TooLarge for a value above a limit; one above the warning goes into `warned`."""
+    """Raises TooLarge for a value above the limit; appends to `warned` for one above the warning."""
     limit, name = limits.object_bytes, "limits.object_size"
     if 0 < properties.max_object_bytes < limit:
         limit, name = properties.max_object_bytes, f"max_object_size of bucket {key.bucket!r}"
@@ -124,7 +126,7 @@ def check_size(size: int, key: Key, limits: WriteLimits, properties: Properties,
 def check_siblings(
     count: int, key: Key, limits: WriteLimits, properties: Properties, warned: list[Warned]
 ) -> TooManySiblings | None:
-    """The refusal of an object with that many siblings; None, and as `note_siblings`, when it is within the limits."""
+    """The refusal of an object with `count` siblings; within the limit None, with `note_siblings` called."""
     limit, name = limits.sibling_count, "limits.siblings"
     if 0 < properties.max_siblings < limit:
         limit, name = properties.max_siblings, f"max_siblings of bucket {key.bucket!r}"
@@ -137,44 +139,49 @@ def check_siblings(
 
 
 def note_siblings(count: int, key: Key, limits: WriteLimits, properties: Properties, warned: list[Warned]) -> None:
-    """An object with more siblings than the warning goes into `warned`."""
+    """Append to `warned` for an object with more siblings than the warning."""
     warn = properties.warn_siblings or limits.sibling_warn_count
     if 0 < warn < count:
         warned.append(Warned("siblings", key, count, warn))
 
 
 class ForgedClock(BadInput):
-    """A clock from another cluster that has seen writes of this one which were never made."""
+    """A clock from another cluster names writes of this cluster that were never made."""
 
     reason = "forged-clock"
 
 
 class StalePush(Retryable):
-    """The key was reaped here, and the push may be from before: it must be fetched again."""
+    """The key was reaped here, and the push may be older than that: it must be fetched again."""
 
     reason = "stale-push"
 
 
-Owed = Callable[[int, int, bytes, Key], bool]
-"""(partition, offset of a row in which a write of ours is, cluster that pushes, key) -> whether some other cluster has
-not got that row yet."""
+class UnreplicatedCheck(Protocol):
+    """Asks the source queues whether another cluster still lacks a row with a write of this cluster (R-OWED)."""
+
+    def __call__(self, partition: int, offset: int, pusher: bytes, key: Key, /) -> bool:
+        """True if some cluster other than `pusher` has not received the row at `offset` yet."""
 
 
 def never_unreplicated(_partition: int, _offset: int, _pusher: bytes, _key: Key) -> bool:
-    """Where no queue gives anything to anybody."""
+    """The check of a node without source queues."""
     return False
 
 
 class CurrentVersion(NamedTuple):
-    """What a key holds: its row, where its bytes are, and the offset below which all must be applied
-    before an answer may rest on it (0: it is applied)."""
+    """A key's newest version: its row, and the unapplied entry that has its bytes (None: the store has them)."""
 
     row: KeyRow
     pending: Entry | None
 
 
-class Proposal:
-    """The entries of one batch of one partition, in the making; later items see what earlier ones made."""
+Decision = tuple[object, int]
+"""(answer, offset below which all entries must be applied before the answer may be given; 0: at once)."""
+
+
+class WriteBatch:
+    """The entries of one batch of one partition. Later items see the entries of earlier ones."""
 
     def __init__(
         self,
@@ -185,67 +192,77 @@ class Proposal:
         properties: TypeProperties,
         now_ms: int,
         pending_requests: Mapping[bytes, int],
-        owed: Owed = never_unreplicated,
+        unreplicated: UnreplicatedCheck = never_unreplicated,
     ) -> None:
         """`properties` are those of the partition's bucket type. `pending_requests`: name of a request
-        (`repl.store.request_dedup`) -> offset of its entry that is not applied. `owed` asks the source queues
-        (R-OWED)."""
-        self._partition = partition
-        self._pending_requests = pending_requests
-        self._owed = owed
-        self._store = store
-        self._own = cluster_uuid
-        self._limits = limits
-        self._properties = properties
-        self._now_ms = now_ms
-        self._epoch = partition.replica.epoch
-        self._next = partition.replica.leo
+        (`repl.store.request_dedup`) -> offset of its unapplied entry."""
+        self.partition = partition
+        self.store = store
+        self.cluster_uuid = cluster_uuid
+        self.limits = limits
+        self.properties = properties
+        self.now_ms = now_ms
+        self.epoch = partition.replica.epoch
+        self.next_offset = partition.replica.leo
         self.put_count = 0
         self.delete_count = 0
         self.repeated_count = 0
         self.needs_confirmation = False
-        """An item was refused because of what a process that leads no longer does not know."""
+        """An item was refused for a reason that holds only while this node leads."""
         self.warned: list[Warned] = []
         self.entries: list[Entry] = []
-        self.fresh: dict[tuple[bytes, bytes], Entry] = {}
-        self.fresh_requests: dict[bytes, int] = {}
+        self.new_rows: dict[tuple[bytes, bytes], Entry] = {}
+        """(bucket, key) -> the newest entry of this batch."""
+        self.new_requests: dict[bytes, int] = {}
+        """Name of a request -> offset of its entry in this batch."""
+        self._pending_requests = pending_requests
+        self._unreplicated = unreplicated
 
-    def _current(self, hash64: int, bucket: bytes, key: bytes) -> CurrentVersion | None:
-        place = (bucket, key)
-        entry = self.fresh.get(place) or self._partition.pending_rows.get(place)
+    # -- what the key holds ---------------------------------------------------------------------------
+
+    def current(self, hash64: int, bucket: bytes, key: bytes) -> CurrentVersion | None:
+        """The key's newest version; None if it was never written, or is reaped."""
+        entry = self._unapplied((bucket, key))
         if entry is not None:
             return None if entry.kind == EntryKind.REAP else CurrentVersion(decode_key_row(entry.row), entry)
-        row = self._store.key_row(self._partition.id, hash64, bucket, key)
+        row = self.store.key_row(self.partition.id, hash64, bucket, key)
         return None if row is None else CurrentVersion(decode_key_row(row), None)
 
-    def _bytes(self, current: CurrentVersion, key: Key) -> bytes:
-        if current.pending is not None:
-            return current.pending.payload
-        data = self._store.object(self._partition.id, key.bucket, key.key)
-        if data is None:
-            raise Corruption(f"key row without its object in partition {self._partition.id}")
-        return data
-
-    def _object(self, current: CurrentVersion, key: Key) -> Object:
+    def read_object(self, current: CurrentVersion, key: Key) -> Object:
+        """The object of a version. Raises Corruption: the writer has sent nothing wrong."""
         try:
-            return decode_object(self._bytes(current, key))
-        except CodecError as error:  # the stored one: whoever writes has sent nothing wrong
+            return decode_object(self._object_bytes(current, key))
+        except CodecError as error:
             raise Corruption(f"the stored object of {key.bucket!r}/{key.key!r} cannot be read: {error}") from error
 
-    def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
-        """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
+    def _object_bytes(self, current: CurrentVersion, key: Key) -> bytes:
+        if current.pending is not None:
+            return current.pending.payload
+        data = self.store.object(self.partition.id, key.bucket, key.key)
+        if data is None:
+            raise Corruption(f"key row without its object in partition {self.partition.id}")
+        return data
+
+    def _unapplied(self, name: tuple[bytes, bytes]) -> Entry | None:
+        """The newest entry of (bucket, key) that is not applied."""
+        return self.new_rows.get(name) or self.partition.pending_rows.get(name)
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    def write(self, request: WriteRequest, hash64: int) -> Decision:
+        """Add the entry of a client's write, unless it makes none. Raises BadInput, Corruption."""
         key, content, context, request_id, _, condition = request
-        properties = self._properties.of(key.bucket)
-        check_size(len(content.value), key, self._limits, properties, self.warned)
-        current = self._current(hash64, key.bucket, key.key)
+        properties = self.properties.of(key.bucket)
+        check_size(len(content.value), key, self.limits, properties, self.warned)
+        current = self.current(hash64, key.bucket, key.key)
         if request_id:
             if len(request_id) > REQUEST_ID_BYTES_MAX:
                 raise BadInput(f"a request id of {len(request_id)} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed")
-            found = self._known(request_id, hash64)
+            found = self._request_offset(request_id, hash64)
             if found is not None:
-                return self._repeated(found, current, key)
+                return self._answer_repeated(found, current, key)
         if condition is not None:
-            failed = self._judge(condition, current, key)
+            failed = self._failed_condition(condition, current, key)
             if failed is not None:
                 self.needs_confirmation = True
                 return failed, _rests_on(current)
@@ -259,58 +276,61 @@ class Proposal:
                 )
         else:
             self.put_count += 1
-        offset = self._next
-        dot = (self._partition.actor, pack_counter(self._epoch, offset))
+        offset = self.next_offset
+        dot = (self.partition.actor, pack_counter(self.epoch, offset))
         if current is None:
             last = self._reaped_clock((key.bucket, key.key))
             base = Object(last, ()) if last else None
-            obj = written(base, merge_clocks(last, context or ()), content, dot, self._now_ms, properties)
+            obj = written(base, merge_clocks(last, context or ()), content, dot, self.now_ms, properties)
         else:
             clock = decode_clock(current.row.clock)
             if not context and (content.tombstone or current.row.tombstone):
                 context = clock
             if properties.last_write_wins or (context and descends(context, clock)):
-                # All that is there was seen, or does not count: the old siblings need not be read.
-                obj = written(Object(clock, ()), context or clock, content, dot, self._now_ms, properties)
+                # The writer has seen all siblings, or they do not count: the old object need not be read.
+                obj = written(Object(clock, ()), context or clock, content, dot, self.now_ms, properties)
             else:
-                obj = written(self._object(current, key), context or (), content, dot, self._now_ms, properties)
-                refused = check_siblings(len(obj.siblings), key, self._limits, properties, self.warned)
+                obj = written(self.read_object(current, key), context or (), content, dot, self.now_ms, properties)
+                refused = check_siblings(len(obj.siblings), key, self.limits, properties, self.warned)
                 if refused is not None:
                     return refused, _rests_on(current)
         encoded, summary = encode_with_summary(obj)
-        self._append(key, hash64, current, encoded, summary, self._own, request_id)
+        self.add_object(key, hash64, current, encoded, summary, self.cluster_uuid, request_id)
         return WriteResult(encoded, summary.clock, summary.sibling_count), offset + 1
 
-    def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
-        """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
+    # -- pushes ---------------------------------------------------------------------------------------
+
+    def push(self, item: PushItem, hash64: int) -> Decision:
+        """Add the entry of another cluster's change, stored as it came or merged by causality, unless it makes none.
+        Raises BadInput, Corruption, StalePush."""
         key, origin, payload, leaving = item
-        if len(payload) > self._limits.entry_bytes:
+        if len(payload) > self.limits.entry_bytes:
             raise self.too_long(payload)
         if len(origin) != 16:
             raise CodecError("a push whose origin is no cluster uuid")
         summary = summarize_encoded(payload)
-        if self._partition.actor in summary.clock:
-            self._check_ours(decode_clock(summary.clock))
-        current = self._current(hash64, key.bucket, key.key)
-        leaving = leaving and summary.tombstone and self._properties.of(key.bucket).repl_reap
+        if self.partition.actor in summary.clock:
+            self._check_pushed_clock(decode_clock(summary.clock))
+        current = self.current(hash64, key.bucket, key.key)
+        leaving = leaving and summary.tombstone and self.properties.of(key.bucket).repl_reap
         if current is None:
-            answer, end = self._reaped(item, summary, hash64, leaving=leaving)
+            answer, end = self._push_of_reaped(item, summary, hash64, leaving=leaving)
             if answer is not None:
                 return answer, end
         outcome, kind, met = PushOutcome.APPLIED, EntryKind.DATA, None
         last = self._reaped_clock((key.bucket, key.key)) if current is None else ()
         if last and not descends(decode_clock(summary.clock), last):
-            merged = self._over_reaped(last, decode_object(payload))
+            merged = self._merge_over_reaped(last, decode_object(payload))
             if not merged.siblings:
                 return PushResult(PushOutcome.SUPERSEDED), end
             payload, summary = encode_with_summary(merged)
-            origin, outcome = self._own, PushOutcome.MERGED
+            origin, outcome = self.cluster_uuid, PushOutcome.MERGED
         if current is not None:
             row = current.row
             end = _rests_on(current)
-            told = self._leaving(key, hash64, current, item, summary) if leaving else None
-            if told is not None:
-                return told
+            decision = self._push_leaving(key, hash64, current, item, summary) if leaving else None
+            if decision is not None:
+                return decision
             if row.clock == summary.clock:
                 if row.hash64 != summary.hash64:
                     refused = Corruption(
@@ -324,85 +344,90 @@ class Proposal:
             if descends(mine, theirs):
                 return PushResult(PushOutcome.SUPERSEDED), end
             if not descends(theirs, mine):
-                merged = merge(self._object(current, key), decode_object(payload))
-                properties = self._properties.of(key.bucket)
-                dot = (self._partition.actor, pack_counter(self._epoch, self._next))
-                merged = resolved(merged, dot, self._now_ms, properties)
-                note_siblings(len(merged.siblings), key, self._limits, properties, self.warned)
+                merged = merge(self.read_object(current, key), decode_object(payload))
+                properties = self.properties.of(key.bucket)
+                dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
+                merged = resolved(merged, dot, self.now_ms, properties)
+                note_siblings(len(merged.siblings), key, self.limits, properties, self.warned)
                 payload, summary = encode_with_summary(merged)
-                if leaving and summary.tombstone and self._leaves(current):
+                if leaving and summary.tombstone and self._is_leaving(current):
                     kind = EntryKind.LEAVING
-                origin = self._own
+                origin = self.cluster_uuid
                 outcome, met = PushOutcome.MERGED, Met(row.clock, len(merged.siblings))
-        if outcome is PushOutcome.APPLIED and self._counts_as_ours(current, summary, origin, key):
-            origin = self._own
-        offset, made = self._next, outcome is not PushOutcome.APPLIED
-        self._append(key, hash64, current, payload, summary, origin, b"", kind, made=made)
+        if outcome is PushOutcome.APPLIED and self._takes_our_origin(current, summary, origin, key):
+            origin = self.cluster_uuid
+        offset, made = self.next_offset, outcome is not PushOutcome.APPLIED
+        self.add_object(key, hash64, current, payload, summary, origin, b"", kind, made=made)
         return PushResult(outcome, None, met), offset + 1
 
-    def _leaving(
+    def _push_leaving(
         self, key: Key, hash64: int, current: CurrentVersion, item: PushItem, summary: Summary
-    ) -> tuple[object, int] | None:
-        """As `push`, of a tombstone that is about to be reaped where it comes from: if that has seen all that is here,
-        it is to leave here, too, by our own rules (R-REAP). None: it is a push like any other."""
+    ) -> Decision | None:
+        """`push` of a tombstone that is about to be reaped at its origin. If it has seen all that the key holds, it
+        becomes a LEAVING entry here, too, to be reaped by this cluster's own rules (R-REAP). None: an ordinary
+        push."""
         if not descends(decode_clock(summary.clock), decode_clock(current.row.clock)):
             return None
         differs = current.row.hash64 != summary.hash64
-        if current.row.clock == summary.clock and (differs or self._leaves(current)):
+        if current.row.clock == summary.clock and (differs or self._is_leaving(current)):
             return None
-        origin, offset = item.origin, self._next
-        if self._counts_as_ours(current, summary, origin, key):
-            origin = self._own
-        self._append(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING, made=False)
+        origin, offset = item.origin, self.next_offset
+        if self._takes_our_origin(current, summary, origin, key):
+            origin = self.cluster_uuid
+        self.add_object(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING, made=False)
         return PushResult(PushOutcome.APPLIED), offset + 1
 
-    def _counts_as_ours(self, current: CurrentVersion | None, summary: Summary, pusher: bytes, key: Key) -> bool:
-        """Whether a push that replaces `current` is given our origin, so that other clusters than the pusher get it
-        (R-OWED): it replaces a write of ours that some have not got, or brings back one that was lost here, of which
-        nothing tells who got it before."""
-        actor = self._partition.actor
+    def _takes_our_origin(self, current: CurrentVersion | None, summary: Summary, pusher: bytes, key: Key) -> bool:
+        """Whether a push that replaces `current` gets this cluster's origin, so that clusters other than the pusher
+        receive it (R-OWED). It does if it replaces a write of this cluster that some of them lack, or returns one that
+        was lost here: then no cursor shows who received it before."""
+        actor = self.partition.actor
         here = 0 if current is None else counter_of(decode_clock(current.row.clock), actor)
         # The offset of the row, not of our dot: merges, and pushes that count as ours, move the row up.
-        if current is not None and here and self._owed(self._partition.id, current.row.offset, pusher, key):
+        if current is not None and here and self._unreplicated(self.partition.id, current.row.offset, pusher, key):
             return True
         if actor not in summary.clock or counter_of(decode_clock(summary.clock), actor) <= here:
             return False
-        return self._owed(self._partition.id, self._next, pusher, key)
+        return self._unreplicated(self.partition.id, self.next_offset, pusher, key)
 
-    def _leaves(self, current: CurrentVersion) -> bool:
-        """Whether what the key holds is a tombstone that is about to be reaped."""
+    def _is_leaving(self, current: CurrentVersion) -> bool:
+        """Whether the current version is a tombstone that is about to be reaped."""
         if current.pending is not None:
             return current.pending.kind == EntryKind.LEAVING
         try:
-            found = self._store.changes(self._partition.id, current.row.offset, 1)
-        except DamagedChange:  # what was said is lost: it is said again, and that row goes
+            found = self.store.changes(self.partition.id, current.row.offset, 1)
+        except DamagedChange:  # the mark is lost: it is written again, and replaces the damaged row
             return False
         return bool(found) and found[0].offset == current.row.offset and found[0].kind == EntryKind.LEAVING
 
     def _reaped_clock(self, name: tuple[bytes, bytes]) -> Clock:
-        """Of a key that is not here: what its last tombstone had seen, () where there was none, or it is forgotten."""
-        pending = self.fresh.get(name) or self._partition.pending_rows.get(name)
+        """The clock of a missing key's last tombstone; () if there was none, or it is forgotten."""
+        pending = self._unapplied(name)
         if pending is not None:
             return decode_clock(decode_key_row(pending.row).clock)
-        last = self._store.reaped_clocks(self._partition.id).get(name)
+        last = self.store.reaped_clocks(self.partition.id).get(name)
         return () if last is None else decode_clock(last)
 
-    def _over_reaped(self, last: Clock, theirs: Object) -> Object:
-        """What a pushed object comes to that has not seen the tombstone which was reaped here: as if that were still
-        there, so what it had seen stays gone, and does not come back beside this either. Its clock gets a dot of ours:
-        where the tombstone is still there, a merge with it has this clock and another sibling. Without siblings: all
-        that it has is gone."""
+    def _merge_over_reaped(self, last: Clock, theirs: Object) -> Object:
+        """Merge a pushed object with a tombstone that was reaped here and that it has not seen, so that deleted
+        siblings stay deleted. The clock gets a dot of this partition: elsewhere, where the tombstone still exists, a
+        merge has the same clock and another sibling. An object without siblings: the tombstone had seen them all."""
         merged = merge(Object(last, ()), theirs)
-        dot = (self._partition.actor, pack_counter(self._epoch, self._next))
-        return Object(increment(merged.clock, *dot, self._now_ms // 1000), merged.siblings)
+        dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
+        return Object(increment(merged.clock, *dot, self.now_ms // 1000), merged.siblings)
 
-    def _reaped(self, item: PushItem, summary: Summary, hash64: int, *, leaving: bool) -> tuple[object, int]:
-        """As `push`, for a key that is not here, if it was reaped (R-REAP): of what the tombstone had seen nothing is
-        new. One that has seen a write of ours was reaped some time: a tombstone is not taken again, but remembered,
-        like one that leaves elsewhere; a value may be from before, and must come again. No answer: it is to be had."""
-        place, key = self._partition, item.key
+    def _push_of_reaped(
+        self, item: PushItem, summary: Summary, hash64: int, *, leaving: bool
+    ) -> tuple[object | None, int]:
+        """`push` for a missing key, if it was reaped (R-REAP). The answer is None if the item is to be stored.
+
+        Nothing that the reaped tombstone had seen is stored again. An item that has seen a write of this partition was
+        reaped here at some time, or will be: a tombstone is not stored but remembered, and so is one that is leaving
+        elsewhere. A value may be older than the reap, and must be fetched again.
+        """
+        place, key = self.partition, item.key
         name = (key.bucket, key.key)
-        pending = self.fresh.get(name) or place.pending_rows.get(name)
+        pending = self._unapplied(name)
         under_way = 0 if pending is None else pending.offset + 1
         last = self._reaped_clock(name)
         if last and descends(last, decode_clock(summary.clock)):
@@ -410,90 +435,99 @@ class Proposal:
         if not leaving:
             if place.actor not in summary.clock:
                 return None, under_way
-            if pending is None and self._store.cursor(place.id, REAPED).entry_offset < 0:
+            if pending is None and self.store.cursor(place.id, REAPED).entry_offset < 0:
                 return None, 0
         if summary.tombstone:
             seen = gone_with(last, decode_object(item.payload))
             if seen is not None:
-                self._take(reap_entry(self._stamp(), self._own, key, hash64, NO_OFFSET, summary._replace(clock=seen)))
-                under_way = self._next
+                summary = summary._replace(clock=seen)
+                self.add(reap_entry(self.header(), self.cluster_uuid, key, hash64, NO_OFFSET, summary))
+                under_way = self.next_offset
             return PushResult(PushOutcome.SUPERSEDED), under_way
         if place.reaped_pushes.comes_again(hash64, summary.hash64):
             return None, under_way
-        return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
+        return StalePush("the key was reaped here: fetch its current version from the source again"), 0
 
-    def too_long(self, wire: bytes) -> TooLarge:
-        """The refusal of an entry that other nodes, or other clusters, do not take."""
-        return TooLarge(
-            f"the object with all its siblings would make an entry of {len(wire)} bytes; at most "
-            f"{self._limits.made_bytes} are taken, which follows from limits.object_size "
-            f"({self._limits.object_bytes}): resolve its siblings, or raise that in all clusters"
-        )
+    # -- requests and conditions ----------------------------------------------------------------------
 
-    def _stamp(self) -> EntryHeader:
-        return EntryHeader(self._epoch, self._next, self._now_ms)
-
-    def _take(self, entry: Entry) -> None:
-        self._next = entry.offset + 1
-        self.entries.append(entry)
-        self.fresh[entry.bucket, entry.key] = entry
-
-    def _known(self, request_id: bytes, hash64: int) -> int | None:
+    def _request_offset(self, request_id: bytes, hash64: int) -> int | None:
         """The offset of the entry by which this request took effect, pending or committed; None: not known."""
         name = request_name(hash64, request_id)
-        found = self.fresh_requests.get(name)
+        found = self.new_requests.get(name)
         if found is None:
             found = self._pending_requests.get(name)
-        return self._store.request_offset(self._partition.id, hash64, request_id) if found is None else found
+        return self.store.request_offset(self.partition.id, hash64, request_id) if found is None else found
 
-    def _repeated(self, found: int, current: CurrentVersion | None, key: Key) -> tuple[object, int]:
-        """The answer to a request that took effect at the offset `found`: what the key holds now; of one that was
-        deleted and reaped since, what its tombstone had seen."""
+    def _answer_repeated(self, found: int, current: CurrentVersion | None, key: Key) -> Decision:
+        """The answer to a request that took effect at the offset `found`: the key's current version, or the clock of
+        its last tombstone if it was deleted and reaped since."""
         self.repeated_count += 1
-        end = found + 1 if found >= self._partition.replica.applied else 0
+        end = found + 1 if found >= self.partition.replica.applied else 0
         if current is None:
             name = (key.bucket, key.key)
-            reap = self.fresh.get(name) or self._partition.pending_rows.get(name)
+            reap = self._unapplied(name)
             last = self._reaped_clock(name)
             answer = WriteResult(b"", encode_clock(last) if last else b"", 0, repeated=True)
             return answer, end if reap is None else max(end, reap.offset + 1)
         end = max(end, _rests_on(current))
-        data = self._bytes(current, key)
+        data = self._object_bytes(current, key)
         return WriteResult(data, current.row.clock, current.row.sibling_count, repeated=True), end
 
-    def _judge(self, condition: Condition, current: CurrentVersion | None, key: Key) -> ConditionFailed | None:
-        """Why the write must not be carried out by its own condition; the object is read only for its tag."""
+    def _failed_condition(
+        self, condition: Condition, current: CurrentVersion | None, key: Key
+    ) -> ConditionFailed | None:
+        """The refusal of a write whose condition does not hold. The object is read only if its tag is needed."""
         if current is None:
             return judge_write(condition, ConditionState(False, "", 0, ()))
         row = current.row
         clock = decode_clock(row.clock)
         if row.tombstone:
             return judge_write(condition, ConditionState(False, "", 0, clock))
-        tag = object_tag(row.clock, self._object(current, key).siblings) if needs_tag(condition) else ""
+        tag = object_tag(row.clock, self.read_object(current, key).siblings) if needs_tag(condition) else ""
         return judge_write(condition, ConditionState(True, tag, row.last_modified_ms // 1000, clock))
 
     def _check_context(self, context: Clock) -> None:
-        """A context may not have seen writes of ours that were never made: their dots would be lost."""
-        if counter_of(context, self._partition.actor) >= pack_counter(self._epoch, self._next):
+        """Refuse a context that names writes of this partition which were never made: their dots would be lost."""
+        if counter_of(context, self.partition.actor) >= pack_counter(self.epoch, self.next_offset):
             error = BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
             raise self._never_made(error, context)
 
-    def _check_ours(self, clock: Clock) -> None:
-        """A pushed clock may not have seen writes of ours that were never made: ours to come would look old
-        (R-FORGED)."""
-        if counter_of(clock, self._partition.actor) >= pack_counter(self._epoch, self._next):
+    def _check_pushed_clock(self, clock: Clock) -> None:
+        """Refuse a pushed clock that names writes of this partition which were never made: later writes would look
+        old (R-FORGED)."""
+        if counter_of(clock, self.partition.actor) >= pack_counter(self.epoch, self.next_offset):
             raise self._never_made(
                 ForgedClock("the pushed object's clock names writes that this cluster has not made"), clock
             )
 
     def _never_made(self, error: BadInput, clock: Clock) -> BadInput:
-        """`error` about a clock that is ahead of this partition. In the epoch of this leader that is certain. A counter
-        of a higher epoch may be its successor's: then the refusal must wait until leadership is confirmed."""
-        if counter_of(clock, self._partition.actor) >> OFFSET_BITS > self._epoch:
+        """`error` about a clock that is ahead of this partition. In this leader's epoch that is certain. A counter of a
+        higher epoch may be a successor's: then the refusal waits until leadership is confirmed."""
+        if counter_of(clock, self.partition.actor) >> OFFSET_BITS > self.epoch:
             error.needs_confirmation = self.needs_confirmation = True
         return error
 
-    def _append(
+    # -- entries --------------------------------------------------------------------------------------
+
+    def header(self) -> EntryHeader:
+        """The header of the next entry."""
+        return EntryHeader(self.epoch, self.next_offset, self.now_ms)
+
+    def add(self, entry: Entry) -> None:
+        """Add the next entry."""
+        self.next_offset = entry.offset + 1
+        self.entries.append(entry)
+        self.new_rows[entry.bucket, entry.key] = entry
+
+    def too_long(self, wire: bytes) -> TooLarge:
+        """The refusal of an entry that other nodes or clusters would not take."""
+        return TooLarge(
+            f"the object with all its siblings would make an entry of {len(wire)} bytes; at most "
+            f"{self.limits.made_bytes} are taken, which follows from limits.object_size "
+            f"({self.limits.object_bytes}): resolve its siblings, or raise that in all clusters"
+        )
+
+    def add_object(
         self,
         key: Key,
         hash64: int,
@@ -506,7 +540,8 @@ class Proposal:
         *,
         made: bool = True,
     ) -> None:
-        """`made`: the object is made here; else it is taken as another cluster has it."""
+        """Add an entry that replaces `current` by the object `encoded`. `made`: the object was made here, and not
+        taken over from another cluster. Raises TooLarge."""
         bucket, name = key.bucket, key.key
         change = leaf(bucket, name, summary.clock, summary.hash64, tombstone=summary.tombstone)
         previous = NO_OFFSET
@@ -514,14 +549,14 @@ class Proposal:
             row = current.row
             change ^= leaf(bucket, name, row.clock, row.hash64, tombstone=row.tombstone)
             previous = current.row.offset
-        offset = self._next
+        offset = self.next_offset
         entry = make_entry(
             kind,
-            self._epoch,
+            self.epoch,
             offset,
             request_id=request_id,
             origin=origin,
-            time_ms=self._now_ms,
+            time_ms=self.now_ms,
             key_hash=hash64,
             leaf_change=change,
             previous_offset=previous,
@@ -530,13 +565,13 @@ class Proposal:
             row=encode_key_row(summary, offset),
             payload=encoded,
         )
-        if len(entry.wire) > (self._limits.made_bytes if made else self._limits.entry_bytes):
+        if len(entry.wire) > (self.limits.made_bytes if made else self.limits.entry_bytes):
             raise self.too_long(entry.wire)
-        self._take(entry)
+        self.add(entry)
         if request_id:
-            self.fresh_requests[request_name(hash64, request_id)] = offset
+            self.new_requests[request_name(hash64, request_id)] = offset
 
 
 def _rests_on(current: CurrentVersion | None) -> int:
-    """The offset below which all must be applied before an answer may rest on `current`; 0 for at once."""
+    """The offset below which all must be applied before an answer may depend on `current`; 0: at once."""
     return 0 if current is None or current.pending is None else current.pending.offset + 1

@@ -56,7 +56,7 @@ def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: 
                 asked.append((offset, pusher))
                 return owes
 
-            h.coordinator.owed = owing
+            h.coordinator.unreplicated = owing
             for name in (b"k", b"later"):
                 await h.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"mine")))
 
@@ -92,7 +92,7 @@ def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, house: H
         origins = Origins()
         async with house(tmp_path, MemoryEnsemble()) as h:
             h.runtime.hooks.append(origins)
-            h.coordinator.owed = lambda _partition, _offset, pusher, _key: pusher == WEST
+            h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
             await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
             place = h.partition()
             lost = (place.actor, pack_counter(place.replica.epoch, 0))

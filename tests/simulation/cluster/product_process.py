@@ -183,7 +183,7 @@ class QueueProcess(Process):
             )
             self.queues.process = self
             self.hooks.append(self.queues)
-            self.coordinator.owed = self.queues.owed
+            self.coordinator.unreplicated = self.queues.owed
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
             self.settled = TombstoneBarrier(
                 self.queues.machines,

@@ -16,7 +16,7 @@ from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window import Window
-from isthmus.repl.coordinator.write_batch import Proposal
+from isthmus.repl.coordinator.write_batch import WriteBatch
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.runtime.partition import Partition, PendingBatch
 from isthmus.repl.runtime.waiters import Waiters
@@ -68,13 +68,13 @@ def answered_before_it_is_applied(patch: Patch) -> None:
 
 def a_repeat_is_answered_at_once(patch: Patch) -> None:
     """A request that is sent again is answered before the entry is applied that it rests on (R-WAIT, H40)."""
-    sound = Proposal._repeated
+    sound = WriteBatch._answer_repeated
 
-    def repeated(self: Proposal, *asked: Any) -> Any:
+    def repeated(self: WriteBatch, *asked: Any) -> Any:
         answer, _ = sound(self, *asked)
         return answer, 0
 
-    patch.setattr(Proposal, "_repeated", repeated)
+    patch.setattr(WriteBatch, "_answer_repeated", repeated)
 
 
 # -- queues -----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING, AuditInfo
 from isthmus.queues.window import Window
 from isthmus.queues.wire import BatchAck, FetchReply, FetchRequest, OwnedByOther
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.write_batch import WriteBatch
 from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, decode_key_row
 from isthmus.repl.model.errors import BadInput, IsthmusError, OutcomeUnknown
@@ -154,23 +155,24 @@ class QueueClient(Client):
             return False
         place, store = process.partitions[self.partition], process.rows
         now_ms = process.time.wall_ms()
-        proposal = ReapBatch(place, store, ORIGIN, LIMITS, PROPERTIES, now_ms, {}, process.queues.owed)
+        batch = WriteBatch(place, store, ORIGIN, LIMITS, PROPERTIES, now_ms, {}, process.queues.owed)
+        reaps = ReapBatch(batch)
         for _, key, row in process.rows_of(self.partition).list_keys(P, BUCKET, None):
             found, hash64 = decode_key_row(row), key_hash(BUCKET, key)
             if not found.tombstone:
                 continue
             (change,) = store.changes(self.partition, found.offset, 1)
             if change.origin != ORIGIN:
-                proposal.restate(Key(TYPE, BUCKET, key), hash64, found.offset, leaving=False)
+                reaps.restate(Key(TYPE, BUCKET, key), hash64, found.offset, leaving=False)
             elif process.settled.waits(self.partition, found.offset, TYPE, BUCKET):
                 self.world.counts["reap_waits_for_queues"] += 1
             else:
-                self.world.counts["reaps"] += proposal.reap(Key(TYPE, BUCKET, key), hash64, found.offset)
-        if proposal.entries:
+                self.world.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), hash64, found.offset)
+        if batch.entries:
             with process.loop.entered():
-                refused = process.runtime.append(place, proposal.entries)
+                refused = process.runtime.append(place, batch.entries)
             if refused is None:
-                place.pending_rows.update(proposal.fresh)
+                place.pending_rows.update(batch.new_rows)
         return True
 
     # -- answers --------------------------------------------------------------------------------

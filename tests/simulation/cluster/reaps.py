@@ -1,6 +1,6 @@
 """A world whose rows are real: clients write, delete and reap keys, and another cluster pushes what is late.
 
-The way of a write is the product's: proposals over what the leader has in its store and in its log, REAP entries, the
+Writes go through the product: write batches over what the leader has in its store and in its log, REAP entries, the
 rows of `MemoryStore` with what is remembered of reaped keys, carried to copies that are far. Around it is the
 simulator with all its faults: crashes, losses of power, changes of leader, replaced disks, moves. The other cluster is
 one that never fails: it fetches what is applied, in order, and whatever it ever had to say may come to us again, once,
@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
-from isthmus.repl.coordinator.write_batch import ForgedClock, Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch import ForgedClock, WriteBatch, WriteLimits
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row
@@ -39,8 +39,6 @@ from tests.simulation.cluster.process import ORIGIN, Process
 from tests.simulation.cluster.simulator import World
 from tests.simulation.cluster.state_transfer import Far, Snapshot
 from tests.support.memory_store import MemoryStore
-
-Proposed = TypeVar("Proposed", bound=Proposal)
 
 TYPE, BUCKET = b"default", b"b"
 KEYS = tuple(b"%d" % number for number in range(4))
@@ -164,7 +162,7 @@ class RowProcess(Process):
         assert isinstance(store, RowStore)
         return store.rows
 
-    def proposal(self, partition: int, kind: type[Proposed]) -> Proposed:
+    def batch(self, partition: int) -> WriteBatch:
         """What is appended next, over all that is in the log."""
         tail = self.tails[partition]
         pending = {(e.bucket, e.key): e for _, e in sorted(tail.items()) if e.kind in (EntryKind.DATA, EntryKind.REAP)}
@@ -177,7 +175,7 @@ class RowProcess(Process):
             pending_rows=pending,
             reaped_pushes=self.refused_pushes,
         )
-        return kind(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.world.now_ms, requests)
+        return WriteBatch(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.world.now_ms, requests)
 
     def refused_as_ahead(self, partition: int, error: BadInput) -> None:
         """A clock was refused as naming writes that were never made. All clocks in this world are sound, so that must
@@ -216,9 +214,9 @@ class RowProcess(Process):
             self.world.checkers.acknowledged(self, partition, request_id, offset)
             client.acknowledged()
 
-    def append(self, client: Client, proposal: Proposal) -> str | None:
-        """Append a proposal's entries; the code of the refusal, or None."""
-        entries, partition = tuple(proposal.entries), client.partition
+    def append(self, client: Client, batch: WriteBatch) -> str | None:
+        """Append the entries; the code of the refusal, or None."""
+        entries, partition = tuple(batch.entries), client.partition
         if not entries:
             return None
         effects = self._step(partition, ev.Append(entries[0].epoch, entries))
@@ -330,16 +328,16 @@ class RowClient(Client):
         return refused is None
 
     def _put(self, process: RowProcess) -> str | None:
-        proposal = process.proposal(self.partition, Proposal)
-        self._request(proposal, process, Content(b"v%d" % self.world.now_ms))
-        return process.append(self, proposal)
+        batch = process.batch(self.partition)
+        self._request(batch, process, Content(b"v%d" % self.world.now_ms))
+        return process.append(self, batch)
 
     def _delete(self, process: RowProcess) -> str | None:
-        proposal = process.proposal(self.partition, Proposal)
-        self._request(proposal, process, TOMBSTONE)
-        return process.append(self, proposal)
+        batch = process.batch(self.partition)
+        self._request(batch, process, TOMBSTONE)
+        return process.append(self, batch)
 
-    def _request(self, proposal: Proposal, process: RowProcess, content: Content) -> None:
+    def _request(self, batch: WriteBatch, process: RowProcess, content: Content) -> None:
         """With what was read a moment ago, or without."""
         rng, key = self.world.rng, self.world.rng.choice(KEYS)
         data = process.rows_of(self.partition).object(P, BUCKET, key)
@@ -354,9 +352,9 @@ class RowClient(Client):
             self.resent.add(request.request_id)
         self._last = request
         hash64 = key_hash(BUCKET, request.key.key)
-        found = proposal._known(request.request_id, hash64)
+        found = batch._request_offset(request.request_id, hash64)
         try:
-            answer, end = proposal.write(request, hash64)
+            answer, end = batch.write(request, hash64)
         except BadInput as error:
             process.refused_as_ahead(self.partition, error)
             return
@@ -371,25 +369,25 @@ class RowClient(Client):
             self._last = None
 
     def _push(self, process: RowProcess) -> str | None:
-        proposal = process.proposal(self.partition, Proposal)
+        batch = process.batch(self.partition)
         for _ in range(self.world.rng.randint(1, 3)):
-            item, before = self.peer.say_again(), len(proposal.entries)
+            item, before = self.peer.say_again(), len(batch.entries)
             if item is None:
                 break
             try:
-                answer, _ = proposal.push(item, key_hash(BUCKET, item.key.key))
+                answer, _ = batch.push(item, key_hash(BUCKET, item.key.key))
             except IsthmusError as error:
                 answer = error
             if isinstance(answer, Corruption):
                 raise Violation("I-CLOCK-STABLE", str(answer))
             if isinstance(answer, ForgedClock):
                 process.refused_as_ahead(self.partition, answer)
-            for entry in proposal.entries[before:]:
+            for entry in batch.entries[before:]:
                 if entry.kind == EntryKind.REAP:
                     self.world.counts["reaps"] += 1
                     self.world.counts["reaps_remembered"] += 1
             self.world.counts[f"push_{getattr(answer, 'outcome', None) or type(answer).__name__}"] += 1
-        return process.append(self, proposal)
+        return process.append(self, batch)
 
     def _reap(self, process: RowProcess) -> str | None:
         """As `repl.coordinator.tombstone_reaper`: of what the other cluster has, once all copies are in sync."""
@@ -398,12 +396,12 @@ class RowClient(Client):
         if {member.node for member in record.isr} != {*record.replicas}:
             self.world.counts["reap_waits_for_copies"] += 1
             return None
-        proposal = process.proposal(self.partition, ReapBatch)
+        reaps = ReapBatch(process.batch(self.partition))
         for _, key, row in process.rows_of(self.partition).list_keys(P, BUCKET, None):
             found = decode_key_row(row)
             if found.tombstone and self.may_reap(found.offset):
-                self.world.counts["reaps"] += proposal.reap(Key(TYPE, BUCKET, key), key_hash(BUCKET, key), found.offset)
-        return process.append(self, proposal)
+                self.world.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), key_hash(BUCKET, key), found.offset)
+        return process.append(self, reaps.batch)
 
     def may_reap(self, offset: int) -> bool:
         """Whether the other cluster has the tombstone of that offset."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.repl.coordinator.write_batch import Proposal
+from isthmus.repl.coordinator.write_batch import WriteBatch
 from isthmus.repl.store import row_codec
 from isthmus.repl.store.reaped_keys import GONE, ReapedWindows
 from tests.simulation.cluster.fault_mixes import cuts
@@ -97,7 +97,7 @@ def test_a_deposed_leader_refuses_no_sound_context_for_good() -> None:
 
 def test_a_leader_that_does_not_wait_for_confirmation_is_caught(monkeypatch: Patch) -> None:
     """R-FORGED: the simulator notices a sound push or context that is refused for good."""
-    monkeypatch.setattr(Proposal, "_never_made", lambda _self, error, _clock: error)
+    monkeypatch.setattr(WriteBatch, "_never_made", lambda _self, error, _clock: error)
     assert any(found.startswith("R-FORGED") for found in violations(RecallingWorld, RECALLED))
 
 
@@ -129,16 +129,16 @@ def test_a_request_takes_effect_once_over_changes_of_leader() -> None:
 def forgets_what_is_pending(patch: Patch) -> None:
     """A request that is appended and not applied is not known (against H40)."""
 
-    def known(self: Proposal, request_id: bytes, hash64: int) -> int | None:
-        return self._store.request_offset(self._partition.id, hash64, request_id)
+    def known(self: WriteBatch, request_id: bytes, hash64: int) -> int | None:
+        return self.store.request_offset(self.partition.id, hash64, request_id)
 
-    patch.setattr(Proposal, "_known", known)
+    patch.setattr(WriteBatch, "_request_offset", known)
 
 
 def answers_at_once(patch: Patch) -> None:
     """A repeated request is answered before the entry is applied that it rests on (against R-WAIT)."""
-    sound = Proposal._repeated
-    patch.setattr(Proposal, "_repeated", lambda self, *given: (sound(self, *given)[0], 0))
+    sound = WriteBatch._answer_repeated
+    patch.setattr(WriteBatch, "_answer_repeated", lambda self, *given: (sound(self, *given)[0], 0))
 
 
 @pytest.mark.parametrize("put_in", [forgets_what_is_pending, answers_at_once])
@@ -175,19 +175,19 @@ def forgets_at_a_restart(patch: Patch) -> None:
 
 def forgets_when_it_writes(patch: Patch) -> None:
     """A key that was reaped is written anew as if it never had been (against R-REAP)."""
-    sound = Proposal.write
+    sound = WriteBatch.write
 
-    def write(self: Proposal, request: Any, hash64: int) -> tuple[object, int]:
+    def write(self: WriteBatch, request: Any, hash64: int) -> tuple[object, int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Proposal, "_reaped_clock", lambda *_: ())
+            inner.setattr(WriteBatch, "_reaped_clock", lambda *_: ())
             return sound(self, request, hash64)
 
-    patch.setattr(Proposal, "write", write)
+    patch.setattr(WriteBatch, "write", write)
 
 
 def takes_what_has_not_seen_the_tombstone(patch: Patch) -> None:
     """A push that is concurrent with a reaped tombstone is stored as it came (against R-REAP)."""
-    patch.setattr(Proposal, "_over_reaped", lambda _self, _last, theirs: theirs)
+    patch.setattr(WriteBatch, "_merge_over_reaped", lambda _self, _last, theirs: theirs)
 
 
 def leaves_out_what_was_reaped(patch: Patch) -> None:

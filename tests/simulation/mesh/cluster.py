@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from isthmus.queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
 from isthmus.queues.object_reader import read_changes
@@ -20,7 +20,7 @@ from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Budget
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
-from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
@@ -30,8 +30,6 @@ from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_c
 from isthmus.repl.store.port import Change, PartitionStep
 from isthmus.repl.store.reaped_pushes import ReapedPushes
 from tests.support.memory_store import MemoryStore
-
-Proposed = TypeVar("Proposed", bound=Proposal)
 
 P: Final = 3
 TYPE: Final = b"default"
@@ -203,17 +201,17 @@ class Town:
         payload = self.store.object(P, BUCKET, key) if entry is None else entry.payload
         return decode_object(payload) if payload else None
 
-    def proposal(self, kind: type[Proposed]) -> Proposed:
+    def batch(self) -> WriteBatch:
         """What is written next."""
         owes = self._owed if self._owing else lambda *_: False
-        return kind(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, owes)
+        return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, owes)
 
     def _owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         return owed(self.queues.values(), partition, offset, pusher, key)
 
-    def append(self, proposal: Proposal) -> None:
+    def append(self, batch: WriteBatch) -> None:
         """Its entries are committed."""
-        for entry in proposal.entries:
+        for entry in batch.entries:
             if entry.kind == EntryKind.DATA:
                 self._look_at(self, entry.key, self.get(entry.key), decode_object(entry.payload))
             self.log.append(entry)
@@ -222,22 +220,22 @@ class Town:
 
     def put(self, key: bytes, content: Content, context: Clock) -> Dot | None:
         """A client's write; its dot, None when nothing was written."""
-        proposal = self.proposal(Proposal)
+        batch = self.batch()
         request = WriteRequest(Key(TYPE, BUCKET, key), content, context)
-        answer, _ = proposal.write(request, key_hash(BUCKET, key))
+        answer, _ = batch.write(request, key_hash(BUCKET, key))
         assert isinstance(answer, WriteResult)
         dot = (self.actor, pack_counter(1, self.replica.leo))
-        self.append(proposal)
-        return dot if proposal.entries else None
+        self.append(batch)
+        return dot if batch.entries else None
 
     def push(self, changes: list[tuple[bytes, bytes, bool]], pusher: bytes) -> list[tuple[object, int]]:
         """(answer, offset below which all must be applied first) for each (key, object, whether it leaves)."""
-        proposal = self.proposal(Proposal)
+        batch = self.batch()
         answers = [
-            proposal.push(PushItem(Key(TYPE, BUCKET, key), pusher, payload, leaving), key_hash(BUCKET, key))
+            batch.push(PushItem(Key(TYPE, BUCKET, key), pusher, payload, leaving), key_hash(BUCKET, key))
             for key, payload, leaving in changes
         ]
-        self.append(proposal)
+        self.append(batch)
         return answers
 
     def delete(self, key: bytes, clock: Clock) -> Dot | None:
@@ -304,20 +302,20 @@ class Town:
         row = None if found is None else decode_key_row(found)
         if row is None or not row.tombstone:
             return ""
-        name, proposal = Key(TYPE, BUCKET, key), self.proposal(ReapBatch)
+        name, reaps = Key(TYPE, BUCKET, key), ReapBatch(self.batch())
         (change,) = self.store.changes(P, row.offset, 1)
         leaving = change.kind == EntryKind.LEAVING
         if change.origin != self.uuid and self.settled.offers(TYPE, BUCKET):
-            proposal.restate(name, hash64, row.offset, leaving=leaving)
+            reaps.restate(name, hash64, row.offset, leaving=leaving)
         else:
             waits = self.settled.waits(P, row.offset, TYPE, BUCKET)
             if waits:
                 return waits
             if self.properties.default.repl_reap and not leaving:
-                proposal.restate(name, hash64, row.offset, leaving=True)
+                reaps.restate(name, hash64, row.offset, leaving=True)
             else:
-                proposal.reap(name, hash64, row.offset)
-        self.append(proposal)
+                reaps.reap(name, hash64, row.offset)
+        self.append(reaps.batch)
         return ""
 
     def leaves(self, key: bytes) -> bool:

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
-from isthmus.repl.coordinator.write_batch_fast_path import PushProposal
+from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import add_items
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_object, merge, write
@@ -71,9 +71,9 @@ class Both:
         """A write of this partition, perhaps one that was never made."""
         return (self.place.actor, pack_counter(3, self.random.randrange(self.place.replica.leo + 2) + 1), 1)
 
-    def proposal(self, kind: type[Proposal]) -> Proposal:
+    def batch(self) -> WriteBatch:
         properties = TypeProperties(Properties(), {})
-        return kind(
+        return WriteBatch(
             self.place,
             self.store,
             UUID,
@@ -84,18 +84,18 @@ class Both:
             lambda *_: self.owed,  # type: ignore[arg-type]
         )
 
-    def one_by_one(self, items: Sequence[PushItem]) -> tuple[Proposal, list[object], int]:
-        proposal = self.proposal(Proposal)
+    def one_by_one(self, items: Sequence[PushItem]) -> tuple[WriteBatch, list[object], int]:
+        batch = self.batch()
         results: list[object] = []
         end = 0
         for item in items:
             try:
-                answer, at = proposal.push(item, key_hash(item.key.bucket, item.key.key))
+                answer, at = batch.push(item, key_hash(item.key.bucket, item.key.key))
             except IsthmusError as error:
                 answer, at = error, 0
             results.append(answer)
             end = max(end, at)
-        return proposal, results, end
+        return batch, results, end
 
 
 def told(result: object) -> object:
@@ -113,26 +113,25 @@ def test_usual_pushes_are_what_the_way_of_all_pushes_makes_of_them(seed: int) ->
         items = [both.item() for _ in range(both.random.randrange(1, 12))]
         expected, answers, end = both.one_by_one(items)
         both.place.reaped_pushes = type(both.place.reaped_pushes)()
-        proposal = both.proposal(PushProposal)
-        assert isinstance(proposal, PushProposal)
+        batch = both.batch()
         results: list[object] = [None] * len(items)
         hashes = [key_hash(item.key.bucket, item.key.key) for item in items]
-        assert proposal.take(items, range(len(items)), hashes, results) == end
-        assert proposal.entries == expected.entries
-        assert proposal.fresh == expected.fresh
+        assert add_items(batch, items, range(len(items)), hashes, results) == end
+        assert batch.entries == expected.entries
+        assert batch.new_rows == expected.new_rows
         assert list(map(told, results)) == list(map(told, answers))
-        assert proposal.warned == expected.warned
+        assert batch.warned == expected.warned
         outcomes |= {r.outcome if isinstance(r, PushResult) else type(r) for r in results}
         place = both.place
-        place.pending_rows.update(proposal.fresh)
-        place.pending += proposal.entries
-        place.replica.leo += len(proposal.entries)
+        place.pending_rows.update(batch.new_rows)
+        place.pending += batch.entries
+        place.replica.leo += len(batch.entries)
         if both.random.random() < 0.3:
-            own = both.proposal(PushProposal)
+            own = both.batch()
             key = Key(b"default", b"b", b"key-%d" % both.random.randrange(6))
             with suppress(IsthmusError):
                 own.write(WriteRequest(key, Content(b"ours")), key_hash(key.bucket, key.key))
-            place.pending_rows.update(own.fresh)
+            place.pending_rows.update(own.new_rows)
             place.pending += own.entries
             place.replica.leo += len(own.entries)
         if both.random.random() < 0.5 and place.pending:

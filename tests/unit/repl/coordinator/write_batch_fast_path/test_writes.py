@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 
-from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
-from isthmus.repl.coordinator.write_batch_fast_path import UsualProposal
+from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import add_items
 from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import IsthmusError
@@ -73,25 +74,25 @@ class Both:
         condition = Condition(if_none_match=("*",)) if pick.random() < 0.05 else None
         return WriteRequest(key, content, context, request_id, pick.random() < 0.5, condition)
 
-    def proposal(self, kind: type[Proposal]) -> Proposal:
-        return kind(self.place, self.store, UUID, LIMITS, PROPERTIES, self.now_ms, {})  # type: ignore[arg-type]
+    def batch(self) -> WriteBatch:
+        return WriteBatch(self.place, self.store, UUID, LIMITS, PROPERTIES, self.now_ms, {})  # type: ignore[arg-type]
 
-    def one_by_one(self, requests: Sequence[WriteRequest | PushItem]) -> tuple[Proposal, list[object], int]:
-        proposal = self.proposal(Proposal)
+    def one_by_one(self, requests: Sequence[WriteRequest | PushItem]) -> tuple[WriteBatch, list[object], int]:
+        batch = self.batch()
         results: list[object] = []
         end = 0
         for request in requests:
             hash64 = key_hash(request.key.bucket, request.key.key)
             try:
                 if isinstance(request, PushItem):
-                    answer, at = proposal.push(request, hash64)
+                    answer, at = batch.push(request, hash64)
                 else:
-                    answer, at = proposal.write(request, hash64)
+                    answer, at = batch.write(request, hash64)
             except IsthmusError as error:
                 answer, at = error, 0
             results.append(answer)
             end = max(end, at)
-        return proposal, results, end
+        return batch, results, end
 
 
 def told(result: object) -> object:
@@ -108,35 +109,38 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
     for _ in range(ROUNDS):
         requests = [both.request() for _ in range(both.random.randrange(1, 12))]
         expected, answers, end = both.one_by_one(requests)
-        proposal = both.proposal(UsualProposal)
-        assert isinstance(proposal, UsualProposal)
+        batch = both.batch()
         results: list[object] = [None] * len(requests)
         hashes = [key_hash(request.key.bucket, request.key.key) for request in requests]
-        assert proposal.take(requests, range(len(requests)), hashes, results) == end
-        assert proposal.entries == expected.entries
-        assert proposal.fresh == expected.fresh
-        assert proposal.fresh_requests == expected.fresh_requests
+        ends = [0]
+        for _, run in groupby(enumerate(requests), lambda numbered: type(numbered[1])):
+            slots = [slot for slot, _ in run]
+            ends.append(add_items(batch, requests, slots, [hashes[slot] for slot in slots], results))
+        assert max(ends) == end
+        assert batch.entries == expected.entries
+        assert batch.new_rows == expected.new_rows
+        assert batch.new_requests == expected.new_requests
         assert list(map(told, results)) == list(map(told, answers))
-        assert (proposal.put_count, proposal.delete_count, proposal.repeated_count) == (
+        assert (batch.put_count, batch.delete_count, batch.repeated_count) == (
             expected.put_count,
             expected.delete_count,
             expected.repeated_count,
         )
-        assert proposal.warned == expected.warned
-        assert proposal.needs_confirmation == expected.needs_confirmation
+        assert batch.warned == expected.warned
+        assert batch.needs_confirmation == expected.needs_confirmation
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, WriteResult) and result.clock:
                 both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
             usual += isinstance(result, WriteResult) or (isinstance(result, PushResult) and result.error is None)
-        for entry in proposal.entries:
+        for entry in batch.entries:
             clock = decode_clock(decode_key_row(entry.row).clock)
             both.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
         both.now_ms += both.random.randrange(2_000)
         place = both.place
-        place.pending_rows.update(proposal.fresh)
-        if proposal.entries:
-            place.replica.leo = proposal.entries[-1].offset + 1
-            place.pending += proposal.entries
+        place.pending_rows.update(batch.new_rows)
+        if batch.entries:
+            place.replica.leo = batch.entries[-1].offset + 1
+            place.pending += batch.entries
         if both.random.random() < 0.5 and place.pending:
             both.store.write([PartitionStep(0, tuple(place.pending))])
             place.replica.applied = place.replica.leo
