@@ -1,30 +1,26 @@
-"""`isthmus local`: clusters on this machine. Its work is `node.local.clusters` and `node.local.directory`, here are
-words and columns."""
+"""`isthmus local`: clusters on this machine, by `node.local.clusters` and `node.local.directory`."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from isthmus.config.text import no_such
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.output import echo_json, echo_table, output_option
+from isthmus.node.cli.output import Row, TableSpec, echo_json, echo_result, output_option, value_or_nothing
 from isthmus.node.cli.parameters import FiniteFloat
-from isthmus.node.local import directory as places
+from isthmus.node.local import directory as local_directory
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.supervisor_client import stop
 from isthmus.node.local.topology import load_topology
 from isthmus.node.local.topology_model import Topology
 from isthmus.repl.model.errors import BadInput
-
-NODE_COLUMNS: Final = ("cluster", "node", "http", "admin", "pid")
-STATUS_COLUMNS: Final = ("cluster", "process", "state", "pid", "restarts", "online", "address", "reason")
 
 directory_option = click.option(
     "--dir",
@@ -38,9 +34,9 @@ timeout_option = click.option(
     "--timeout",
     "timeout_s",
     type=FiniteFloat(min=0.1, max=3600),
-    default=places.READY_TIMEOUT_S,
+    default=local_directory.READY_TIMEOUT_S,
     show_default=True,
-    help="Seconds to wait until all that is asked for serves.",
+    help="Seconds to wait until it serves.",
 )
 no_wait_option = click.option("--no-wait", is_flag=True, help="Return at once instead of when it serves.")
 kill_option = click.option(
@@ -48,7 +44,7 @@ kill_option = click.option(
 )
 
 PROGRESS_INTERVAL_S: Final = 5.0
-"""Between two lines of progress where standard error is no terminal: a start of half a minute leaves few in a log."""
+"""Between two lines of progress where standard error is no terminal: a start of 30 s leaves few lines in a log."""
 
 
 @click.group("local")
@@ -63,14 +59,14 @@ def local_group() -> None:
 @timeout_option
 @output_option
 def up(topology: Path, directory: Path, auto_ports: bool, timeout_s: float, output: str) -> None:
-    """Start the clusters of TOPOLOGY; returns when every partition is online. Where all runs already, only says so."""
+    """Start the clusters of TOPOLOGY; returns when every partition is online. Does nothing where all runs already."""
     clusters = LocalClusters(load_topology(topology), directory, auto_ports=auto_ports)
     with StartProgress() as progress:
         result = clusters.up(timeout_s, progress.show)
     if output == "json":
         echo_json(result)
         return
-    echo_table(NODE_COLUMNS, _node_rows(result))
+    NODES.echo(_node_rows(result))
 
 
 @local_group.command("down")
@@ -82,10 +78,7 @@ def down(topology: Path | None, directory: Path, output: str) -> None:
     if topology is not None:
         load_topology(topology)
     stopped = stop(directory.absolute())
-    if output == "json":
-        echo_json({"stopped": stopped})
-    else:
-        click.echo("stopped" if stopped else f"nothing ran in {directory}")
+    echo_result({"stopped": stopped}, output, "stopped" if stopped else f"nothing ran in {directory}")
 
 
 @local_group.command("status")
@@ -96,11 +89,11 @@ def status(topology: Path | None, directory: Path, output: str) -> int:
     """What runs in the directory, and where. Exit code 1 unless everything runs. TOPOLOGY is not needed."""
     if topology is not None:
         load_topology(topology)
-    found = places.status_of(directory)
+    found = local_directory.status_of(directory)
     if output == "json":
         echo_json(found)
     else:
-        echo_table(STATUS_COLUMNS, _status_rows(found))
+        PROCESSES.echo(_process_rows(found))
     states = [
         each["state"] for cluster in found["clusters"].values() for each in [*cluster["zookeepers"], *cluster["nodes"]]
     ]
@@ -123,7 +116,7 @@ def restart(
     Returns when it serves and its replicas are in sync, so that the next node may follow.
     """
     _check_node(topology, node, directory)
-    places.restart_node(directory, node, None if no_wait else timeout_s, kill=kill)
+    local_directory.restart_node(directory, node, None if no_wait else timeout_s, kill=kill)
     _show_nodes(directory, output)
 
 
@@ -136,7 +129,7 @@ def restart(
 def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str) -> None:
     """Stop NODE, gracefully or with --kill9. It stays down until `start-node`, `restart-node` or `up`."""
     _check_node(topology, node, directory)
-    places.stop_node(directory, node, kill=kill)
+    local_directory.stop_node(directory, node, kill=kill)
     _show_nodes(directory, output)
 
 
@@ -150,12 +143,12 @@ def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str
 def start_one(topology: Path, node: str, directory: Path, no_wait: bool, timeout_s: float, output: str) -> None:
     """Start NODE unless it runs; returns when it serves and its replicas are in sync."""
     _check_node(topology, node, directory)
-    places.start_node(directory, node, None if no_wait else timeout_s)
+    local_directory.start_node(directory, node, None if no_wait else timeout_s)
     _show_nodes(directory, output)
 
 
 class StartProgress:
-    """Newest states on standard error: on a terminal one line that replaces itself, elsewhere a line now and then."""
+    """Progress on standard error: on a terminal one line that is overwritten, elsewhere a line every few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._live = sys.stderr.isatty()
@@ -182,11 +175,11 @@ class StartProgress:
 
 
 def _check_node(topology: Path, node: str, directory: Path) -> None:
-    """Refuse a name that the topology does not know, and a directory in which another topology is set up."""
+    """Refuse a node that the topology does not have, and a directory in which another topology is set up."""
     known = _node_names(load_topology(topology))
     if node not in known:
         raise BadInput(f"{no_such('node', node, known)} ({topology} has {', '.join(known)})")
-    if node not in [place.name for place in places.places_of(directory.absolute())]:
+    if node not in [one.name for one in local_directory.nodes_of(directory.absolute())]:
         raise BadInput(f"no node {node!r} in {directory}: another topology is set up there")
 
 
@@ -195,29 +188,38 @@ def _node_names(topology: Topology) -> list[str]:
 
 
 def _show_nodes(directory: Path, output: str) -> None:
-    result = places.described(directory.absolute())
+    result = local_directory.describe(directory.absolute())
     if output == "json":
         echo_json(result)
     else:
-        echo_table(NODE_COLUMNS, _node_rows(result))
+        NODES.echo(_node_rows(result))
 
 
-def _node_rows(result: dict[str, Any]) -> list[list[Any]]:
-    return [
-        [name, node["name"], node["http"], node["admin"], "" if node["pid"] is None else node["pid"]]
-        for name, cluster in result["clusters"].items()
-        for node in cluster["nodes"]
-    ]
+def _node_rows(result: Row) -> Iterator[Row]:
+    for name, cluster in result["clusters"].items():
+        for node in cluster["nodes"]:
+            yield {**node, "node": node["name"], "cluster": name}
 
 
-def _status_rows(found: dict[str, Any]) -> list[list[Any]]:
-    rows = []
+def _process_rows(found: Row) -> Iterator[Row]:
     for name, cluster in found["clusters"].items():
         for each in [*cluster["nodes"], *cluster["zookeepers"]]:
-            where = each.get("address") or f"{each['http']} {each['admin']}"
-            pid = "" if each["pid"] is None else each["pid"]
-            online = each.get("online") or ""
-            words = f"; last said: {each['last_words']}" if each["last_words"] else ""
-            reason = each["reason"] + words
-            rows.append([name, each["name"], each["state"], pid, each["restarts"], online, where, reason])
-    return rows
+            yield {**each, "process": each["name"], "cluster": name}
+
+
+def _reason(process: Row) -> str:
+    last = f"; last said: {process['last_words']}" if process["last_words"] else ""
+    return f"{process['reason']}{last}"
+
+
+NODES: Final = TableSpec("cluster", "node", "http", "admin", ("pid", value_or_nothing("pid")))
+PROCESSES: Final = TableSpec(
+    "cluster",
+    "process",
+    "state",
+    ("pid", value_or_nothing("pid")),
+    "restarts",
+    ("online", value_or_nothing("online")),
+    ("address", lambda process: process.get("address") or f"{process['http']} {process['admin']}"),
+    ("reason", _reason),
+)

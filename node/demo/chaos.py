@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from isthmus.config.text import quantity
 from isthmus.node.demo.watch import ClusterSnapshot, DemoSnapshot, ProcessSnapshot
-from isthmus.node.local import directory as places
+from isthmus.node.local import directory as local_directory
 from isthmus.node.local import supervisor_client
 
 NODE_SHARE: Final = 0.25
@@ -55,11 +55,11 @@ class SupervisorControl:
 
     def kill_node(self, name: str) -> None:
         """See Hand."""
-        places.stop_node(self._directory, name, kill=True)
+        local_directory.stop_node(self._directory, name, kill=True)
 
     def start_node(self, name: str) -> None:
         """See Hand."""
-        places.start_node(self._directory, name, None)
+        local_directory.start_node(self._directory, name, None)
 
     def kill(self, pid: int) -> None:
         """See Hand."""

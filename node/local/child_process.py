@@ -1,4 +1,4 @@
-"""One supervised child process: started, watched, restarted after a pause, stopped within a bound.
+"""One supervised child process: started, watched, restarted after a pause, stopped within a time limit.
 
     stopped  -> running   start
     running  -> waiting   it ended, and its policy restarts it
@@ -6,9 +6,8 @@
     waiting  -> running   the pause is over
     any      -> stopped   stop
 
-A child may have been started by an earlier supervisor that was killed; then it is adopted as it runs. Children
-ask for nothing when their supervisor dies: they go on, so that a killed supervisor interrupts nobody. Which
-children there are, and when all of them stop, is `node.local.supervisor`.
+A child that an earlier supervisor started, which was killed, is adopted as it runs: children run on without a
+supervisor, so that a killed supervisor interrupts no service. `node.local.supervisor` decides which children there are.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ from typing import Any, Final, Self
 
 import structlog
 
-from isthmus.node.local.process_id import ProcessId, gone
+from isthmus.node.local.process_id import ProcessId, wait_ended
 
 log = structlog.get_logger(__name__)
 
 RESTART_DELAY_FIRST_MS: Final = 100
 RESTART_DELAY_MAX_MS: Final = 10_000
-"""Pauses before a restart double from the first to the last: a killed child is back at once, and one that cannot
-run costs next to nothing."""
+"""Pauses before a restart double from the first to the last: a killed child is back at once, and a child that cannot
+run costs little CPU."""
 
 STEADY_MS: Final = 10_000
-"""A child that ran this long had started well: its next pause is the first again."""
+"""After a run of this length the next pause is the first again."""
 
 LOG_BYTES_MAX: Final = 16_000_000
-"""Size of a child's output file above which it is copied to FILE.1 and begun anew. Lines written during the copy
-are lost; the child keeps its descriptor."""
+"""Size above which a child's output file is copied to FILE.1 and truncated. Lines written during the copy are lost; the
+child keeps its descriptor."""
 
 REASON_UNKNOWN: Final = "ended; it was started by an earlier supervisor, so its exit code is not known"
 
 
 class Restart(StrEnum):
-    """What happens when a child ends by itself."""
+    """Restart policy for a child that ends by itself."""
 
     ALWAYS = "always"
     NEVER = "never"
 
 
 class ChildState(StrEnum):
-    """Where a child is; the transitions stand at the top of this file."""
+    """State of a child; the transitions stand at the top of this file."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -66,8 +65,11 @@ class ChildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a child is. Children of lower `rank` start first and stop last; `reads` is a fingerprint of the files that
-    its command reads, so that a changed file counts as a changed command."""
+    """Command and policy of a child.
+
+    Children of lower `rank` start first and stop last. `reads` is a fingerprint of the files that the command reads:
+    a changed file counts as a changed command.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -80,17 +82,17 @@ class ChildSpec:
     stop_timeout_ms: int = 10_000
 
     def digest(self) -> str:
-        """Equal for equal commands: whether a running process may stand for this child. The environment is left out: it
-        differs from shell to shell."""
+        """A hash of the command: a running process with an equal one is adopted as this child. The environment is not
+        part of it, since it differs between shells."""
         return hashlib.sha256(json.dumps([self.argv, self.cwd, self.reads]).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """For a spec file."""
+        """The form in a spec file."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
-        """What `to_json` made. Raises TypeError, ValueError for anything else."""
+        """The inverse of `to_json`. Raises TypeError, ValueError for anything else."""
         spec = cls(**{**raw, "argv": tuple(raw["argv"]), "restart": Restart(raw["restart"])})
         if not spec.argv or not all(isinstance(word, str) for word in spec.argv):
             raise ValueError(f"child {spec.name!r} has no command")
@@ -98,8 +100,8 @@ class ChildSpec:
 
 
 def restart_delay_ms(restart: Restart, ran_ms: int, previous_delay_ms: int) -> int | None:
-    """How long to wait before the next start of a child that ended after `ran_ms`; None: it stays ended.
-    `previous_delay_ms` is what was waited before the start that ended, 0 before the first."""
+    """The pause before the next start of a child that ended after `ran_ms`; None: it is not restarted.
+    `previous_delay_ms` is the pause before its last start, 0 for the first start."""
     if restart is Restart.NEVER:
         return None
     if ran_ms >= STEADY_MS or previous_delay_ms == 0:
@@ -108,7 +110,7 @@ def restart_delay_ms(restart: Restart, ran_ms: int, previous_delay_ms: int) -> i
 
 
 class Child:
-    """A child's life. All methods belong to the loop; `on_change` is called after each transition."""
+    """A child and its process. All methods run on the event loop; `on_change` is called after each transition."""
 
     def __init__(self, spec: ChildSpec, on_change: Callable[[], None]) -> None:
         self.spec = spec
@@ -116,15 +118,15 @@ class Child:
         self.process: ProcessId | None = None
         self.restarts = 0
         self.failures = 0
-        """Ends in a row, by themselves, without a steady run between them."""
+        """Consecutive exits, without a steady run between them."""
         self.reason = "not started"
         self._popen: subprocess.Popen[bytes] | None = None
         self._delay_ms = 0
-        self._life: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
         self._on_change = on_change
 
     def to_json(self) -> dict[str, Any]:
-        """Its state, for the state file and for `status`."""
+        """State for the state file and for `status`."""
         return {
             "state": self.state,
             "process": None if self.process is None else self.process.to_json(),
@@ -136,48 +138,48 @@ class Child:
         }
 
     def adopt(self, process: ProcessId) -> None:
-        """Take over a process that runs this child's command already."""
+        """Take over a process that already runs this child's command."""
         assert self.state is ChildState.STOPPED
         self.process = process
         self._move(ChildState.RUNNING, "taken over from an earlier supervisor")
-        self._life = asyncio.get_running_loop().create_task(self._live())
+        self._run_task = asyncio.get_running_loop().create_task(self._run())
 
     def start(self) -> None:
         """Start it unless it runs; a pause before a restart is cut short."""
         if self.state is ChildState.RUNNING:
             return
-        if self._life is not None:
-            self._life.cancel()
+        if self._run_task is not None:
+            self._run_task.cancel()
         self._delay_ms = self.failures = 0
-        self._life = asyncio.get_running_loop().create_task(self._live())
+        self._run_task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self, *, kill: bool = False) -> None:
-        """Returns once it is gone: SIGTERM, after its bound SIGKILL; with `kill` SIGKILL at once."""
-        life, self._life = self._life, None
-        if life is not None:
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
+        """Send SIGTERM, SIGKILL after the time limit, or with `kill` SIGKILL at once; return when it is gone."""
+        task, self._run_task = self._run_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         process = self.process
         if process is not None and process.send(signal.SIGKILL if kill else signal.SIGTERM):
             try:
                 async with asyncio.timeout(self.spec.stop_timeout_ms / 1000):
-                    await gone(process)
+                    await wait_ended(process)
             except TimeoutError:
                 log.warning("child.killed", child=self.spec.name, after_ms=self.spec.stop_timeout_ms)
                 process.send(signal.SIGKILL)
-                await gone(process)
+                await wait_ended(process)
         self._reap()
         self.failures = 0
         self._move(ChildState.STOPPED, "killed on request" if kill else "stopped")
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         while True:
             if self.process is None and not self._spawn():
                 ran_ms = 0
             else:
                 assert self.process is not None
                 began = time.monotonic()
-                await gone(self.process)
+                await wait_ended(self.process)
                 ran_ms = round((time.monotonic() - began) * 1000)
                 self.reason = self._reap()
             self.failures = 1 if ran_ms >= STEADY_MS else self.failures + 1
@@ -191,7 +193,7 @@ class Child:
             self.restarts += 1
 
     def _spawn(self) -> bool:
-        """True when the child runs; else `reason` says why not."""
+        """Start a process; False when it cannot be started, with the cause in `reason`."""
         try:
             with open(self.spec.log, "ab") as output:
                 self._popen = subprocess.Popen(
@@ -201,7 +203,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's business
+                    start_new_session=True,  # Ctrl-C at the terminal must not reach it
                 )
         except OSError as error:
             self.reason = f"cannot be started: {error}"
@@ -214,7 +216,7 @@ class Child:
         return True
 
     def _reap(self) -> str:
-        """Forget the process that is gone; how it ended, in words."""
+        """Forget the process that is gone; returns how it ended, as text."""
         popen, self._popen, self.process = self._popen, None, None
         if popen is None:
             return REASON_UNKNOWN
@@ -229,7 +231,7 @@ class Child:
 
 
 def bound_log(path: Path, limit_bytes: int = LOG_BYTES_MAX) -> None:
-    """Begin an output file anew when it has grown over the limit; what it held is in FILE.1."""
+    """Move the content of an output file above the limit to FILE.1."""
     try:
         if path.stat().st_size > limit_bytes:
             shutil.copyfile(path, f"{path}.1")

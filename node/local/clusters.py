@@ -1,11 +1,11 @@
-"""Clusters on this machine: brought up from a topology, taken down; what `isthmus local` and the demo use.
+"""Clusters on this machine: started from a topology, and stopped. Used by `isthmus local` and the demo.
 
-One supervisor (`node.local.supervisor_client`) owns all ZooKeepers and nodes of a directory. In it are, beside the
-supervisor's own files: `NODE/node.toml` (made from the topology), `NODE/node.log`, `NODE/data`, `zookeeper-CLUSTER/`
-(of an ensemble `zookeeper-CLUSTER-1/` and so on), `ports.json` (ports that were chosen, kept for the next time),
-`clusters.json` (what is set up here) and, with `secure = true`, `security/` (certificates and tokens). ZooKeepers are
-always restarted; nodes only when asked for, since who kills one wants to see it dead. What runs is shown, and single
-nodes are stopped and started, in `node.local.directory`.
+One supervisor (`node.local.supervisor_client`) owns all ZooKeepers and nodes of a directory. Beside the supervisor's
+files the directory has `NODE/node.toml` (made from the topology), `NODE/node.log`, `NODE/data`, `zookeeper-CLUSTER/`
+(of an ensemble `zookeeper-CLUSTER-1/` and so on), `ports.json` (chosen ports, for later starts), `clusters.json` (the
+clusters and their addresses) and, with `secure = true`, `security/` (certificates and tokens). ZooKeepers are always
+restarted; nodes only on request, since a node that a user kills should stay down. `node.local.directory` shows the
+status, and stops and starts single nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from isthmus.node.local import dev_certificates, supervisor_client
-from isthmus.node.local import directory as places
+from isthmus.node.local import directory as local_directory
 from isthmus.node.local.child_process import ChildSpec, Restart
 from isthmus.node.local.ports import PortAllocator
 from isthmus.node.local.process_id import ProcessId
@@ -35,21 +35,21 @@ from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.security.tls import NodeName
 
 OWNER_LINGER_MS: Final = 5_000
-"""How long clusters that belong to a process outlive it when it is killed: long enough not to race its own stop."""
+"""How long clusters outlive their owner when it is killed: long enough not to race the owner's own stop."""
 
 SET_UP_TIMEOUT_S: Final = 60.0
-"""How long an `up` waits for another of the same directory to choose ports, write files and start the supervisor, which
-takes about a second; then it is refused."""
+"""How long an `up` waits for another one in the same directory to choose ports, write files and start the supervisor,
+which takes about a second; then it fails."""
 
 NODE_RANK: Final = 1
 """Nodes stop before ZooKeepers, which have rank 0."""
 
 
 class LocalClusters:
-    """The clusters of one topology in one directory. As a context manager it takes them down at the end.
+    """The clusters of one topology in one directory. As a context manager it stops them at the end.
 
-    With `restart_nodes` a node that dies is restarted; with `auto_ports` the file's ports give way to free ones; with
-    `owned` everything ends by itself when this process is killed (`keep` revokes that).
+    `restart_nodes`: nodes that die are restarted. `auto_ports`: free ports replace those of the file. `owned`:
+    everything ends when this process is killed, until `keep` is called.
     """
 
     def __init__(
@@ -74,31 +74,34 @@ class LocalClusters:
         self.down()
 
     def up(
-        self, timeout_s: float = places.READY_TIMEOUT_S, on_progress: Callable[[str], None] | None = None
+        self, timeout_s: float = local_directory.READY_TIMEOUT_S, on_progress: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Start what does not run and return once every partition is Online:
+        """Start what does not run and return once every partition is online:
         {"clusters": {NAME: {"nodes": [{"name", "http", "admin", "pid"}]}}}, http and admin as base URLs.
 
-        Where all of it runs but for some nodes, these are started beside it. `on_progress` is given one line whenever
-        it changes. Raises LocalFault, with the failing child's last words and its log; unless some of it ran before,
-        all is stopped then."""
-        with _alone(self.directory):
+        Nodes that were added to the topology start beside those that run. `on_progress` receives a line whenever it
+        changes. Raises LocalFault, with the failing child's last output and its log; then everything is stopped, unless
+        a supervisor ran before.
+        """
+        with _exclusive_setup(self.directory):
             state = supervisor_client.running_state(self.directory)
             spec = self._prepare(supervisor_client.recorded_children(self.directory), state)
             if state is None:
                 supervisor_client.launch(self.directory, spec)
-            elif digests(state) != _digests_of(spec.children):
+            elif running_commands(state) != _commands_of(spec.children):
                 for child in spec.children:
                     supervisor_client.ask(self.directory, {"do": "add", "child": child.to_json()})
         try:
             if state is not None:
                 self._start_again(spec)
-            places.wait_online(self.directory, places.places_of(self.directory), timeout_s, on_progress)
+            local_directory.wait_online(
+                self.directory, local_directory.nodes_of(self.directory), timeout_s, on_progress
+            )
         except BaseException:
             if state is None:
                 supervisor_client.stop(self.directory)
             raise
-        return places.described(self.directory)
+        return local_directory.describe(self.directory)
 
     def _start_again(self, spec: Spec) -> None:
         if spec.owner is not None:
@@ -108,16 +111,18 @@ class LocalClusters:
             supervisor_client.ask(self.directory, {"do": "start", "child": child.name})
 
     def down(self) -> bool:
-        """Stop everything; data and ports are kept. False when nothing ran."""
+        """Stop everything; data and ports stay. False when nothing ran."""
         return supervisor_client.stop(self.directory)
 
     def status(self) -> dict[str, Any]:
-        """See `places.status_of`."""
-        return places.status_of(self.directory)
+        """See `node.local.directory.status_of`."""
+        return local_directory.status_of(self.directory)
 
-    def restart_node(self, name: str, timeout_s: float | None = places.READY_TIMEOUT_S, *, kill: bool = False) -> None:
-        """See the function of this name in `node.local.directory`."""
-        places.restart_node(self.directory, name, timeout_s, kill=kill)
+    def restart_node(
+        self, name: str, timeout_s: float | None = local_directory.READY_TIMEOUT_S, *, kill: bool = False
+    ) -> None:
+        """See `node.local.directory.restart_node`."""
+        local_directory.restart_node(self.directory, name, timeout_s, kill=kill)
 
     def keep(self) -> None:
         """Let the clusters outlive this process."""
@@ -126,7 +131,7 @@ class LocalClusters:
     # --- setting up ---
 
     def _prepare(self, ours: Mapping[str, ProcessId], state: dict[str, Any] | None) -> Spec:
-        """Ports, files and the supervisor's spec. Raises LocalFault when the directory runs something else."""
+        """Choose ports, write files, and return the supervisor's spec. Raises LocalFault when another topology runs."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             ports = self._ports(ours)
@@ -141,8 +146,8 @@ class LocalClusters:
         for cluster in self.topology.clusters.values():
             self._check_zookeepers(cluster)
         children = self._children(self.topology, ports, java)
-        grown = state is not None and digests(state) != _digests_of(children)
-        if state is not None and grown and not self._has_only_grown(digests(state), ports, java):
+        grown = state is not None and running_commands(state) != _commands_of(children)
+        if state is not None and grown and not self._has_only_grown(running_commands(state), ports, java):
             raise LocalFault(
                 f"{self.directory} runs another topology, or the same with other ports or other software: "
                 f"take it down first (`isthmus local down --dir {self.directory}`; its data is kept)"
@@ -164,8 +169,8 @@ class LocalClusters:
         return children
 
     def _has_only_grown(self, running: Mapping[str, str], ports: Mapping[str, int], java: Java) -> bool:
-        """True when what runs is this topology without some of its nodes: these are started, and the files of the
-        others, which may name them as peers, are read at their next start."""
+        """True when this topology runs without some of its nodes. Those are started; the files of the others, which may
+        name them as peers, are read at their next start."""
         clusters = {
             name: replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in running))
             for name, cluster in self.topology.clusters.items()
@@ -176,7 +181,7 @@ class LocalClusters:
             if cluster.nodes
         }
         smaller = replace(self.topology, clusters=before)
-        return bool(before) and _digests_of(self._children(smaller, ports, java)) == running
+        return bool(before) and _commands_of(self._children(smaller, ports, java)) == running
 
     def _ports(self, ours: Mapping[str, ProcessId]) -> dict[str, int]:
         wanted = self.topology.ports()
@@ -193,7 +198,8 @@ class LocalClusters:
                 embedded_zookeeper.check_port_free(ports[port.purpose], f"{port.purpose} (or use --auto-ports)")
 
     def _check_zookeepers(self, cluster: ClusterPlan) -> None:
-        """Refuse servers that would start with nothing beside the old ones' data: the cluster's records are in it."""
+        """Refuse another number of ZooKeepers: the new servers would start empty beside the old ones' data, which holds
+        the cluster's records."""
         names = {server.name for server in cluster.zookeepers}
         for name in (f"zookeeper-{cluster.name}", f"zookeeper-{cluster.name}-1"):
             if name not in names and (self.directory / name).exists() and name not in self._all_zookeepers():
@@ -219,13 +225,15 @@ class LocalClusters:
         return ChildSpec(
             name=name,
             argv=supervisor_client.node_command(file),
-            cwd=str(supervisor_client.HOUSE),
-            log=str(places.node_log(self.directory, name)),
-            env=supervisor_client.house_environment(),
+            cwd=str(supervisor_client.PACKAGE_ROOT),
+            log=str(local_directory.node_log(self.directory, name)),
+            env=supervisor_client.package_environment(),
             restart=self._restart,
             rank=NODE_RANK,
-            reads=hashlib.sha256(text.partition("\n")[2].encode()).hexdigest()[:16],  # but for whence it was made
-            stop_timeout_ms=places.NODE_STOP_TIMEOUT_MS,
+            reads=hashlib.sha256(text.partition("\n")[2].encode()).hexdigest()[
+                :16
+            ],  # without the comment that names the topology
+            stop_timeout_ms=local_directory.NODE_STOP_TIMEOUT_MS,
         )
 
     def _write_files(self, texts: Mapping[str, str], ports: Mapping[str, int]) -> None:
@@ -237,7 +245,7 @@ class LocalClusters:
                         self.directory / server.name, ports[server.name], ensemble_of(cluster, ports)
                     )
                 set_up[cluster.name] = self._write_cluster(cluster, texts, ports)
-            write_whole(self.directory / "clusters.json", json.dumps({"clusters": set_up}, indent=1))
+            replace_file(self.directory / "clusters.json", json.dumps({"clusters": set_up}, indent=1))
         except OSError as error:
             raise LocalFault(f"cannot set up clusters in {self.directory}: {error}") from error
 
@@ -252,17 +260,17 @@ class LocalClusters:
     ) -> dict[str, Any]:
         for node in cluster.nodes:
             (self.directory / node.name).mkdir(exist_ok=True)
-            write_whole(self.directory / node.name / "node.toml", texts[node.name])
+            replace_file(self.directory / node.name / "node.toml", texts[node.name])
         return {
             "zookeepers": [
                 {"name": server.name, "address": f"{LOCAL_HOST}:{ports[server.name]}"} for server in cluster.zookeepers
             ],
-            "nodes": [node_place(node, ports, self.topology.scheme) for node in cluster.nodes],
+            "nodes": [node_document(node, ports, self.topology.scheme) for node in cluster.nodes],
         }
 
 
-def node_place(node: NodePlan, ports: Mapping[str, int], scheme: str = "http") -> dict[str, str]:
-    """A node in `clusters.json`: base URLs of its listeners for people and programs, the address of that for nodes."""
+def node_document(node: NodePlan, ports: Mapping[str, int], scheme: str = "http") -> dict[str, str]:
+    """A node in `clusters.json`: base URLs of `http` and `admin`, the address of `cluster`."""
     return {
         "name": node.name,
         "http": f"{scheme}://{node.address('http', ports)}",
@@ -272,7 +280,7 @@ def node_place(node: NodePlan, ports: Mapping[str, int], scheme: str = "http") -
 
 
 def ensemble_of(cluster: ClusterPlan, ports: Mapping[str, int]) -> tuple[embedded_zookeeper.EnsembleMember, ...]:
-    """The members of a cluster's ensemble; none where one server stands alone."""
+    """The members of a cluster's ensemble; none for a single server."""
     return tuple(
         embedded_zookeeper.EnsembleMember(
             number, ports[server.name], ports[f"{server.name}.quorum"], ports[f"{server.name}.election"]
@@ -282,19 +290,19 @@ def ensemble_of(cluster: ClusterPlan, ports: Mapping[str, int]) -> tuple[embedde
     )
 
 
-def _digests_of(children: Iterable[ChildSpec]) -> dict[str, str]:
+def _commands_of(children: Iterable[ChildSpec]) -> dict[str, str]:
     return {child.name: child.digest() for child in children}
 
 
-def digests(state: Mapping[str, Any]) -> dict[str, str]:
-    """The commands that a supervisor's state shows, by child."""
+def running_commands(state: Mapping[str, Any]) -> dict[str, str]:
+    """Hashes of the commands that a supervisor runs, by child."""
     return {name: child["command"] for name, child in state["children"].items()}
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Nobody else sets up this directory meanwhile: two at once would choose ports and write files over each other.
-    Raises LocalFault when another goes on doing so."""
+def _exclusive_setup(directory: Path) -> Iterator[None]:
+    """Hold the lock for setting up this directory: two at once would overwrite each other's ports and files. Raises
+    LocalFault after SET_UP_TIMEOUT_S."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / "supervisor.up", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -315,7 +323,7 @@ def _alone(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def write_whole(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Replace a file in one step."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)

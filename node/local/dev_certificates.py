@@ -1,9 +1,9 @@
-"""A folder of test certificates and tokens: the authority, a pair a node, a token a role. For trials and tests.
+"""A folder of test certificates and tokens: an authority, a pair for each node, a token for each role.
 
     ca.crt ca.key   NODE.crt NODE.key   client.crt client.key   read.token write.token operate.token ...
 
-What is there stays where it is of use (authority and tokens), so that nodes can be added; certificates are made anew.
-`isthmus dev` and `isthmus local` fill such folders; docs/security.md says what to do for production.
+Existing authority and tokens stay, so that nodes can be added; certificates are replaced. For trials and tests:
+docs/security.md says what to do in production.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from isthmus.repl.security.tls import NodeName, TlsFiles, client_contexts
 from isthmus.repl.security.tokens import watched_token
 
 TOKEN_BYTES: Final = 32
-"""Chance in a token: as much as in the hash that is kept of it."""
+"""Random bytes of a token: as many as the hash has that nodes keep of it."""
 
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-"""What certificates for this machine name beside the node."""
+"""Hosts in certificates for this machine."""
 
 DAY_S: Final = 86_400
-"""A certificate that expires sooner is made anew before clusters are started with it."""
+"""A certificate that expires sooner is replaced before clusters start with it."""
 
 
-def authority_of(directory: Path, days: float = certificates.DAYS) -> Pair:
-    """The folder's authority, made when there is none. Raises LocalFault, BadConfig."""
+def ensure_authority(directory: Path, days: float = certificates.DAYS) -> Pair:
+    """The folder's authority, created if missing. Raises LocalFault, BadConfig."""
     certificate, key = directory / f"{AUTHORITY}.crt", directory / f"{AUTHORITY}.key"
     if certificate.exists() or key.exists():
         found = certificates.read_pair(certificate, key)
@@ -44,34 +44,39 @@ def authority_of(directory: Path, days: float = certificates.DAYS) -> Pair:
             )
         return found
     made = certificates.make_authority(days=days)
-    _written(made, certificate, key)
+    _write_pair(made, certificate, key)
     return made
 
 
 def make_certificates(
     directory: Path, nodes: Iterable[NodeName], hosts: Sequence[str] = LOCAL_HOSTS, days: float = certificates.DAYS
 ) -> list[Path]:
-    """A certificate for each node and one for clients, and the authority unless it is there; the certificates' paths.
-    Raises LocalFault when the folder cannot be written, BadConfig when what lies in it is not an authority, BadInput
-    for what is no host, and for a node whose files would take the place of others."""
+    """Make a certificate for each node and one for clients, and the authority if missing; the certificates' paths.
+
+    Raises LocalFault when the folder cannot be written, BadConfig when its authority cannot be used, BadInput for a
+    wrong host, and for a node whose files would replace those of the authority or of clients.
+    """
     nodes = list(nodes)
     for name in nodes:
         if name.node in (AUTHORITY, CLIENT):
             raise BadInput(f"{name.node}.crt and {name.node}.key are other files of such a folder: rename the node")
-    authority = authority_of(directory, days)
+    authority = ensure_authority(directory, days)
     days = min(days, (authority.certificate.not_valid_after_utc.timestamp() - time.time()) / DAY_S)  # it ends with it
     made = []
     for name in nodes:
         path = directory / f"{name.node}.crt"
         pair = certificates.issue(authority, f"{name.cluster} {name.node}", [name], hosts, days)
-        _written(pair, path, directory / f"{name.node}.key")
+        _write_pair(pair, path, directory / f"{name.node}.key")
         made.append(path)
-    _written(certificates.issue(authority, CLIENT, days=days), directory / f"{CLIENT}.crt", directory / f"{CLIENT}.key")
+    _write_pair(
+        certificates.issue(authority, CLIENT, days=days), directory / f"{CLIENT}.crt", directory / f"{CLIENT}.key"
+    )
     return made
 
 
 def ensure(directory: Path, nodes: Sequence[NodeName]) -> None:
-    """Tokens, and certificates for these nodes that hold for a day yet. Raises LocalFault, BadConfig."""
+    """Make missing tokens, and certificates unless these nodes' are valid for another day. Raises LocalFault,
+    BadConfig."""
     make_tokens(directory)
     enough_ms = (time.time() + DAY_S) * 1000
     paths = [directory / f"{name.node}.crt" for name in nodes]
@@ -79,8 +84,8 @@ def ensure(directory: Path, nodes: Sequence[NodeName]) -> None:
         make_certificates(directory, nodes)
 
 
-def access_of(directory: Path, role: TokenRole = TokenRole.READ) -> PeerCredentials:
-    """How programs of this machine come in at nodes that use the folder; without it, as where nothing is locked."""
+def credentials_of(directory: Path, role: TokenRole = TokenRole.READ) -> PeerCredentials:
+    """Credentials for nodes that use the folder; OPEN where it has no authority."""
     authority = directory / f"{AUTHORITY}.crt"
     if not authority.exists():
         return OPEN
@@ -89,7 +94,7 @@ def access_of(directory: Path, role: TokenRole = TokenRole.READ) -> PeerCredenti
 
 
 def make_tokens(directory: Path) -> list[Path]:
-    """A token for each role that has none yet; the paths of all. Raises LocalFault."""
+    """Make a token for each role that has none; the paths of all. Raises LocalFault."""
     paths = [directory / f"{role.value}.token" for role in TokenRole]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -101,7 +106,7 @@ def make_tokens(directory: Path) -> list[Path]:
     return paths
 
 
-def _written(pair: Pair, certificate: Path, key: Path) -> None:
+def _write_pair(pair: Pair, certificate: Path, key: Path) -> None:
     try:
         certificate.parent.mkdir(parents=True, exist_ok=True)
         certificates.write_pair(pair, certificate, key)

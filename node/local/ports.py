@@ -1,7 +1,7 @@
-"""Free ports on loopback, chosen once and remembered in a directory, so that a later start uses the same.
+"""Free ports on loopback, chosen once and stored in a directory, so that later starts use the same ports.
 
-Chosen below the range from which the kernel takes the ports of outgoing connections: there, a server that is
-away for a second could find its port taken by somebody's connection.
+They lie below the kernel's range for outgoing connections: an outgoing connection could take the port of a server that
+restarts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from isthmus.repl.metastore.embedded_zookeeper import HOST
 from isthmus.repl.model.errors import LocalFault
 
 RANGE_LOW: Final = 20_000
-"""Above the ports that services are known by."""
+"""Above the well-known ports."""
 
 
 class PortAllocator:
-    """The ports of one directory by purpose, kept in `ports.json`."""
+    """The ports of one directory by purpose, stored in `ports.json`."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "ports.json"
@@ -35,9 +35,11 @@ class PortAllocator:
             raise LocalFault(f"{self._path} is not a list of ports ({error}); remove it to have new ones") from error
 
     def ports(self, purposes: Iterable[str], in_use: Iterable[str] = (), taken: Iterable[int] = ()) -> dict[str, int]:
-        """A port for each purpose: the remembered one, unless a stranger holds it now, else a free one. Those of
-        `in_use` are held by processes of ours and stay as they are; `taken` are given to others. Raises LocalFault,
-        OSError."""
+        """A port for each purpose: the stored one unless another program listens there, else a free one.
+
+        Children of this directory listen on the ports of `in_use`, which stay; ports in `taken` are not given out.
+        Raises LocalFault, OSError.
+        """
         ours, given = set(in_use), set(taken)
         kept: dict[str, int] = {}
         for purpose in purposes:
@@ -56,7 +58,9 @@ class PortAllocator:
 def is_free(port: int) -> bool:
     """True when a server could listen on loopback `port` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: closed connections that linger do not count
         try:
             sock.bind((HOST, port))
         except OSError:

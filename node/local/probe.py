@@ -1,7 +1,6 @@
-"""Whether a node serves, asked over HTTP as a load balancer and an operator would.
+"""Readiness of a node, over HTTP: `GET {http}/readyz` and `GET {admin}/admin/cluster`.
 
-`GET {http}/readyz` must answer 200, and `GET {admin}/admin/cluster` says how many partitions are online and how many of
-the node's own replicas are in sync. Starts and decides nothing; `node.local.directory` waits by it.
+The first must answer 200; the second has the partitions that are online and the node's replicas in sync.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from isthmus.config.text import quantity
 from isthmus.repl.http import client
 
 PROBE_TIMEOUT_S: Final = 2.0
-"""Connect and read time-out of one question; a node that takes longer is not ready."""
+"""Connect and read time-out of one request; a node that takes longer is not ready."""
 
 
 REASON_CHARACTERS_MAX: Final = 200
-"""How much of a node's own reason is shown: one line."""
+"""Characters of a node's own reason that are shown: one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """What a node says: that it is ready and all its own replicas are in sync, that it is ready and every partition of
-    the cluster is online, and what it lacks ("12 of 12 online", "starting", "4 of 12 online, not ready: ...")."""
+    """Readiness of a node: `caught_up`, it is ready and all its replicas are in sync; `complete`, it is ready and every
+    partition of the cluster is online; `text`, "12 of 12 online", "starting", "4 of 12 online, not ready: ..."."""
 
     caught_up: bool
     complete: bool
@@ -32,7 +31,7 @@ class Online:
 
 
 class NodeProbe:
-    """Asks one node; keeps its connections between questions."""
+    """Requests readiness from one node; keeps its connections."""
 
     def __init__(self, http_url: str, admin_url: str, access: client.PeerCredentials = client.OPEN) -> None:
         self._http_url = http_url
@@ -50,7 +49,7 @@ class NodeProbe:
         self._session.close()
 
     def online(self) -> Online:
-        """Ask now; a node that does not answer is starting."""
+        """The node's readiness now; a node that does not answer is starting."""
         try:
             cluster = self._session.get(f"{self._admin_url}/admin/cluster", timeout=PROBE_TIMEOUT_S)
             ready = self._session.get(f"{self._http_url}/readyz", timeout=PROBE_TIMEOUT_S)
@@ -72,5 +71,5 @@ class NodeProbe:
 
 
 def _first_line(text: str) -> str:
-    """What a node gives as its reason, short."""
+    """The first line of a node's reason, cut."""
     return next(iter(text.splitlines()), "")[:REASON_CHARACTERS_MAX]

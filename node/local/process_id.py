@@ -1,8 +1,8 @@
-"""Which process a recorded pid means, and signals that can reach no other.
+"""Identity of a process over restarts of whoever recorded it, and signals that reach that process only.
 
-A pid alone may by now belong to a stranger. Here a process is its pid, its start time in kernel ticks, and the
-boot in which it ran; a signal goes through a pidfd that was checked against all three. Linux only. Children with
-restarts and logs are `node.local.child_process`.
+The kernel reuses pids. A process is therefore identified by pid, start time in kernel ticks, and boot id, and a signal
+goes through a pidfd that was checked against all three. State files hold these ticks; psutil's start time is derived
+from the wall clock, which may be set, so the ticks are read here. Linux only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process for ever: no other has the same three."""
+    """One process; no other ever has the same three values."""
 
     pid: int
     start_ticks: int
@@ -28,33 +28,33 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
-        """The process that has this pid now; None when there is none, or only a zombie."""
+        """The process that has this pid now; None for none or a zombie."""
         ticks = _start_ticks(pid)
         return None if ticks is None else cls(pid, ticks, BOOT_ID.read_text().strip())
 
     @classmethod
     def from_json(cls, raw: Any) -> Self | None:
-        """What `to_json` made; None for anything else."""
+        """The inverse of `to_json`; None for anything else."""
         match raw:
             case {"pid": int(pid), "start_ticks": int(ticks), "boot_id": str(boot)} if pid > 0:
                 return cls(pid, ticks, boot)
         return None
 
     def to_json(self) -> dict[str, object]:
-        """For a state file."""
+        """The form in state files, which supervisors of other versions read."""
         return {"pid": self.pid, "start_ticks": self.start_ticks, "boot_id": self.boot_id}
 
     def alive(self) -> bool:
-        """True while this very process runs."""
+        """True while this process runs."""
         return ProcessId.of(self.pid) == self
 
     def open(self) -> int | None:
-        """A pidfd of this very process, to be closed by the caller; None when it is gone."""
+        """A pidfd, to be closed by the caller; None when the process is gone."""
         try:
             fd = os.pidfd_open(self.pid)
         except OSError:
             return None
-        if self.alive():  # checked after opening: from now on the descriptor means this process or none
+        if self.alive():  # checked after opening: from now on the descriptor refers to this process or none
             return fd
         os.close(fd)
         return None
@@ -74,7 +74,7 @@ class ProcessId:
 
 
 def stop_process(process: ProcessId, timeout_s: float) -> None:
-    """SIGTERM, and SIGKILL after `timeout_s`; returns when it is gone."""
+    """Send SIGTERM, and SIGKILL after `timeout_s`; return when the process is gone."""
     process.send(signal.SIGTERM)
     if not wait_gone(process, timeout_s):
         process.send(signal.SIGKILL)
@@ -91,8 +91,8 @@ def wait_gone(process: ProcessId, timeout_s: float) -> bool:
     return True
 
 
-async def gone(process: ProcessId) -> None:
-    """Returns when the process has ended (a child of ours is then still to be reaped). On the loop, without polling."""
+async def wait_ended(process: ProcessId) -> None:
+    """Return when the process has ended, without polling. A child of this process is not reaped by this."""
     fd = process.open()
     if fd is None:
         return

@@ -1,12 +1,10 @@
 """The supervisor process: owns the children of one directory, restarts them, answers commands, ends with its owner.
 
-Files of its directory: `spec.json` (what to run, read once), `supervisor.lock` (held while it lives, so there is one
-a directory), `supervisor.sock` (commands, one JSON line each way), `state.json` (written whole after every change),
-`supervisor.log`. When it is killed, its children run on; the next supervisor of the directory takes over those whose
-command is unchanged and stops the others, each checked by pid, start time and boot (`node.local.process_id`).
-
-How others start, find and ask it is `node.local.supervisor_client`; the life of one child is
-`node.local.child_process`.
+Files in the directory: `spec.json` (what to run, read once), `supervisor.lock` (held while it runs: one supervisor per
+directory), `supervisor.sock` (commands, one JSON line each way), `state.json` (replaced after every change),
+`supervisor.log`. When a supervisor is killed, its children run on; the next one adopts those whose command is unchanged
+and stops the others, each identified by `node.local.process_id`. `node.local.supervisor_client` starts supervisors and
+sends them commands.
 """
 
 from __future__ import annotations
@@ -27,35 +25,35 @@ from typing import Any, Final, Self
 import structlog
 
 from isthmus.node.local.child_process import Child, ChildSpec, bound_log
-from isthmus.node.local.process_id import ProcessId, gone, stop_process
+from isthmus.node.local.process_id import ProcessId, stop_process, wait_ended
 
 log = structlog.get_logger(__name__)
 
 SPEC_VERSION: Final = 1
 
 LINE_BYTES_MAX: Final = 64_000
-"""Longest command or answer; a longer line is answered with an error. A state of ten children has 4 KB."""
+"""Longest command or answer; a longer line gets an error. A state of ten children has 4 KB."""
 
 READ_TIMEOUT_S: Final = 5.0
 """How long a caller may take to send its line."""
 
 LOCK_TIMEOUT_S: Final = 10.0
-"""How long a new supervisor waits for one that is just ending: its socket goes first, its lock last."""
+"""How long a new supervisor waits for one that is ending, which removes its socket first and its lock last."""
 
-HOUSEKEEPING_S: Final = 5.0
-"""How often the sizes of output files are looked at."""
+LOG_CHECK_S: Final = 5.0
+"""Between two checks of the sizes of output files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a supervisor runs. With an `owner` it ends by itself `linger_ms` after that process is gone."""
+    """What a supervisor runs. With an `owner` it ends `linger_ms` after that process is gone."""
 
     children: tuple[ChildSpec, ...]
     owner: ProcessId | None = None
     linger_ms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """For `spec.json`."""
+        """The form in `spec.json`."""
         return {
             "v": SPEC_VERSION,
             "owner": None if self.owner is None else self.owner.to_json(),
@@ -65,7 +63,7 @@ class Spec:
 
     @classmethod
     def from_json(cls, raw: Any) -> Self:
-        """What `to_json` made. Raises ValueError, TypeError, KeyError for anything else."""
+        """The inverse of `to_json`. Raises ValueError, TypeError, KeyError for anything else."""
         if raw["v"] != SPEC_VERSION:
             raise ValueError(f"a spec of version {raw['v']!r}; this program reads {SPEC_VERSION}")
         children = tuple(ChildSpec.from_json(child) for child in raw["children"])
@@ -75,7 +73,7 @@ class Spec:
 
 
 class Supervisor:
-    """The process's one object: `run` returns when it has stopped everything."""
+    """All children of one directory; `run` returns when it has stopped them."""
 
     def __init__(self, directory: Path, spec: Spec) -> None:
         self._directory = directory
@@ -84,13 +82,13 @@ class Supervisor:
         self._linger_ms = spec.linger_ms
         self._stop = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._owner_watch: asyncio.Task[None] | None = None
-        self._callers: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()
-        """One command at a time touches the children."""
+        self._owner_task: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._commands = asyncio.Lock()
+        """Held by the command that changes children."""
 
     async def run(self) -> None:
-        """Take over, start, serve, and stop. Raises OSError when the directory cannot be used or is another's."""
+        """Adopt, start, serve, and stop. Raises OSError when the directory cannot be used or has a supervisor."""
         lock = await take_lock(self._directory)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -103,18 +101,18 @@ class Supervisor:
                 else:
                     child.start()
             self._watch_owner()
-            server = await asyncio.start_unix_server(self._called, sock=self._listen(), limit=LINE_BYTES_MAX)
-            house = asyncio.create_task(self._keep_house())
+            server = await asyncio.start_unix_server(self._on_connection, sock=self._listen(), limit=LINE_BYTES_MAX)
+            logs = asyncio.create_task(self._bound_logs())
             await self._stop.wait()
             log.info("supervisor.stopping")
-            house.cancel()
-            async with self._turn:
+            logs.cancel()
+            async with self._commands:
                 await self._stop_all()
             server.close()
             (self._directory / "supervisor.sock").unlink(missing_ok=True)
             self._stopped.set()
-            if self._callers:  # whoever asked for the stop is answered
-                await asyncio.wait(self._callers, timeout=READ_TIMEOUT_S)
+            if self._connections:  # whoever asked for the stop is answered
+                await asyncio.wait(self._connections, timeout=READ_TIMEOUT_S)
         finally:
             os.close(lock)
 
@@ -126,8 +124,8 @@ class Supervisor:
             await asyncio.gather(*(child.stop() for child in group))
 
     def _leftovers(self) -> dict[str, ProcessId]:
-        """The processes that an earlier supervisor's state file names and that still run; of those whose command is
-        no longer ours the key is not a child's name."""
+        """Running processes of an earlier supervisor's state file, by child; one whose command has changed is listed
+        as "former NAME"."""
         try:
             state = json.loads((self._directory / "state.json").read_bytes())
             recorded = {str(name): raw for name, raw in state["children"].items()}
@@ -153,7 +151,7 @@ class Supervisor:
         try:
             temporary.write_text(json.dumps(self._state(), indent=1))
             temporary.replace(path)
-        except OSError as error:  # a full disk must not end the one who restarts the children
+        except OSError as error:  # a full disk must not end the supervisor
             log.error("supervisor.state_not_written", error=str(error))
 
     def _state(self) -> dict[str, Any]:
@@ -165,24 +163,24 @@ class Supervisor:
             "children": {name: child.to_json() for name, child in self._children.items()},
         }
 
-    async def _keep_house(self) -> None:
+    async def _bound_logs(self) -> None:
         while True:
-            await asyncio.sleep(HOUSEKEEPING_S)
+            await asyncio.sleep(LOG_CHECK_S)
             for file in (self._directory / "supervisor.log", *(Path(c.spec.log) for c in self._children.values())):
                 await asyncio.to_thread(bound_log, file)
 
     # --- the owner ---
 
     def _watch_owner(self) -> None:
-        if self._owner_watch is not None:
-            self._owner_watch.cancel()
-        self._owner_watch = asyncio.create_task(self._outlive(self._owner))
+        if self._owner_task is not None:
+            self._owner_task.cancel()
+        self._owner_task = asyncio.create_task(self._stop_after(self._owner))
 
-    async def _outlive(self, owner: ProcessId | None) -> None:
-        """End the supervisor once `owner` has been gone for the linger time; never without an owner."""
+    async def _stop_after(self, owner: ProcessId | None) -> None:
+        """Stop once `owner` has been gone for the linger time; never without an owner."""
         if owner is None:
             return
-        await gone(owner)
+        await wait_ended(owner)
         log.info("supervisor.owner_gone", pid=owner.pid, linger_ms=self._linger_ms)
         await asyncio.sleep(self._linger_ms / 1000)
         self._stop.set()
@@ -190,7 +188,7 @@ class Supervisor:
     # --- commands ---
 
     def _listen(self) -> socket.socket:
-        """A listening socket that only this user may use."""
+        """A listening socket that only this user may open."""
         path = self._directory / "supervisor.sock"
         path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -201,10 +199,10 @@ class Supervisor:
         sock.setblocking(False)
         return sock
 
-    def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._callers.add(task)
-        task.add_done_callback(self._callers.discard)
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -250,7 +248,7 @@ class Supervisor:
                 child = self._children.get(command["child"])
                 if child is None:
                     return {"ok": False, "error": f"no child {command['child']!r}"}
-                async with self._turn:
+                async with self._commands:
                     if verb != "start":
                         await child.stop(kill=command.get("kill") is True)
                     if verb != "stop-child":
@@ -266,8 +264,10 @@ def _rank(child: Child) -> int:
 
 
 async def take_lock(directory: Path) -> int:
-    """The descriptor that holds the directory's lock. Raises OSError when another supervisor keeps it: at once when it
-    serves, or who waited would start everything anew as soon as it has been told to stop."""
+    """The descriptor that holds the directory's lock. Raises OSError when another supervisor keeps it.
+
+    Fails at once when that supervisor serves: waiting would start everything again as soon as it stops.
+    """
     lock = os.open(directory / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = asyncio.get_running_loop().time() + LOCK_TIMEOUT_S
     while True:
@@ -283,7 +283,7 @@ async def take_lock(directory: Path) -> int:
 
 
 async def _serves(directory: Path) -> bool:
-    """Whether a supervisor of the directory answers, and is not about to end."""
+    """True where a supervisor of the directory answers and is not stopping."""
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             with short_path(directory) as folder:
@@ -300,7 +300,7 @@ async def _serves(directory: Path) -> bool:
 
 @contextmanager
 def short_path(directory: Path) -> Iterator[str]:
-    """A short name of `directory` for socket addresses, which may have 107 bytes only."""
+    """A short path of `directory`, since socket addresses have at most 107 bytes."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"

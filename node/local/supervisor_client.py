@@ -1,11 +1,10 @@
-"""How others start, find and ask a supervisor; and the embedded ZooKeeper that a single node keeps through one.
+"""Starting a supervisor and sending it commands; the embedded ZooKeeper of a single node, which runs under one.
 
-A supervisor (`node.local.supervisor`) owns the children of one directory. `isthmus node run` without metastore hosts
-calls `ensure_embedded` at its start and `release_embedded` at its graceful stop: the ZooKeeper outlives a node that
-was killed, for the linger time, and the next start of the node finds it. `node.local.clusters` runs whole clusters so.
+A supervisor (`node.local.supervisor`) owns the children of one directory; `node.local.clusters` runs whole clusters
+under one. `isthmus node run` without metastore hosts calls `ensure_embedded` at its start and `release_embedded` at its
+graceful stop: the ZooKeeper outlives a node that was killed, for the linger time, and the node's next start finds it.
 
-    python -m isthmus.node.local.supervisor_client DIRECTORY      runs DIRECTORY/spec.json, detached from whoever
-    started it
+    python -m isthmus.node.local.supervisor_client DIRECTORY      runs DIRECTORY/spec.json, detached from its parent
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from isthmus.repl.model.errors import LocalFault
 log = structlog.get_logger(__name__)
 
 LAUNCH_TIMEOUT_S: Final = 20.0
-"""How long a new supervisor may take to answer; it takes 0.3 s, more when one is just ending."""
+"""How long a new supervisor may take to answer; it takes 0.3 s, more while an earlier one is ending."""
 
 STOP_TIMEOUT_S: Final = 90.0
-"""How long stopping all children may take: a restart that is under way comes first, then their own bounds, those of
-one rank side by side."""
+"""How long stopping all children may take: a restart under way comes first, then their own time limits, one rank after
+the other."""
 
 LEFTOVER_TIMEOUT_S: Final = 20.0
 """How long a child without its supervisor may take to end after SIGTERM; then SIGKILL."""
@@ -48,15 +47,15 @@ ASK_TIMEOUT_S: Final = 20.0
 """How long an answer may take. Restarting a child waits for its graceful stop."""
 
 ZOOKEEPER_TIMEOUT_S: Final = 30.0
-"""How long a ZooKeeper may take to serve; it takes 0.8 s, on an overloaded machine 12 s were seen."""
+"""How long a ZooKeeper may take to serve; it takes 0.8 s, up to 12 s on an overloaded machine."""
 
 START_TRIES: Final = 3
-"""Failures in a row after which a child that is waited for counts as one that will not come up."""
+"""Consecutive failures after which a child counts as unable to start."""
 
 ZOOKEEPER_STOP_TIMEOUT_MS: Final = 5_000
-"""It ends 0.3 s after SIGTERM; killing it is safe, its log is synced."""
+"""A ZooKeeper ends 0.3 s after SIGTERM; killing it is safe, since its log is synced."""
 
-HOUSE: Final = Path(isthmus.__file__).resolve().parents[1]
+PACKAGE_ROOT: Final = Path(isthmus.__file__).resolve().parents[1]
 """The directory that holds the package `isthmus`."""
 
 
@@ -64,13 +63,13 @@ class NotRunning(LocalFault):
     """No supervisor answers in that directory."""
 
 
-# --- one supervisor ---
+# --- commands to a supervisor ---
 
 
 def ask(directory: Path, command: dict[str, Any], timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
-    """The answer of the supervisor of `directory`: its state after the command (`supervision._state`).
+    """The supervisor's state after a command (`Supervisor._state`).
 
-    Raises NotRunning when there is none, LocalFault when it refuses or does not answer in time."""
+    Raises NotRunning when no supervisor runs, LocalFault when it refuses or does not answer in time."""
     what = f"the supervisor of {directory}"
     try:
         with short_path(directory) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -112,8 +111,8 @@ def launch(directory: Path, spec: Spec) -> dict[str, Any]:
         with log_file(directory).open("ab") as output:
             subprocess.run(
                 [sys.executable, "-m", "isthmus.node.local.supervisor_client", str(directory)],
-                cwd=HOUSE,
-                env={**os.environ, **house_environment()},
+                cwd=PACKAGE_ROOT,
+                env={**os.environ, **package_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -135,8 +134,8 @@ def launch(directory: Path, spec: Spec) -> dict[str, Any]:
 
 
 def stop(directory: Path) -> bool:
-    """Stop the supervisor of `directory` and all its children; when it was killed, the children that it left. False
-    when nothing ran. Raises LocalFault."""
+    """Stop the supervisor of `directory` and all its children, also those that a killed supervisor left. False when
+    nothing ran. Raises LocalFault."""
     try:
         ask(directory, {"do": "stop"}, STOP_TIMEOUT_S)
     except NotRunning:
@@ -148,7 +147,7 @@ def stop(directory: Path) -> bool:
 
 
 def recorded_children(directory: Path) -> dict[str, ProcessId]:
-    """The children in the directory's state file that run, whether or not their supervisor does, by name."""
+    """Running children of the directory's state file, by name, whether or not their supervisor runs."""
     try:
         children = json.loads((directory / "state.json").read_bytes())["children"]
         recorded = {str(name): ProcessId.from_json(child["process"]) for name, child in children.items()}
@@ -163,7 +162,7 @@ def log_file(directory: Path) -> Path:
 
 
 def last_line(path: Path) -> str:
-    """The last line that is not blank of a text file, cut to a readable length; a remark when there is none."""
+    """The last non-blank line of a text file, cut; a remark in parentheses when there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))
@@ -174,14 +173,14 @@ def last_line(path: Path) -> str:
 
 
 def node_command(file: Path) -> tuple[str, ...]:
-    """The argument list that runs the node of a config file with this interpreter."""
+    """The arguments that run the node of a config file with this interpreter."""
     return (sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(file))
 
 
-def house_environment() -> dict[str, str]:
-    """What a child of ours needs to find our packages first, whatever its own working directory."""
+def package_environment() -> dict[str, str]:
+    """Environment with which a child imports this installation's packages from any working directory."""
     before = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{HOUSE}{os.pathsep}{before}" if before else str(HOUSE)}
+    return {"PYTHONPATH": f"{PACKAGE_ROOT}{os.pathsep}{before}" if before else str(PACKAGE_ROOT)}
 
 
 # --- the embedded ZooKeeper of one node ---
@@ -190,7 +189,7 @@ def house_environment() -> dict[str, str]:
 def zookeeper_child(
     name: str, directory: Path, port: int, java: Java, ensemble: Sequence[embedded_zookeeper.EnsembleMember] = ()
 ) -> ChildSpec:
-    """The child that is the ZooKeeper of `directory` (prepared by `embedded.prepare`), alone or in an `ensemble`."""
+    """The ZooKeeper of `directory` (prepared by `embedded_zookeeper.prepare`), alone or in an `ensemble`."""
     command = embedded_zookeeper.zookeeper_command(
         java, embedded_zookeeper.find_jars(), directory, port, quorum=bool(ensemble)
     )
@@ -213,14 +212,14 @@ def _is_wanted() -> bool:
 def ensure_embedded(
     data_dir: Path, port: int, linger_ms: int, owner_pid: int, wanted: Callable[[], bool] = _is_wanted
 ) -> str:
-    """A serving ZooKeeper for the node whose data directory this is: "127.0.0.1:PORT".
+    """The address of a serving ZooKeeper for the node of this data directory: "127.0.0.1:PORT".
 
-    One that a supervisor still runs for this directory is taken over; else one is started. It ends `linger_ms` after
-    process `owner_pid` is gone, unless a later call names another owner. `port` 0 means any free one, the same at
-    every start while it is free. Blocks up to about half a minute, or until it is not `wanted` any more; raises
-    LocalFault in one line."""
+    Uses the one that a supervisor still runs for this directory, or starts one. It ends `linger_ms` after process
+    `owner_pid` is gone, unless a later call names another owner. `port` 0: any free port, the same at every start
+    while it is free. Blocks up to about 30 s, or until `wanted` is false. Raises LocalFault.
+    """
     owner = ProcessId.of(owner_pid)
-    assert owner is not None, "the owner asks for it, so it lives"
+    assert owner is not None, "the owner is the caller, so it runs"
     directory = data_dir.absolute() / "metastore"
     home = directory / "zookeeper"
     try:
@@ -231,16 +230,16 @@ def ensure_embedded(
         raise LocalFault(f"cannot use {directory} for the embedded ZooKeeper: {error}") from error
     child = zookeeper_child("zookeeper", home, chosen, find_java())
 
-    def trouble() -> str | None:
-        return child_trouble(directory, "zookeeper") if wanted() else "the node is told to stop"
+    def failure() -> str | None:
+        return child_failure(directory, "zookeeper") if wanted() else "the node is told to stop"
 
-    if not _taken_over(directory, child, owner, linger_ms):
+    if not _adopted(directory, child, owner, linger_ms):
         if not ours:
             embedded_zookeeper.check_port_free(chosen, "the embedded ZooKeeper ([metastore] embedded_port)")
         embedded_zookeeper.prepare(home, chosen)
         launch(directory, Spec((child,), owner, linger_ms))
     try:
-        embedded_zookeeper.wait_until_serving(home, chosen, ZOOKEEPER_TIMEOUT_S, trouble)
+        embedded_zookeeper.wait_until_serving(home, chosen, ZOOKEEPER_TIMEOUT_S, failure)
     except LocalFault:
         stop(directory)
         raise
@@ -248,8 +247,8 @@ def ensure_embedded(
     return f"{embedded_zookeeper.HOST}:{chosen}"
 
 
-def _taken_over(directory: Path, child: ChildSpec, owner: ProcessId, linger_ms: int) -> bool:
-    """True when a supervisor runs this very child and now has this owner; one that runs another is stopped."""
+def _adopted(directory: Path, child: ChildSpec, owner: ProcessId, linger_ms: int) -> bool:
+    """True when a supervisor runs exactly this child and now has this owner; one that runs another child is stopped."""
     try:
         state = ask(directory, {"do": "own", "owner": owner.to_json(), "linger_ms": linger_ms})
         running = state["children"].get(child.name)
@@ -259,7 +258,7 @@ def _taken_over(directory: Path, child: ChildSpec, owner: ProcessId, linger_ms: 
     except NotRunning:
         return False
     except LocalFault as error:
-        log.info("supervisor.not_taken_over", directory=str(directory), reason=str(error))
+        log.info("supervisor.not_adopted", directory=str(directory), reason=str(error))
     stop(directory)
     return False
 
@@ -269,18 +268,18 @@ def release_embedded(data_dir: Path) -> None:
     stop(data_dir.absolute() / "metastore")
 
 
-def child_trouble(directory: Path, name: str) -> str | None:
-    """Why this child will not come up, in words; None while it may."""
-    return trouble_in(running_state(directory), directory, name)
+def child_failure(directory: Path, name: str) -> str | None:
+    """Why this child cannot start, as text; None while it may."""
+    return failure_in(running_state(directory), directory, name)
 
 
-def trouble_in(state: dict[str, Any] | None, directory: Path, name: str) -> str | None:
-    """The same, by a state that was asked for already."""
+def failure_in(state: dict[str, Any] | None, directory: Path, name: str) -> str | None:
+    """As `child_failure`, from a supervisor's state."""
     if state is None:
         return f"its supervisor ended: {last_line(log_file(directory))}"
     child = state["children"][name]
-    hopeless = child["state"] == ChildState.WAITING and child["failures"] >= START_TRIES
-    if hopeless or child["state"] in (ChildState.ENDED, ChildState.STOPPED):
+    given_up = child["state"] == ChildState.WAITING and child["failures"] >= START_TRIES
+    if given_up or child["state"] in (ChildState.ENDED, ChildState.STOPPED):
         return str(child["reason"])
     return None
 
@@ -289,13 +288,13 @@ def trouble_in(state: dict[str, Any] | None, directory: Path, name: str) -> str 
 
 
 def main(directory: Path) -> int:
-    """Detach from the caller, then run the directory's spec until told to stop."""
+    """Detach from the caller, then run the directory's spec until it is stopped."""
     from isthmus.config.settings import LogSettings
     from isthmus.node.observability import logs
 
     spec = Spec.from_json(json.loads((directory / "spec.json").read_bytes()))
     if os.fork() > 0:
-        return 0  # the caller goes on; the child belongs to nobody
+        return 0  # the caller goes on; the forked process has no parent any more
     os.setsid()
     logs.configure(LogSettings(format="json"), "supervisor")
     try:

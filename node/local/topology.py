@@ -6,9 +6,8 @@
     [[clusters.east.queues]]             as in a node's file
     [[clusters.east.sink.peers]]         cluster, queue: becomes the URLs of that cluster's nodes
 
-What a section may hold is not known here: the generated file of each node goes through `config.loader`, and its
-faults are told at the place in the topology that they come from. All faults are reported at once. What was read is
-`node.local.topology_model`; nothing is started here, `node.local.clusters` does that.
+The generated config file of each node goes through `config.loader`; its faults are reported at the place in the
+topology that they come from, all at once. The result is `node.local.topology_model`.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ OWN_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "listen": LISTENERS,
     "metastore": ("hosts", "embedded_port", "linger"),
 }
-"""Keys of these sections that the topology itself gives: addresses stand at the nodes, the ZooKeeper is ours."""
+"""Keys of these sections that are made from the topology: addresses stand at the nodes, ZooKeepers are generated."""
 
 RESERVED_NAMES: Final = re.compile(r"(supervisor|spec|state|ports|clusters|security)(\..*)?|zookeeper-.*")
-"""Names of other things in DIR, where each node has a folder of its name."""
+"""Names of other files in DIR, where each node has a folder of its name."""
 
 LOOPBACK: Final = (LOCAL_HOST, "localhost")
-"""Hosts that addresses may have: these clusters are for this machine alone."""
+"""Hosts that addresses may have: these clusters run on this machine only."""
 
 ZOOKEEPER_COUNTS: Final = (1, 3)
 """One server is lost when it is killed, until it is back; three outlive the loss of one."""
 
 ID_MAX: Final = 2**31 - 1
-"""As of `node.id` in a node's file."""
+"""The range of `node.id` in a node's file."""
 
 PLACEHOLDER_PORT: Final = 1
-"""Stands in a peer's URL while a file is checked whose ports are chosen at start."""
+"""Port in a peer's URL while a file is checked whose ports are chosen at start."""
 
 
 T = TypeVar("T")
@@ -101,7 +100,7 @@ def parse_topology(text: str, path: Path) -> Topology:
 
 
 class _TopologyReader:
-    """Walks the parsed file and gathers faults; what is wrong is left out of the topology that it builds."""
+    """Walks the parsed file and collects faults; wrong values are left out of the topology that it builds."""
 
     def __init__(self, path: Path, lines: Mapping[KeyPath, int]) -> None:
         self._path = path
@@ -201,11 +200,11 @@ class _TopologyReader:
     # --- relations ---
 
     def check_relations(self, topology: Topology) -> None:
-        """Names, numbers and ports that occur twice, replicas without a node, racks of some nodes only, peers that do
-        not exist, queues that two clusters want."""
+        """Report names, ids and ports that occur twice, replicas without a node, racks on some nodes only, unknown
+        peers, and queues that two clusters fetch."""
         names: dict[str, KeyPath] = {}
         ports: dict[int, KeyPath] = {}
-        takers: dict[PeerPlan, str] = {}
+        fetchers: dict[PeerPlan, str] = {}
         for cluster in topology.clusters.values():
             where: KeyPath = ("clusters", cluster.name)
             for server in cluster.zookeepers:
@@ -220,7 +219,7 @@ class _TopologyReader:
                     self._once(address.port or None, ports, (*here, listener), "port")
             self._check_placing(cluster, where)
             for number, peer in enumerate(cluster.peers):
-                self._check_peer(topology, cluster, peer, (*where, "sink", "peers", number), takers)
+                self._check_peer(topology, cluster, peer, (*where, "sink", "peers", number), fetchers)
             self._check_compared(topology, cluster, where)
 
     def _check_placing(self, cluster: ClusterPlan, where: KeyPath) -> None:
@@ -246,7 +245,7 @@ class _TopologyReader:
         seen.setdefault(value, where)
 
     def _check_peer(
-        self, topology: Topology, cluster: ClusterPlan, peer: PeerPlan, where: KeyPath, takers: dict[PeerPlan, str]
+        self, topology: Topology, cluster: ClusterPlan, peer: PeerPlan, where: KeyPath, fetchers: dict[PeerPlan, str]
     ) -> None:
         if peer.cluster == cluster.name:
             self._fault((*where, "cluster"), "a cluster does not fetch from itself; name another one")
@@ -259,13 +258,13 @@ class _TopologyReader:
         if peer.queue not in offered:
             names = [name for name in offered if isinstance(name, str)]
             self._fault((*where, "queue"), no_such(f"queue in cluster {peer.cluster}", peer.queue, names))
-        if takers.setdefault(peer, cluster.name) != cluster.name:
+        if fetchers.setdefault(peer, cluster.name) != cluster.name:
             self._fault(
-                (*where, "queue"), f"cluster {takers[peer]} fetches it already; each cluster needs its own queue"
+                (*where, "queue"), f"cluster {fetchers[peer]} fetches it already; each cluster needs its own queue"
             )
 
     def _check_compared(self, topology: Topology, cluster: ClusterPlan, where: KeyPath) -> None:
-        """Of each [[fullsync]] without URLs the other cluster is one of this file; of none it is the same."""
+        """Report a [[fullsync]] with its own cluster, or without URLs for a cluster that is not in this file."""
         for number, table in enumerate(cluster.sections["fullsync"]):
             named = table.get("cluster") if isinstance(table, dict) else None
             if not isinstance(named, str) or not named:
@@ -278,7 +277,7 @@ class _TopologyReader:
                 self._fault(here, f"{known}; one that is elsewhere needs name and urls")
 
     def check_node_files(self, topology: Topology) -> None:
-        """What the loader of node files finds in the files that would be made."""
+        """Report what the config loader finds in the nodes' files."""
         ports = {port.purpose: port.number or PLACEHOLDER_PORT + number for number, port in enumerate(topology.ports())}
         for cluster in topology.clusters.values():
             reachable = [
@@ -287,7 +286,7 @@ class _TopologyReader:
                 if plan.cluster in topology.clusters and plan.cluster != cluster.name
             ]
             checked = replace(cluster, peers=tuple(plan for _, plan in reachable))
-            places: list[KeyPath] = [
+            peer_paths: list[KeyPath] = [
                 ("clusters", cluster.name, "sink", "peers", number)
                 for number, plan in reachable
                 for _ in topology.clusters[plan.cluster].nodes
@@ -297,10 +296,10 @@ class _TopologyReader:
                     load_text(topology.node_text(checked, node, ports), self._path)
                 except ConfigError as error:
                     for fault in error.faults:
-                        self._fault(self._origin(fault.path, cluster.name, number, places), fault.message)
+                        self._fault(self._origin(fault.path, cluster.name, number, peer_paths), fault.message)
 
     def _origin(self, path: str, cluster: str, node: int, peers: list[KeyPath]) -> KeyPath:
-        """Where in the topology a key of a generated file comes from."""
+        """The key of the topology that a key of a generated file comes from."""
         match _keys(path):
             case ("node", "cluster"):
                 return ("clusters", cluster)
@@ -347,7 +346,7 @@ class _TopologyReader:
                 self._fault((*where, key), no_such("key", key, list(known)))
 
     def _fault(self, where: KeyPath, message: str) -> None:
-        """Report unless this place, or the table or list around it, has a fault already: this would be another view."""
+        """Report a fault, unless this key or the table or list around it has one already."""
         path = _dotted(where)
         around = {_dotted(where[:depth]) for depth in range(3, len(where))}  # not the cluster's own: clusters.NAME
         if any(fault.path == path or fault.path in around for fault in self.faults):

@@ -1,8 +1,7 @@
-"""What a topology file says, checked: clusters, their nodes and ZooKeepers, the ports that they need, nodes' files.
+"""A checked topology: clusters, their nodes and ZooKeepers, the ports that they need, and nodes' config files.
 
-Values only: `node.local.topology` reads them from a file and reports what is wrong, `node.local.clusters` brings them
-to life. A node's own file is made here, from the cluster's sections and from what only the topology knows: names, ids,
-addresses, the cluster's ZooKeepers, the nodes of other clusters.
+Values only: `node.local.topology` reads them from a file, `node.local.clusters` starts them. A node's config file is
+made from its cluster's sections and from names, ids, addresses, ZooKeepers and the nodes of other clusters.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import tomli_w
+
 from isthmus.config.settings import Address
-from isthmus.node.local.toml_writer import toml_document
 
 SECTIONS: Final = (
     "listen",
@@ -27,7 +27,7 @@ SECTIONS: Final = (
     "fullsync",
     "log",
 )
-"""Sections of a node's file that a cluster may have. [node] is what the topology itself says."""
+"""Sections of a node's file that a cluster may have; [node] is made from the topology."""
 
 LISTENERS: Final = ("http", "admin", "cluster")
 """A node's listeners, each of which has an address."""
@@ -41,7 +41,7 @@ SECURITY: Final = "security"
 
 AUTHORITY: Final = "ca"
 CLIENT: Final = "client"
-"""Pairs in that folder that are no node's, so that no node of it has one of these names."""
+"""Names of certificates in that folder that belong to no node; no node may have them."""
 
 ROLES: Final = ("read", "write", "operate", "replicate", "admin")
 """Keys of [tokens]."""
@@ -71,12 +71,12 @@ class NodePlan:
     addresses: Mapping[str, Address]
 
     def ports(self) -> Iterator[Port]:
-        """What it listens on: "east-1.http", "east-1.admin", "east-1.cluster"."""
+        """Its listeners' ports: "east-1.http", "east-1.admin", "east-1.cluster"."""
         for listener in LISTENERS:
             yield Port(f"{self.name}.{listener}", self.name, self.addresses[listener].port)
 
     def address(self, listener: str, ports: Mapping[str, int]) -> Address:
-        """Where a listener is, with the ports as they were chosen."""
+        """The address of a listener, with the chosen ports."""
         return Address(self.addresses[listener].host, ports[f"{self.name}.{listener}"])
 
 
@@ -98,7 +98,7 @@ class ZooKeeperPlan:
 
 @dataclass(frozen=True, slots=True)
 class PeerPlan:
-    """What a cluster's sinks fetch: a queue of another cluster."""
+    """A queue of another cluster that a cluster's sinks fetch."""
 
     cluster: str
     queue: str
@@ -126,7 +126,7 @@ class ClusterPlan:
         )
 
     def hosts(self, ports: Mapping[str, int]) -> str:
-        """Where the nodes find the ZooKeepers: "127.0.0.1:PORT,..."."""
+        """Addresses of the ZooKeepers: "127.0.0.1:PORT,..."."""
         return ",".join(f"{LOCAL_HOST}:{ports[server.name]}" for server in self.zookeepers)
 
 
@@ -141,7 +141,7 @@ class Topology:
 
     @property
     def scheme(self) -> str:
-        """What URLs of nodes begin with."""
+        """Scheme of the nodes' URLs."""
         return "https" if self.secure else "http"
 
     def ports(self) -> tuple[Port, ...]:
@@ -162,7 +162,11 @@ class Topology:
         if replication.setdefault("factor", 0) == 0:
             replication["factor"] = min(FACTOR_MOST, len(cluster.nodes))
         peers = [
-            {"url": f"{self.scheme}://{peer.address('http', ports)}", "queue": plan.queue, **self._shown_to(plan)}
+            {
+                "url": f"{self.scheme}://{peer.address('http', ports)}",
+                "queue": plan.queue,
+                **self._peer_credentials(plan),
+            }
             for plan in cluster.peers
             for peer in self.clusters[plan.cluster].nodes
         ]
@@ -178,13 +182,14 @@ class Topology:
             "replication": replication,
             "queues": cluster.sections.get("queues", []),
             "sink": {**sections["sink"], "peers": peers},
-            "fullsync": [self._compared(one, ports) for one in cluster.sections.get("fullsync", [])],
-            **self._locks(node),
+            "fullsync": [self._fullsync_table(one, ports) for one in cluster.sections.get("fullsync", [])],
+            **self._tls_sections(node),
         }
-        return f"# Made from {self.path.name}; changes belong there.\n{toml_document(whole)}"
+        filled = {name: section for name, section in whole.items() if section != {}}
+        return f"# Made from {self.path.name}; changes belong there.\n{tomli_w.dumps(filled)}"
 
-    def _compared(self, table: Any, ports: Mapping[str, int]) -> Any:
-        """A [[fullsync]]: of one that names a cluster of this file, the URLs are known."""
+    def _fullsync_table(self, table: Any, ports: Mapping[str, int]) -> Any:
+        """A [[fullsync]] table, with the URLs of its cluster's nodes where that is in this file."""
         named = table.get("cluster") if isinstance(table, dict) else None
         other = self.clusters.get(named) if isinstance(named, str) else None
         if other is None or "urls" in table:
@@ -193,13 +198,13 @@ class Topology:
         token = {"token_file": f"../{SECURITY}/replicate.token"} if self.secure else {}
         return {"name": other.name, **token, **table, "urls": urls}
 
-    def _shown_to(self, plan: PeerPlan) -> dict[str, str]:
-        """What a sink expects of a peer, and shows it."""
+    def _peer_credentials(self, plan: PeerPlan) -> dict[str, str]:
+        """Cluster that a sink expects at a peer, and the token that it sends."""
         if not self.secure:
             return {}
         return {"cluster": plan.cluster, "token_file": f"../{SECURITY}/replicate.token"}
 
-    def _locks(self, node: NodePlan) -> dict[str, Any]:
+    def _tls_sections(self, node: NodePlan) -> dict[str, Any]:
         if not self.secure:
             return {}
         pair = {"certificate": f"../{SECURITY}/{node.name}.crt", "key": f"../{SECURITY}/{node.name}.key"}

@@ -96,11 +96,11 @@ def test_a_killed_node_stays_dead_until_it_is_restarted(directory: Path) -> None
     assert "SIGKILL" in mine.status()["clusters"]["east"]["nodes"][0]["reason"]
     assert mine.status()["clusters"]["west"]["nodes"][0]["online"] == "12 of 12 online"
     mine.restart_node("east-1")
-    second = pids(places.described(directory))
+    second = pids(places.describe(directory))
     assert second["east-1"] != first["east-1"]
     assert second["west-1"] == first["west-1"]
     mine.restart_node("west-1")
-    third = pids(places.described(directory))
+    third = pids(places.describe(directory))
     assert third["west-1"] != first["west-1"]
     with pytest.raises(BadInput, match='no such node: "nobody"'):
         mine.restart_node("nobody")
@@ -112,7 +112,7 @@ def test_with_restart_nodes_a_killed_node_comes_back(directory: Path) -> None:
     first = pids(mine.up(30))
     os.kill(first["east-1"], signal.SIGKILL)
     deadline = time.monotonic() + 15
-    while pids(places.described(directory))["east-1"] in (first["east-1"], None):
+    while pids(places.describe(directory))["east-1"] in (first["east-1"], None):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -205,7 +205,7 @@ def test_owned_clusters_end_with_their_owner_unless_kept(directory: Path, monkey
             f"mine = local.LocalClusters(load_topology(Path({str(SAMPLE)!r})), Path({str(directory)!r}), owned=True); "
             f"mine.up(30); {line}"
         )
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=supervisor_client.HOUSE, timeout=50)
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=supervisor_client.PACKAGE_ROOT, timeout=50)
 
     owner("mine.keep()")
     time.sleep(0.3)

@@ -178,7 +178,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[
 
 def test_what_a_node_lacks_is_cut_between_words() -> None:
     """A long reason is shortened where a word ends, and shows that it was."""
-    place = places.NodeDirectory("east", "e1", "http://h:1", "http://h:2")
+    place = places.LocalNode("east", "e1", "http://h:1", "http://h:2")
     text = "not ready: no partitions are known yet: waits for 2 more nodes: replication.factor is 3, and one is here"
     line = places._progress([place], {"e1": Online(caught_up=False, complete=False, text=text)}, lambda _: False)
     assert line == "east: 0 of 1 nodes ready (e1 not ready: no partitions are known yet: waits for 2 more nodes: ...)"

@@ -68,7 +68,7 @@ class RealNode:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(self.file)],
-                cwd=supervisor_client.HOUSE,
+                cwd=supervisor_client.PACKAGE_ROOT,
                 stdout=log,
                 stderr=log,
             )
@@ -138,7 +138,7 @@ class Client:
         ca = {} if self.authority is None else {"ISTHMUS_CA": str(self.authority)}
         done = subprocess.run(
             [sys.executable, "-m", "isthmus.node.cli.main", *arguments],
-            cwd=supervisor_client.HOUSE,
+            cwd=supervisor_client.PACKAGE_ROOT,
             env={**os.environ, "ISTHMUS_ADMIN": self.url(node, "admin", tls), **ca},
             capture_output=True,
             text=True,

@@ -113,7 +113,7 @@ def test_a_single_node_finds_its_embedded_zookeeper_again(tmp_path: Path) -> Non
         with (tmp_path / "node.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(file)],
-                cwd=supervisor_client.HOUSE, stdout=log, stderr=log,
+                cwd=supervisor_client.PACKAGE_ROOT, stdout=log, stderr=log,
             )  # fmt: skip
         with NodeProbe(urls["http"], urls["admin"]) as probe:
             until(lambda: probe.online().complete or process.poll() is not None, "the node")

@@ -17,7 +17,7 @@ import pytest
 
 from isthmus.node.http.authorization import TokenRole
 from isthmus.node.local.clusters import LocalClusters
-from isthmus.node.local.dev_certificates import access_of
+from isthmus.node.local.dev_certificates import credentials_of
 from isthmus.node.local.topology import load_topology, parse_topology
 from isthmus.node.security import certificates
 from isthmus.repl.http.client import session
@@ -60,7 +60,7 @@ class Clusters:
 
     def ask(self, role: TokenRole | None, method: str, url: str, **more: Any) -> Any:
         """One request with the token of a role."""
-        access = access_of(self.security, role or TokenRole.READ)
+        access = credentials_of(self.security, role or TokenRole.READ)
         with session(access=access if role is not None else access._replace(token=None)) as client:
             return client.request(method, url, timeout=20, **more)
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from isthmus.config.loader import ConfigError, load_text
-from isthmus.node.local.toml_writer import toml_document
 from isthmus.node.local.topology import load_topology, parse_topology
 
 SAMPLE = Path(__file__).parents[5] / "config" / "samples" / "two-nodes.toml"
@@ -257,28 +252,3 @@ def test_a_file_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
     for name, part in [("none", "cannot be read"), ("", "cannot be read"), ("latin", "UTF-8"), ("large", "larger")]:
         with pytest.raises(ConfigError, match=part):
             load_topology(tmp_path / name)
-
-
-plain: st.SearchStrategy[Any] = (
-    st.booleans()
-    | st.integers(-(1 << 63), (1 << 63) - 1)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-)
-keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
-tables = st.recursive(
-    st.dictionaries(keys, plain, min_size=1, max_size=3),
-    lambda inner: st.dictionaries(
-        keys,
-        plain | inner | st.lists(plain, max_size=3) | st.lists(inner, min_size=1, max_size=2),
-        min_size=1,
-        max_size=3,
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(tables)
-def test_what_is_written_as_toml_reads_back_equal(table: dict[str, Any]) -> None:
-    """tomllib reads what toml_document wrote, whatever the keys and texts hold."""
-    assert tomllib.loads(toml_document(table)) == table
