@@ -138,7 +138,7 @@ class UnsafeRecoveryAdmin:
         self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], by: str, act: str
     ) -> PartitionRecord:
         controller = self._services.controller
-        who = Incarnation(chosen.node, controller.registrations[chosen.node].inc)
+        who = Incarnation(chosen.node, controller.registrations[chosen.node].session_id)
         reason = f"{act} by {by}: waits for {chosen.node} to promote itself"
         made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), reason)
         written = await unclean_election.order(controller.metastore, made, by, act)
@@ -179,17 +179,17 @@ class UnsafeRecoveryAdmin:
     def _plan(
         self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], silent: list[str]
     ) -> dict[str, Any]:
-        guard = {(member.node, member.gen) for member in record.isr | record.elr}
+        guard = {(member.node, member.log_id) for member in record.isr | record.elr}
         rows: list[dict[str, Any]] = [
             {
                 "node": copy.node,
-                "eligible": (copy.node, copy.gen) in guard,
+                "eligible": (copy.node, copy.log_id) in guard,
                 "epoch": copy.epoch,
                 "log_epoch": copy.log_epoch,
                 "leo": copy.leo,
                 "hw": copy.hw,
                 "applied": copy.applied,
-                "gen": copy.gen,
+                "gen": copy.log_id,
             }
             for copy in copies
         ]

@@ -70,10 +70,10 @@ def facts_of(replica: Replica, reason: str, now_ms: int) -> ReplicaFacts:
     return ReplicaFacts(
         role=replica.role.value,
         epoch=replica.epoch,
-        gen=replica.member.gen,
+        gen=replica.member.log_id,
         leo=replica.leo,
         durable=replica.durable,
-        hw=replica.hw,
+        hw=replica.high_watermark,
         applied=replica.applied,
         ready=replica.ready,
         reason=reason[:REASON_MAX],

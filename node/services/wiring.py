@@ -211,7 +211,7 @@ def portrait_of(settings: Settings, *, http_url: str, admin_url: str, cluster_ad
     """What the node says of itself in the metastore, without its session and copies."""
     return Registration(
         node=settings.node.name,
-        inc=0,
+        session_id=0,
         active=True,
         http_url=http_url,
         admin_url=admin_url,
@@ -305,4 +305,4 @@ def copy_of(partition: Partition, *, replaying: bool) -> ReplicaSnapshot:
     replica = partition.replica
     whole = replica.far_position is None and not replaying
     segments = Led(partition.id, partition.index, partition.partition_count).segments
-    return ReplicaSnapshot(partition.id, partition.bucket_type, replica.member.gen, replica.applied, whole, segments)
+    return ReplicaSnapshot(partition.id, partition.bucket_type, replica.member.log_id, replica.applied, whole, segments)

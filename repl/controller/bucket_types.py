@@ -80,7 +80,7 @@ class DefaultType:
 
 def usable(registrations: Mapping[str, Registration], drained: Collection[str] = ()) -> dict[int, Registration]:
     """By id, the nodes that can be given replicas: there, not leaving, not drained, and with a gen for a new copy."""
-    return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0 and r.node not in drained}
+    return {r.id: r for r in registrations.values() if r.active and r.spare_log_id > 0 and r.node not in drained}
 
 
 class DefaultTypeCreation:
@@ -265,7 +265,7 @@ def _new_record(
         index=index,
         partition_count=partition_count,
         replicas=tuple(node.node for node in nodes),
-        isr=frozenset(Member(node.node, node.gen_of(partition)) for node in nodes),
+        isr=frozenset(Member(node.node, node.log_id_of(partition)) for node in nodes),
         min_isr=min_isr,
         preferred=nodes[0].node,
         reason="new",

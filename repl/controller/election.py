@@ -176,12 +176,12 @@ class _Look:
     def registered(self, who: Incarnation | None) -> Registration | None:
         """The registration of exactly this session, or None when it is over."""
         found = None if who is None else self._registrations.get(who.node)
-        return found if found is not None and who is not None and found.inc == who.inc else None
+        return found if found is not None and who is not None and found.session_id == who.session_id else None
 
     def live(self, member: Member) -> bool:
         """True when the member's node is registered with the log that the record means (R-GEN)."""
         found = self._registrations.get(member.node)
-        return found is not None and found.gen_of(self.record.partition) == member.gen
+        return found is not None and found.log_id_of(self.record.partition) == member.log_id
 
     def leaving(self, member: Member) -> bool:
         """True when the member's node is there and has said that it is about to leave (H10)."""
@@ -191,7 +191,7 @@ class _Look:
     def leads_still(self, leader: Incarnation) -> bool:
         """True while the leader's session lasts and its log is the one that the record means."""
         found = self.registered(leader)
-        return found is not None and Member(leader.node, found.gen_of(self.record.partition)) in self.record.isr
+        return found is not None and Member(leader.node, found.log_id_of(self.record.partition)) in self.record.isr
 
     def id_of(self, node: str) -> int:
         """The number of a registered node."""
@@ -199,7 +199,7 @@ class _Look:
 
     def inc(self, node: str) -> Incarnation:
         """The session of a registered node."""
-        return Incarnation(node, self._registrations[node].inc)
+        return Incarnation(node, self._registrations[node].session_id)
 
     def _eligible(self) -> list[Member]:
         record = self.record
@@ -223,9 +223,9 @@ class _Look:
         found = self._registrations.get(member.node)
         if found is None:
             return "not registered"
-        gen = found.gen_of(self.record.partition)
-        if gen != member.gen:
-            return f"came back with another log: gen {gen}, not {member.gen}"
+        gen = found.log_id_of(self.record.partition)
+        if gen != member.log_id:
+            return f"came back with another log: gen {gen}, not {member.log_id}"
         return "leaving"
 
 
@@ -291,8 +291,8 @@ def _candidate_found(
     record, candidate = look.record, look.record.candidate
     registration = look.registered(candidate)
     if candidate is not None and registration is not None:
-        gen = registration.gen_of(record.partition)
-        if (record.epoch, candidate.node, candidate.inc, gen) in promoted:
+        gen = registration.log_id_of(record.partition)
+        if (record.epoch, candidate.node, candidate.session_id, gen) in promoted:
             member = Member(candidate.node, gen)
             if member in guard(record):
                 return ProposeRecord(_brought_online(look, candidate, member))

@@ -63,7 +63,7 @@ def seats(
                 if (
                     node is not None
                     and node.active
-                    and node.gen_of(partition) == member.gen
+                    and node.log_id_of(partition) == member.log_id
                     and member.node not in record.removing
                     and (partition, member.node) not in refused
                     and member.node not in drained

@@ -169,7 +169,7 @@ class LeaderBalancer:
         self._records, self._registrations = records, registrations
         self._note_epochs(now_ms)
         self._end_moves(now_ms)
-        members = frozenset((each.node, each.inc) for each in registrations.values())
+        members = frozenset((each.node, each.session_id) for each in registrations.values())
         if members != self._members:
             self._members, self._uneven_since_ms = members, None
         if self._moving:

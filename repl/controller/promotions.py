@@ -62,7 +62,7 @@ class Promotions:
 
     def announce(self, partition: int, promoted: Promoted) -> None:
         """A candidate of this node is promoted."""
-        promotion = (promoted.epoch, promoted.node, promoted.inc, promoted.gen)
+        promotion = (promoted.epoch, promoted.node, promoted.session_id, promoted.log_id)
         self._note(partition, promotion)
         if self._controller == self._node:
             self._on_heard()

@@ -116,7 +116,7 @@ def sites_of(placement: Placement, records: Records, registrations: Registration
     """Every node that lives or holds a replica, as planning sees it; the rack of one that is gone is not known."""
     found = {node: PlanningNode("", False) for record in records.values() for node in record.replicas}
     for node, here in registrations.items():
-        found[node] = PlanningNode(here.rack, here.active and here.spare_gen > 0 and node not in placement.drained)
+        found[node] = PlanningNode(here.rack, here.active and here.spare_log_id > 0 and node not in placement.drained)
     return found
 
 

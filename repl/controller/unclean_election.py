@@ -41,7 +41,7 @@ class ReplicaReport:
     leo: int
     hw: int
     applied: int
-    gen: int
+    log_id: int
     far: bool = False
     failed: bool = False
 
@@ -97,7 +97,7 @@ def forced(
         status=PartitionStatus.CANDIDATE_FOUND,
         leader=None,
         candidate=who,
-        isr=frozenset({Member(chosen.node, chosen.gen)}),
+        isr=frozenset({Member(chosen.node, chosen.log_id)}),
         elr=frozenset(),
         tried=frozenset({chosen.node}),
         preferred=None,
@@ -116,7 +116,7 @@ async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str
         "UNCLEAN_ELECTION",
         partition=record.partition,
         leader=member.node,
-        gen=member.gen,
+        gen=member.log_id,
         epoch=record.epoch,
         lineage=record.lineage,
         by=by,
@@ -138,8 +138,9 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
         return f"{copy.node} is not registered"
     if not registration.active:
         return f"{copy.node} is leaving"
-    if registration.gen_of(partition) != copy.gen:
-        return f"{copy.node} has not registered its copy yet: gen {copy.gen}, not {registration.gen_of(partition)}"
+    registered = registration.log_id_of(partition)
+    if registered != copy.log_id:
+        return f"{copy.node} has not registered its copy yet: gen {copy.log_id}, not {registered}"
     if copy.far:
         return f"the copy of {copy.node} takes rows of a leader and is no whole one: it would not stand"
     if copy.failed:

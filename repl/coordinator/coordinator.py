@@ -506,7 +506,7 @@ class Coordinator:
         answered and is not committed has not been replicated in time."""
         runtime = self._runtime
         for partition in runtime.partitions.values():
-            hw = partition.replica.hw
+            hw = partition.replica.high_watermark
             answered = [group for group in partition.groups if group.waiter.future.done()]
             late = [group for group in answered if group.end > hw and not group.waiter.future.cancelled()]
             if late:

@@ -53,7 +53,7 @@ def objection(state: ReplicaState) -> str | None:
     """Return why the replica must not accept the nomination in its record, or None."""
     record, me, progress = state.known_record, state.member, state.progress
     if me not in guard(record):
-        return f"other-log: the nomination means another log of {me.node}; this one has gen {me.gen} (R-GEN)"
+        return f"other-log: the nomination means another log of {me.node}; this one has gen {me.log_id} (R-GEN)"
     if state.log_regressed:
         return "regressed: this log holds less than it acknowledged; it waits for another gen"
     if state.transfer is not None:

@@ -76,8 +76,8 @@ class Promoted:
 
     epoch: int
     node: str
-    inc: int
-    gen: int
+    session_id: int
+    log_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class RefreshRecord:
 class NewLogIdentity:
     """Give this copy of the log, which lost data, a new log id: make the id durable and register it.
 
-    Answered by GenRenewed. `reason` is one sentence."""
+    Answered by LogIdentityRenewed. `reason` is one sentence."""
 
     reason: str
 

@@ -21,7 +21,7 @@ from isthmus.repl.model.record import PartitionRecord
 class SessionStarted:
     """This process is registered; `inc` names it from now on (R-INC)."""
 
-    inc: int
+    session_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,10 @@ class RecordSynced:
 
 
 @dataclass(frozen=True, slots=True)
-class GenRenewed:
+class LogIdentityRenewed:
     """This copy of the log has another gen, durably and registered (after NewLogIdentity)."""
 
-    gen: int
+    log_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ Event = (
     | Trimmed
     | ReadRequested
     | RecordSynced
-    | GenRenewed
+    | LogIdentityRenewed
     | TransferStored
     | TransferFinished
     | Tick

@@ -95,7 +95,7 @@ class Follower:
         elif transfer is None:
             request = FollowRequest(
                 self.epoch,
-                state.member.gen,
+                state.member.log_id,
                 self.nonce,
                 progress.leo,
                 progress.durable,
@@ -240,7 +240,7 @@ class Follower:
         if message.version > state.known_record.version:
             state.refresh_record(effects, now_ms)
         if start > progress.leo:
-            effects.send(self.leader, AppendRejected(self.epoch, state.member.gen, message.seq, progress.leo))
+            effects.send(self.leader, AppendRejected(self.epoch, state.member.log_id, message.seq, progress.leo))
             return
         known = min(progress.leo - start, len(message.entries))
         fits = start == 0 or epoch_at(state.epoch_table, start - 1) == message.before
@@ -294,7 +294,7 @@ class Follower:
     def acknowledge(self, state: ReplicaState, effects: Effects) -> None:
         """Send the log's ends to the leader; only while following, when the log is a prefix of the leader's."""
         progress = state.progress
-        ack = AppendAck(self.epoch, state.member.gen, self.seq, progress.leo, progress.durable, progress.hw)
+        ack = AppendAck(self.epoch, state.member.log_id, self.seq, progress.leo, progress.durable, progress.hw)
         effects.send(self.leader, ack)
 
     def _advance(self, state: ReplicaState, effects: Effects) -> None:

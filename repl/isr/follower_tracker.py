@@ -44,7 +44,7 @@ class FollowerStatus(NamedTuple):
     it as far as is known."""
 
     node: str
-    gen: int
+    log_id: int
     leo: int
     durable: int
     hw: int
@@ -151,7 +151,7 @@ def follower_statuses(
     """Return the status of each follower, by name."""
     return [
         FollowerStatus(
-            p.member.node, p.member.gen, p.leo, durable.get(p.member, 0), max(0, p.hw), p.member in isr, p.linked
+            p.member.node, p.member.log_id, p.leo, durable.get(p.member, 0), max(0, p.hw), p.member in isr, p.linked
         )
         for p in sorted(followers, key=lambda p: p.member.node)
     ]

@@ -143,11 +143,11 @@ class Leader:
     ) -> None:
         """Accept a follower where the logs agree and send it the entries from there (R-TRUNC), or reject it."""
         before = self.followers.get(node)
-        late = before is not None and before.linked and before.member.gen > request.gen  # log ids rise
+        late = before is not None and before.linked and before.member.log_id > request.log_id  # log ids rise
         if node not in state.known_record.replicas or late:
             return
         progress = state.progress
-        member = Member(node, request.gen)
+        member = Member(node, request.log_id)
         if request.durable < self.acked.get(member, 0):
             self._reject(node, request.nonce, FollowRejection.REGRESSED, state, effects)
             return
@@ -175,7 +175,7 @@ class Leader:
         """
         if node not in state.known_record.replicas:
             return
-        electable = Member(node, request.gen) in self.electable(state.known_record)
+        electable = Member(node, request.log_id) in self.electable(state.known_record)
         later = not self.ready and node not in self.transfer_positions
         answer = state_transfer.serve(node, request, electable, state, later=later)
         if isinstance(answer, FollowRejection):
@@ -194,7 +194,7 @@ class Leader:
 
         Counts only under the log id of its FollowRequest, and only up to this leader's own log end."""
         follower = self.followers.get(node)
-        if follower is None or follower.member.gen != ack.gen or ack.leo > state.progress.leo:
+        if follower is None or follower.member.log_id != ack.log_id or ack.leo > state.progress.leo:
             return
         self.isolation.contacted()
         member = follower.member
@@ -210,7 +210,7 @@ class Leader:
     ) -> None:
         """Resend from the end of a follower's log: it lacks entries before an AppendEntries."""
         follower = self.followers.get(node)
-        if follower is not None and follower.member.gen == rejected.gen:
+        if follower is not None and follower.member.log_id == rejected.log_id:
             follower.on_append_rejected(rejected)
             in_sync = follower.member in state.known_record.isr
             follower.send_entries(state, effects, self.epoch, in_sync, now_ms)

@@ -24,7 +24,7 @@ class FollowRequest(NamedTuple):
     transfer rounds it has finished since it last followed (R-FAR)."""
 
     epoch: int
-    gen: int
+    log_id: int
     nonce: int
     leo: int
     durable: int
@@ -88,7 +88,7 @@ class AppendAck(NamedTuple):
     """What a follower has: log end, durable end, hw. `seq` is the greatest of the AppendEntries that it has handled."""
 
     epoch: int
-    gen: int
+    log_id: int
     seq: int
     leo: int
     durable: int
@@ -99,7 +99,7 @@ class AppendRejected(NamedTuple):
     """An AppendEntries did not fit: the log ends at `leo`, go on from there."""
 
     epoch: int
-    gen: int
+    log_id: int
     seq: int
     leo: int
 
@@ -117,7 +117,7 @@ class LeadershipCheckOk(NamedTuple):
     leader's; 0 while it does not follow."""
 
     epoch: int
-    gen: int
+    log_id: int
     nonce: int
     durable: int = 0
 
@@ -135,7 +135,7 @@ class TransferRequest(NamedTuple):
     `after` is the last name of the state that it has."""
 
     epoch: int
-    gen: int
+    log_id: int
     nonce: int
     position: int
     position_epoch: int

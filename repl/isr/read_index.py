@@ -93,7 +93,7 @@ class ReadIndex:
         """Count a member that knows of no higher epoch; end the round with the last one."""
         current = self.round
         if current is not None and ok.nonce == current.nonce:
-            current.missing.discard(Member(node, ok.gen))
+            current.missing.discard(Member(node, ok.log_id))
             if not current.missing:
                 self._end(current, state, effects, epoch, members, now_ms)
 

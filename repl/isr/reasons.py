@@ -39,9 +39,9 @@ def used_before(record_epoch: int, epoch_been: int) -> str:
 def another_leader(epoch: int, noted: Incarnation, named: Incarnation) -> str:
     """The record gives an epoch to another process than before; each epoch belongs to one (H32)."""
     return (
-        f"metastore-rollback: the record gives epoch {epoch} to {named.node} (session {named.inc}), it was "
-        f"that of {noted.node} (session {noted.inc}): the metastore lost what it had confirmed, or was restored from "
-        "an older copy"
+        f"metastore-rollback: the record gives epoch {epoch} to {named.node} (session {named.session_id}), it was "
+        f"that of {noted.node} (session {noted.session_id}): the metastore lost what it had confirmed, or was "
+        "restored from an older copy"
     )
 
 
@@ -81,8 +81,8 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
             assert record.leader is not None
             if record.leader.node == node:
                 return (
-                    f"earlier-session: the record names session {record.leader.inc} of this node as leader, "
-                    f"this one is {me.inc}; leadership needs a new epoch (R-INC)"
+                    f"earlier-session: the record names session {record.leader.session_id} of this node as leader, "
+                    f"this one is {me.session_id}; leadership needs a new epoch (R-INC)"
                 )
             if node not in record.replicas:
                 return f"removed: this node is no replica any more; {record.leader.node} leads in epoch {record.epoch}"

@@ -113,7 +113,7 @@ class Reassignment:
         check = self.check
         if check is None or ok.nonce != check.nonce or ok.durable < check.floor:
             return False
-        check.missing.discard(Member(node, ok.gen))
+        check.missing.discard(Member(node, ok.log_id))
         return not check.missing
 
     def write_refused(self, now_ms: int) -> None:

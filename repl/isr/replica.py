@@ -90,7 +90,7 @@ class Replica:
     `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may still take,
     `log_start` its first entry. `applied` is the store's offset (or its floor while rows are replayed), `committed` the
     end below which this very log is known to be committed, since it was applied before. `epoch_seen`, its leader or
-    candidate (`epoch_owner`) and the log id `gen` come from the identity in the data directory. `nonce_base`, random
+    candidate (`epoch_owner`) and the `log_id` come from the identity in the data directory. `nonce_base`, random
     and below 2^62, keeps the nonces of this process apart from those of earlier ones. `reconfigure` replaces `options`.
     """
 
@@ -98,7 +98,7 @@ class Replica:
         self,
         partition: int,
         node: str,
-        gen: int,
+        log_id: int,
         leo: int,
         epoch_table: EpochTable,
         applied: int,
@@ -115,7 +115,7 @@ class Replica:
         assert options.window_entries > 0
         self._state = ReplicaState(
             partition=partition,
-            member=Member(node, gen),
+            member=Member(node, log_id),
             progress=LogProgress(leo=leo, durable=durable, hw=max(applied, committed), applied=applied),
             epoch_table=epoch_table,
             log_start=log_start,
@@ -194,7 +194,7 @@ class Replica:
         return self._state.progress.durable
 
     @property
-    def hw(self) -> int:
+    def high_watermark(self) -> int:
         """First offset that is not known to be committed."""
         return self._state.progress.hw
 
@@ -325,10 +325,10 @@ class Replica:
             case ev.EpochPersisted(epoch):
                 state.epoch_seen = max(state.epoch_seen, epoch)
                 self._follow_record(effects, now_ms)
-            case ev.SessionStarted(inc):
-                if state.session_id is not None and state.session_id != inc:
+            case ev.SessionStarted(session_id):
+                if state.session_id is not None and state.session_id != session_id:
                     self._session_over(effects)
-                state.session_id = inc
+                state.session_id = session_id
                 state.reapply_committed(effects)
                 self._follow_record(effects, now_ms)
             case ev.SessionExpired():
@@ -343,8 +343,8 @@ class Replica:
                 self._persisted(to_offset, effects, now_ms)
             case ev.Trimmed(start):
                 state.log_start = max(state.log_start, start)
-            case ev.GenRenewed(gen):
-                state.take_log_id(gen)
+            case ev.LogIdentityRenewed(log_id):
+                state.take_log_id(log_id)
                 if isinstance(self._role_state, Follower):
                     self._role_state.send_request(state, effects, now_ms)
             case ev.TransferStored() | ev.TransferFinished():
@@ -615,7 +615,7 @@ class Replica:
             effects.send(node, ms.StaleEpoch(epoch))
         elif isinstance(message, ms.LeadershipCheck):
             durable = state.progress.durable if self.following else 0
-            effects.send(node, ms.LeadershipCheckOk(epoch, state.member.gen, message.nonce, durable))
+            effects.send(node, ms.LeadershipCheckOk(epoch, state.member.log_id, message.nonce, durable))
         elif self._leader is not None:
             self._receive_as_leader(self._leader, node, message, effects, now_ms)
         elif isinstance(role_state, Follower):
@@ -752,7 +752,7 @@ class Replica:
         assert state.session_id is not None
         candidate.announce_at_ms = now_ms + PROMOTED_REPEAT_MS
         member = state.member
-        effects.append(fx.Promoted(candidate.epoch, member.node, state.session_id, member.gen))
+        effects.append(fx.Promoted(candidate.epoch, member.node, state.session_id, member.log_id))
 
     def _tick(self, effects: Effects, now_ms: int) -> None:
         state = self._state

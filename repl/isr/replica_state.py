@@ -144,9 +144,9 @@ class ReplicaState:
         self.nonce += 1
         return self.nonce
 
-    def take_log_id(self, gen: int) -> None:
+    def take_log_id(self, log_id: int) -> None:
         """Use another log id from now on: acknowledgements under the old one no longer count."""
-        self.member, self.log_regressed = Member(self.member.node, gen), False
+        self.member, self.log_regressed = Member(self.member.node, log_id), False
 
     def commit(self, end: int, effects: Effects) -> None:
         """Commit and apply all entries below `end`; no effect when `end` is not above the high watermark."""

@@ -45,7 +45,7 @@ def next_request(state: ReplicaState, epoch: int, nonce: int) -> TransferRequest
     whole = int(transfer.whole and not state.transfer_rounds)
     member = state.member
     return TransferRequest(
-        epoch, member.gen, nonce, transfer.position, transfer.epoch, whole, transfer.end, transfer.after
+        epoch, member.log_id, nonce, transfer.position, transfer.epoch, whole, transfer.end, transfer.after
     )
 
 

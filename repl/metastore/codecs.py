@@ -130,8 +130,8 @@ def encode_registration(registration: Registration) -> bytes:
             "cluster_address": registration.cluster_address,
             "id": registration.id,
             "rack": registration.rack,
-            "spare_gen": registration.spare_gen,
-            "gens": _pairs(registration.gens),
+            "spare_gen": registration.spare_log_id,
+            "gens": _pairs(registration.log_ids),
         }
     )
 
@@ -141,12 +141,12 @@ def decode_registration(data: bytes, node: str, inc: int) -> Registration:
     fields = _Fields(data, "registration", REGISTRATION_FORM_VERSION, older=1)
     registration = Registration(
         node=node,
-        inc=inc,
+        session_id=inc,
         active=fields.take("active", _flag),
         http_url=fields.take("http_url", _text),
         admin_url=fields.take("admin_url", _text),
-        gens=dict(fields.take("gens", _list_of(_gen))),
-        spare_gen=fields.take("spare_gen", _count, since=2, before=0),
+        log_ids=dict(fields.take("gens", _list_of(_gen))),
+        spare_log_id=fields.take("spare_gen", _count, since=2, before=0),
         cluster_address=fields.take("cluster_address", _address, since=2, before=""),
         id=fields.take("id", _count, since=2, before=0),
         rack=fields.take("rack", _text, since=2, before=""),
@@ -175,8 +175,8 @@ def encode_standing(registration: Registration) -> bytes:
         {
             "v": FORM_VERSION,
             "active": registration.active,
-            "spare_gen": registration.spare_gen,
-            "gens": _pairs(registration.gens),
+            "spare_gen": registration.spare_log_id,
+            "gens": _pairs(registration.log_ids),
         }
     )
 

@@ -1,8 +1,8 @@
-"""The metastore's record of one partition: the only truth on (epoch, leader, ISR, configuration).
+"""The metastore's record of one partition: the only source of its epoch, leader, ISR and configuration.
 
-Every change is a conditional write on `version`; a member of the ISR or ELR is a (node, gen), where gen
-is the identity of one honest log; a leader or candidate is a (node, inc), where inc is one metastore
-session of one process (docs/protocol.md R-GEN, R-INC).
+Every change is a conditional write on `version`. A member of the ISR or ELR is a (node, log id): the log id identifies
+one intact log. A leader or candidate is a (node, session id): the session id identifies one metastore session of one
+process (docs/protocol.md R-GEN, R-INC, where the two are called gen and inc).
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ class PartitionStatus(StrEnum):
 
 
 class Member(NamedTuple):
-    """A replica as ISR and ELR name it."""
+    """A replica as ISR and ELR name it: a node and the id of its log."""
 
     node: str
-    gen: int
+    log_id: int
 
 
 class Incarnation(NamedTuple):
-    """A process as leader and candidate name it: its node and its metastore session."""
+    """A process as leader and candidate name it: its node and the id of its metastore session."""
 
     node: str
-    inc: int
+    session_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
     """One partition's record; `version` is the metastore's, the base of the next conditional write.
 
-    `bucket_type` and `index` say which share of whose keys it is: partition `index` of
-    `partition_count`. `min_isr` is as set; the effective one is clamped to 1 .. RF. `lineage`
-    counts unclean elections. While a placement changes, `adding` and `removing` name the replicas that are to join and
-    those that go once all of the former are in sync; both are among `replicas` and never overlap (R-RF).
-    `before` names the replicas as they were when the change began, where that is not `replicas` without `adding`: a
-    change that was sent elsewhere or taken back has newcomers in `removing`.
-    `overtaken` is 0 but where the metastore went back (H32): the epoch that a replica has been in, which the record
-    knows nothing of. Then nobody is elected until an operator's act makes the record anew.
+    The partition is number `index` of the `partition_count` partitions of `bucket_type`. `min_isr` is as configured;
+    the effective value is clamped to 1 .. replication factor. `lineage` counts unclean elections.
+
+    During a reassignment, `adding` names the replicas to add, and `removing` those to remove once the added ones are in
+    sync; both are among `replicas` and never overlap (R-RF). `before` names the replicas at the start of the
+    reassignment, where these are not `replicas` without `adding`: a reassignment that was redirected or cancelled has
+    added replicas in `removing`.
+
+    `overtaken` is 0 unless the metastore went back (H32). Then it is an epoch that a replica was in and the record does
+    not know, and no leader is elected until an operator rewrites the record.
     """
 
     partition: int
@@ -73,7 +75,7 @@ class PartitionRecord:
 
     @property
     def owner(self) -> Incarnation | None:
-        """Who leads or stands in this epoch, as far as the record says: nobody else ever does (I-EPOCH-ONE)."""
+        """The leader or candidate of this epoch; no other process ever is (I-EPOCH-ONE)."""
         return self.leader or self.candidate
 
     @property
@@ -83,20 +85,21 @@ class PartitionRecord:
 
     @property
     def factor(self) -> int:
-        """The replication factor: of a changing placement the smaller of before and after, so that nobody needs the
-        acknowledgement of a replica that is still to come, or is about to go. A newcomer that is to go again counts on
-        neither side."""
+        """The replication factor; during a reassignment the smaller of before and after.
+
+        No write then depends on a replica that is still to be added or about to be removed. An added replica that is
+        removed again counts on neither side."""
         before = len(self.before) or len(self.replicas) - len(self.adding)
         return min(before, len(self.replicas) - len(self.removing))
 
     @property
     def replicas_before(self) -> tuple[str, ...]:
-        """The replicas as they were when the change under way began; without one, as they are."""
+        """The replicas before the current reassignment; without one, the replicas."""
         return self.before or tuple(node for node in self.replicas if node not in self.adding)
 
     @property
     def staying(self) -> tuple[str, ...]:
-        """The replicas as they are to be once a change under way is done."""
+        """The replicas after the current reassignment; without one, the replicas."""
         return tuple(node for node in self.replicas if node not in self.removing)
 
 
@@ -104,22 +107,22 @@ class PartitionRecord:
 class Registration:
     """A live process in the metastore: its node, session, state and how to reach it.
 
-    `gens` are those of the copies that its data directory holds; `spare_gen` is the gen of every copy that
-    is still to be made there (an empty log is an honest one), 0 when unknown. `cluster_address` is the HOST:PORT of
-    the listener for other nodes, `id` and `rack` what placement goes by.
+    `log_ids`: partition -> log id, of the copies in its data directory. `spare_log_id`: the id of each copy that is
+    still to be created there (an empty log is intact), 0 when unknown. `cluster_address`: HOST:PORT of the listener for
+    other nodes. Placement uses `id` and `rack`.
     """
 
     node: str
-    inc: int
+    session_id: int
     active: bool
     http_url: str = ""
     admin_url: str = ""
-    gens: dict[int, int] = field(default_factory=dict)
-    spare_gen: int = 0
+    log_ids: dict[int, int] = field(default_factory=dict)
+    spare_log_id: int = 0
     cluster_address: str = ""
     id: int = 0
     rack: str = ""
 
-    def gen_of(self, partition: int) -> int:
-        """The gen of the node's copy of `partition`, be it there or still to be made."""
-        return self.gens.get(partition, self.spare_gen)
+    def log_id_of(self, partition: int) -> int:
+        """The log id of the node's copy of `partition`, whether it exists or is still to be created."""
+        return self.log_ids.get(partition, self.spare_log_id)

@@ -138,7 +138,7 @@ class MetastoreEffects:
             else:
                 break
         del self._renewals[partition.id]
-        self._dispatch(partition, ev.GenRenewed(gen))
+        self._dispatch(partition, ev.LogIdentityRenewed(gen))
 
     async def _new_gen(self, partition: Partition, reason: str) -> int:
         """Another gen, durable here; 0 when the disk refuses. Raises what the metastore raises."""

@@ -300,7 +300,7 @@ class ReplicationLatency:
         """Where leadership, or candidacy, is over, what is not committed is lost to it."""
         if role in (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING):
             return
-        hw = partition.replica.hw
+        hw = partition.replica.high_watermark
         while partition.appended and partition.appended[-1].end > hw:
             lost = partition.appended.pop()
             self._fail(partition, lost.kind, LOST, lost.entries, now_ms)

@@ -111,7 +111,7 @@ class Registrar:
         """Compare what was just read with what this process registered. Where it differs, look: the reading may be
         older than the registration."""
         here = registrations.get(self._portrait.node)
-        if here is None or here.inc != self.inc:
+        if here is None or here.session_id != self.inc:
             self._look.set()
 
     async def _keep(self) -> None:
@@ -155,7 +155,7 @@ class Registrar:
         and WrongIdentity when another node goes by this one's id."""
         async with self._one_at_a_time:
             gens = self._identity.gens() | self._withheld
-            portrait = replace(self._portrait, gens=gens, spare_gen=self._identity.spare)
+            portrait = replace(self._portrait, log_ids=gens, spare_log_id=self._identity.spare)
             before = self.inc
             try:
                 inc = await self._metastore.register(portrait, tuple(self._own) if self._own else None)

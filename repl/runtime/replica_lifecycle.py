@@ -103,7 +103,7 @@ class ReplicaOpener:
         replica = Replica(
             partition=partition,
             node=self._node,
-            gen=known.gen,
+            log_id=known.gen,
             leo=leo,
             epoch_table=self._replog.epoch_table(partition),
             applied=applied,
@@ -284,7 +284,7 @@ class ReplicaRemover:
         del self._partitions[partition.id]
         del self._removed_ms[partition.id]
         self._let_go(partition)
-        log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.gen, next_gen=gen)
+        log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.log_id, next_gen=gen)
         self.going.add(partition.id)
         await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, gen)
         self.going.discard(partition.id)  # not after a failure: the process ends then

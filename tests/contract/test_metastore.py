@@ -157,7 +157,7 @@ def test_a_registration_lives_as_long_as_its_session(world: World) -> None:
         async with joined(world) as (watcher, _):
             async with joined(world) as (client, _):
                 inc = await client.register(a_registration())
-                assert await watcher.registrations() == {"n1": a_registration(inc=inc)}
+                assert await watcher.registrations() == {"n1": a_registration(session_id=inc)}
             assert await watcher.registrations() == {}
 
     asyncio.run(run())
@@ -170,7 +170,7 @@ def test_registering_again_in_one_session_keeps_the_inc(world: World) -> None:
         async with joined(world) as (client, _):
             inc = await client.register(a_registration())
             assert await client.register(a_registration(active=False)) == inc
-            assert (await client.registrations())["n1"] == a_registration(active=False, inc=inc)
+            assert (await client.registrations())["n1"] == a_registration(active=False, session_id=inc)
 
     asyncio.run(run())
 
@@ -185,7 +185,7 @@ def test_a_stale_registration_of_an_older_session_is_replaced(world: World) -> N
                 before = await old.register(a_registration())
                 after = await new.register(a_registration(http_url="http://h:3"))
                 assert after > before
-            assert await watcher.registrations() == {"n1": a_registration(http_url="http://h:3", inc=after)}
+            assert await watcher.registrations() == {"n1": a_registration(http_url="http://h:3", session_id=after)}
 
     asyncio.run(run())
 

@@ -109,20 +109,20 @@ def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_onl
 
     async def run() -> None:
         async with joined(world) as (one, _):
-            mine = await one.register(a_registration("n1", id=7, gens={3: 5}))
+            mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
             async with joined(world) as (two, _):
-                theirs = await two.register(a_registration("n1", id=8, gens={3: 6}, admin_url="http://other:1"))
+                theirs = await two.register(a_registration("n1", id=8, log_ids={3: 6}, admin_url="http://other:1"))
                 for _ in range(2):
                     with pytest.raises(NameTaken, match=r"registered as node n1, its admin listener is http://other:1"):
-                        await one.register(a_registration("n1", id=7, gens={3: 5}), (mine,))
-                assert (await one.registrations())["n1"].inc == theirs
+                        await one.register(a_registration("n1", id=7, log_ids={3: 5}), (mine,))
+                assert (await one.registrations())["n1"].session_id == theirs
                 assert await ids_of_nodes(one) == {"n1": (8, 0)}
                 standing = await one.get("/replicas/n1")
                 assert standing is not None
                 assert b"6" in standing.value
-            again = await one.register(a_registration("n1", id=7, gens={3: 5}), (mine,))
+            again = await one.register(a_registration("n1", id=7, log_ids={3: 5}), (mine,))
             assert again > theirs > mine
-            assert (await one.registrations())["n1"].gens == {3: 5}
+            assert (await one.registrations())["n1"].log_ids == {3: 5}
 
     asyncio.run(run())
 
@@ -175,9 +175,9 @@ def test_all_of_a_registration_is_told(world: World) -> None:
 
     async def run() -> None:
         async with joined(world) as (one, _), joined(world) as (two, _):
-            wanted = a_registration("n1", spare_gen=12, cluster_address="h:7001", id=3, rack="r1")
+            wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
             inc = await one.register(wanted)
-            assert await two.registrations() == {"n1": replace(wanted, inc=inc)}
+            assert await two.registrations() == {"n1": replace(wanted, session_id=inc)}
 
     asyncio.run(run())
 
@@ -192,7 +192,7 @@ def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(world:
     async def run() -> None:
         async with joined(world) as (leader, _):
             async with joined(world) as (follower, _):
-                await follower.register(a_registration("n2", gens={3: 9}, spare_gen=5))
+                await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
                 await leader.create_records([a_record(3), a_record(4)])
                 record = (await leader.records())[3]
                 await refused(leader.write_record(replace(record, reason="other gen"), [Member("n2", 8)]))
@@ -205,9 +205,9 @@ def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(world:
                 await refused(leader.write_record(spare, [Member("n2", 9)]))
                 assert (await leader.write_record(spare, [Member("n2", 5)])).version == 1
                 await refused(leader.write_record(replace(record, reason="overtaken"), [Member("n2", 9)]))
-                await follower.register(a_registration("n2", gens={3: 9}, spare_gen=5, active=False))
+                await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5, active=False))
                 await refused(leader.write_record(replace(written, reason="leaving"), [Member("n2", 9)]))
-                await follower.register(a_registration("n2", gens={3: 9}, spare_gen=5))
+                await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
                 written = await leader.write_record(written, [Member("n2", 9)])
             await refused(leader.write_record(replace(written, reason="gone"), [Member("n2", 9)]))
             assert (await leader.records())[3].reason == "noted"
@@ -222,23 +222,23 @@ def test_what_changes_between_the_checks_and_the_write_refuses_it(change: str, w
 
     async def run() -> None:
         async with joined(world) as (leader, _), joined(world) as (follower, ears):
-            await follower.register(a_registration("n2", gens={3: 9}))
+            await follower.register(a_registration("n2", log_ids={3: 9}))
             await leader.create_records([a_record(3)])
             record = (await leader.records())[3]
 
             async def act() -> None:
                 match change:
                     case "gen":
-                        await follower.register(a_registration("n2", gens={3: 10}))
+                        await follower.register(a_registration("n2", log_ids={3: 10}))
                     case "leaving":
-                        await follower.register(a_registration("n2", gens={3: 9}, active=False))
+                        await follower.register(a_registration("n2", log_ids={3: 9}, active=False))
                     case "record":
                         await follower.write_record(replace(record, reason="theirs"))
                     case _:
                         await world.expire(follower)
                         await until(lambda: ears.states[-1] is SessionState.CONNECTED and len(ears.states) > 2, "back")
                         if change == "left-and-back":
-                            await follower.register(a_registration("n2", gens={3: 9}, active=False))
+                            await follower.register(a_registration("n2", log_ids={3: 9}, active=False))
 
             before_the_commit(leader, act)
             await refused(leader.write_record(replace(record, reason="mine"), [Member("n2", 9)]))
@@ -256,7 +256,7 @@ def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(world: Wor
             for gens, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
                 async with joined(world) as (client, _):
                     asked = counted(client)
-                    await client.register(a_registration("n1", gens=gens, active=active))
+                    await client.register(a_registration("n1", log_ids=gens, active=active))
                     assert asked.index("/replicas/n1") < asked.index("/nodes/n1")
                 found = await watcher.get("/replicas/n1")
                 assert found is not None

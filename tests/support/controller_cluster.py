@@ -30,7 +30,7 @@ class FakeNode:
         self.number = number
         self.rack = rack
         self.metastore = MemoryMetastore(cluster.ensemble)
-        self.inc = 0
+        self.session_id = 0
         self.leo: dict[int, int] = {}
         self.mute = False
         """Does not promote itself."""
@@ -69,8 +69,8 @@ class FakeNode:
 
     async def register(self, *, active: bool = True) -> None:
         """Register, in the session there is."""
-        self.inc = await self.metastore.register(
-            Registration(self.name, 0, active, spare_gen=50 + self.number, id=self.number, rack=self.rack)
+        self.session_id = await self.metastore.register(
+            Registration(self.name, 0, active, spare_log_id=50 + self.number, id=self.number, rack=self.rack)
         )
 
     async def die(self) -> None:
@@ -114,11 +114,11 @@ class FakeNode:
         """A reading: whoever is nominated promotes itself, once in an epoch."""
         for partition, record in records.items():
             who = record.candidate
-            if self.mute or who is None or (who.node, who.inc) != (self.name, self.inc):
+            if self.mute or who is None or (who.node, who.session_id) != (self.name, self.session_id):
                 continue
             if (partition, record.epoch) not in self.announced:
                 self.announced.add((partition, record.epoch))
-                effect = fx.Promoted(record.epoch, self.name, self.inc, 50 + self.number)
+                effect = fx.Promoted(record.epoch, self.name, self.session_id, 50 + self.number)
                 asyncio.get_running_loop().call_soon(self.controller.promoted, partition, effect)
 
 

@@ -44,7 +44,7 @@ class Core:
     applied: int = 0
     reason: str = "idle: nothing was said"
     record: PartitionRecord | None = None
-    hw: int = 0
+    high_watermark: int = 0
 
 
 @dataclass

@@ -44,9 +44,9 @@ def some_entries(epoch: int, offset: int, count: int) -> tuple[Entry, ...]:
     )
 
 
-def registered(node: str, inc: int = INC, gen: int | None = GEN, active: bool = True) -> Registration:
+def registered(node: str, session_id: int = INC, log_id: int | None = GEN, active: bool = True) -> Registration:
     """A registration that holds partition 3 under `gen`."""
-    return Registration(node, inc, active, gens={} if gen is None else {3: gen})
+    return Registration(node, session_id, active, log_ids={} if log_id is None else {3: log_id})
 
 
 def a_replica(**changes: Any) -> Replica:
@@ -54,7 +54,7 @@ def a_replica(**changes: Any) -> Replica:
     found = {
         "partition": 3,
         "node": NODE,
-        "gen": GEN,
+        "log_id": GEN,
         "leo": 20,
         "epoch_table": ((2, 0), (4, 8)),
         "applied": 15,

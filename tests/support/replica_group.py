@@ -49,7 +49,7 @@ class Together:
         for number, node in enumerate(nodes):
             self.tell(node, ev.SessionStarted(100 + number))
 
-    def made(self, node: str, options: ReplicaOptions, gen: int = 1) -> Replica:
+    def made(self, node: str, options: ReplicaOptions, log_id: int = 1) -> Replica:
         """A replica of what its log holds; everything in it was durable, nothing is applied."""
         log = self.logs[node]
         table: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ class Together:
                 table.append((entry.epoch, entry.offset))
         last = table[-1][0] if table else 0
         base = hash(node) % 1000 + self.now_ms
-        return Replica(0, node, gen, len(log), tuple(table), 0, last, options, len(log), 0, base)
+        return Replica(0, node, log_id, len(log), tuple(table), 0, last, options, len(log), 0, base)
 
     def elect(self, node: str) -> Replica:
         """Make `node` the leader of the next epoch, as controllers do."""

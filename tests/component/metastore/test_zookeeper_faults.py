@@ -48,7 +48,7 @@ def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_server:
         assert SessionState.EXPIRED not in states
         assert "/x" in hints
         assert await client.get("/x") == Versioned(b"kept", 0)
-        assert (await client.registrations())["n1"].inc == inc
+        assert (await client.registrations())["n1"].session_id == inc
         await client.stop()
 
     asyncio.run(run())

@@ -47,7 +47,7 @@ def entry(offset: int, kind: EntryKind = EntryKind.DATA) -> Entry:
 
 def a_partition(leo: int = 0, hw: int = 0) -> Any:
     """As much of a partition as is counted."""
-    replica = SimpleNamespace(leo=leo, hw=hw)
+    replica = SimpleNamespace(leo=leo, high_watermark=hw)
     return SimpleNamespace(bucket_type=b"default", appended=deque(), committed=deque(), replica=replica)
 
 

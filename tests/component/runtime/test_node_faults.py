@@ -60,7 +60,7 @@ def test_a_followers_slow_store_costs_no_memory(
             else:
                 for n in range(60):
                     await put(leader, b"%d" % n, b"x" * 50_000)
-            await until(lambda: slow.partition().replica.hw > 55)
+            await until(lambda: slow.partition().replica.high_watermark > 55)
             assert slow.partition().replica.applied < 10
             assert slow.runtime._storage.held_bytes < 600_000
             held_up.set()
@@ -234,8 +234,8 @@ def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Tow
             doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
             await until(lambda: doubted.partition().replica.member != before)
             after = doubted.partition().replica.member
-            assert doubted.identity.gens()[0] == after.gen
-            assert (await doubted.metastore.registrations())[doubted.node].gens[0] == after.gen
+            assert doubted.identity.gens()[0] == after.log_id
+            assert (await doubted.metastore.registrations())[doubted.node].log_ids[0] == after.log_id
             await put(leader, b"k2", b"v")
 
             def joined() -> bool:
@@ -320,7 +320,7 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
             hurt = await t.led(0)
             await put(hurt, b"before", b"v")
             replica = hurt.partition(0).replica
-            gen, step, inc = replica.member.gen, replica.step, hurt.registrar.inc
+            gen, step, inc = replica.member.log_id, replica.step, hurt.registrar.inc
 
             def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
                 assert not isinstance(event, ev.Received), "made up by a test"
@@ -340,7 +340,7 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
             await t.kill(hurt.node)
             again = await t.open(hurt.node)
             await t.level()
-            assert again.partition(0).replica.member.gen == gen
+            assert again.partition(0).replica.member.log_id == gen
             assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
 
     asyncio.run(story())

@@ -79,7 +79,7 @@ def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(tmp_pat
             await write(t, 30)
             newcomer, leaver = others(t)
             left = t.houses[leaver]
-            gen = left.partition().replica.member.gen
+            gen = left.partition().replica.member.log_id
             await change(t, (newcomer,), (leaver,))
             await changed(t, *({*t.houses} - {leaver}))
             await until(lambda: left.partition().removed)
@@ -94,7 +94,7 @@ def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(tmp_pat
             await change(t, (leaver,), ())
             await changed(t, *t.houses)
             await t.level()
-            assert left.partition().replica.member.gen == left.identity.gens()[0] != gen
+            assert left.partition().replica.member.log_id == left.identity.gens()[0] != gen
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
     asyncio.run(story())
@@ -111,26 +111,26 @@ def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_it
             await write(t, 30)
             newcomer, leaver = others(t)
             left = t.houses[leaver]
-            gen = left.partition().replica.member.gen
+            gen = left.partition().replica.member.log_id
             register, failures = left.metastore.register, []
 
             async def failing(registration: Registration, takes: Collection[int] | None = None) -> int:
                 if not left.identity.condemned() or len(failures) == 3:
                     return await register(registration, takes)
-                failures.append(registration.gens.get(0))
+                failures.append(registration.log_ids.get(0))
                 raise Ambiguous("the answer is missing")
 
             left.metastore.register = failing  # type: ignore[method-assign]
             await change(t, (newcomer,), (leaver,))
             await changed(t, *({*t.houses} - {leaver}))
             await until(lambda: bool(failures))
-            assert (await left.metastore.registrations())[leaver].gen_of(0) == gen
+            assert (await left.metastore.registrations())[leaver].log_id_of(0) == gen
             await change(t, (leaver,), ())
             await changed(t, *t.houses)
             await t.level()
             copy = left.partition().replica.member
-            assert copy.gen == left.identity.gens()[0] != gen
-            assert (await left.metastore.registrations())[leaver].gen_of(0) == copy.gen
+            assert copy.log_id == left.identity.gens()[0] != gen
+            assert (await left.metastore.registrations())[leaver].log_id_of(0) == copy.log_id
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
     asyncio.run(story())
@@ -144,14 +144,14 @@ def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, town: Towns)
             await write(t, 20)
             newcomer, leaver = others(t)
             left = t.houses[leaver]
-            gen, leo = left.partition().replica.member.gen, left.partition().replica.leo
+            gen, leo = left.partition().replica.member.log_id, left.partition().replica.leo
             await change(t, (newcomer,), (leaver,))
             await changed(t, *({*t.houses} - {leaver}))
             await until(lambda: left.partition().removed)
             await change(t, (leaver,), (newcomer,))
             await changed(t, *({*t.houses} - {newcomer}))
             replica = left.partition().replica
-            assert replica.member.gen == gen
+            assert replica.member.log_id == gen
             assert replica.leo >= leo
             assert left.runtime.replog.start_of(0) == 0
             await until(lambda: "removed" not in left.partition().reason)
@@ -170,7 +170,7 @@ def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its
             await write(t, 20)
             newcomer, leaver = others(t)
             left = t.houses[leaver]
-            old_gen = left.partition().replica.member.gen
+            old_gen = left.partition().replica.member.log_id
             condemn = left.identity.condemn
 
             def slowly(partition: int, gen: int) -> None:
@@ -189,7 +189,7 @@ def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its
             slow.set()
             await changed(t, *t.houses)
             await t.level()
-            assert left.partition().replica.member.gen == left.identity.gens()[0] != old_gen
+            assert left.partition().replica.member.log_id == left.identity.gens()[0] != old_gen
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
     asyncio.run(story())
@@ -257,13 +257,13 @@ def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, town: Town
             await change(t, (newcomer,), (leaver,))
             await changed(t, *({*t.houses} - {leaver}))
             await until(lambda: t.houses[leaver].partition().removed)
-            gen = t.houses[leaver].partition().replica.member.gen
+            gen = t.houses[leaver].partition().replica.member.log_id
             await t.kill(leaver)
             left = await t.open(leaver)
             await until(lambda: left.partition().removed and "its copy here is deleted in" in left.partition().reason)
             await change(t, (leaver,), ())
             await changed(t, *t.houses)
-            assert left.partition().replica.member.gen == gen
+            assert left.partition().replica.member.log_id == gen
 
     asyncio.run(story())
 

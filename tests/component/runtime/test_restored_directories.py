@@ -38,8 +38,8 @@ def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, town: 
             await t.open(follower)
             await t.level()
             house = t.houses[follower]
-            assert house.partition().replica.member.gen > old.gen
-            assert house.identity.spare > old.gen
+            assert house.partition().replica.member.log_id > old.log_id
+            assert house.identity.spare > old.log_id
             assert house.runtime.store.object(0, b"b", b"late") is not None
 
     asyncio.run(story())

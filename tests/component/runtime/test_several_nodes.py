@@ -240,11 +240,11 @@ def test_copies_are_made_where_records_want_them_while_running(tmp_path: Path, t
             for partition, record in records.items():
                 assert {m.node for m in record.isr} == set(record.replicas)
                 for member in record.isr:
-                    assert houses[member.node].identity.spare == member.gen
+                    assert houses[member.node].identity.spare == member.log_id
                     assert houses[member.node].partition(partition).replica.member == member
                 assert all(partition not in houses[n].runtime.partitions for n in houses if n not in record.replicas)
             registrations = await houses["n1"].metastore.registrations()
-            assert all(registrations[n].gens == houses[n].identity.gens() for n in houses)
+            assert all(registrations[n].log_ids == houses[n].identity.gens() for n in houses)
             for n in range(30):
                 await put(houses["n2"], b"%d" % n, b"v")
             for n in range(30):

@@ -156,7 +156,7 @@ def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatc
                 return node.services.registrar.inc not in (0, before) and node.ready()[0]
 
             await until(serves_again)
-            assert (await metastore.registrations())["n1"].inc == node.services.registrar.inc
+            assert (await metastore.registrations())["n1"].session_id == node.services.registrar.inc
             status, _ = await answer(node.services.http_url, "/readyz")
             assert status == 200
             _, metrics = await answer(node.services.admin_url, "/metrics")
@@ -200,7 +200,7 @@ def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one
             assert b"isthmus_registered 0.0" in metrics
             metastore.expire()
             await asyncio.sleep(0.1)  # ten attempts: none takes the name back
-            assert {name: found.inc for name, found in (await second.registrations()).items()} == {"n1": theirs}
+            assert {name: found.session_id for name, found in (await second.registrations()).items()} == {"n1": theirs}
             assert await second.get(CLAIM_PATH) is None
             await second.stop()
 

@@ -154,14 +154,14 @@ def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
     async def story() -> None:
         async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
             back = await diverged(t, boot_id)
-            gen = back.partition().replica.member.gen
+            gen = back.partition().replica.member.log_id
             assert back.runtime.store.object(0, b"b", b"two") is not None
             await change(t, (), (back.node,))
             await until(lambda: nothing_left(back), 20.0)
             await change(t, (back.node,), ())
             await changed(t, *t.houses)
             await t.level()
-            assert back.partition().replica.member.gen != gen
+            assert back.partition().replica.member.log_id != gen
             assert back.runtime.store.object(0, b"b", b"three") is not None
             assert back.runtime.store.object(0, b"b", b"two") is None
 
@@ -259,7 +259,7 @@ def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(tmp_path: Pa
             status, plan = await ask(t, house, "/admin/cluster/reseed", {"dry_run": True})
             assert status == 200
             assert [each["partition"] for each in plan["partitions"]] == moved
-            gens = [h.partition(0).replica.member.gen for h in t.houses.values()]
+            gens = [h.partition(0).replica.member.log_id for h in t.houses.values()]
             counter = await house.metastore.get("/gen")
             assert counter is not None
             await house.metastore.put("/gen", b"1", counter.version)

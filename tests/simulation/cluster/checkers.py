@@ -78,8 +78,8 @@ class Checkers:
         if not self.declared.record_changed(before, after):
             invariants.min_guard(before, after)
         if not self.beyond_promise:
-            gens = {name: self.world.nodes[name].disk.gens[partition] for name in after.replicas}
-            invariants.some_guard(after, gens)
+            log_ids = {name: self.world.nodes[name].disk.log_ids[partition] for name in after.replicas}
+            invariants.some_guard(after, log_ids)
         if before.isr != after.isr or before.elr != after.elr:
             self.guard_complete(partition)
         self._count_change(before, after)
@@ -115,7 +115,7 @@ class Checkers:
 
     def attached(self, process: Process, partition: int) -> None:
         """A process made a replica of what is in its directory."""
-        self._hws[process.name, partition] = process.replicas[partition].hw
+        self._hws[process.name, partition] = process.replicas[partition].high_watermark
         self._answered[process.name, partition] = (0, {})
         self.declared.attached(process.node, partition)
         self._views.pop((process.name, partition), None)
@@ -125,23 +125,23 @@ class Checkers:
     def condemned(self, node: Node, partition: int) -> None:
         """A copy is about to be deleted: it is none that may be elected (I-CLEARED). A leader of before, which sleeps
         and has its acknowledgement, may yet count that."""
-        self._lost_ends[node.name, partition, node.disk.gens[partition]] = self.kept(node.disk.logs[partition])
-        invariants.cleared(self.world.metastore.records[partition], Member(node.name, node.disk.gens[partition]))
+        self._lost_ends[node.name, partition, node.disk.log_ids[partition]] = self.kept(node.disk.logs[partition])
+        invariants.cleared(self.world.metastore.records[partition], Member(node.name, node.disk.log_ids[partition]))
 
     def data_lost(self, node: Node) -> None:
         """A machine is about to lose its copies of all logs, or the belief in them."""
         for partition, log in node.disk.logs.items():
             if partition in node.disk.condemned:
                 continue
-            self._lost_ends[node.name, partition, node.disk.gens[partition]] = self.kept(log)
+            self._lost_ends[node.name, partition, node.disk.log_ids[partition]] = self.kept(log)
 
     def disk_changed(self, node: Node) -> None:
         """A machine lost data, or what was thought to be there."""
         for partition in node.partitions:
             record = self.world.metastore.records[partition]
             if not self.beyond_promise:
-                gens = {name: self.world.nodes[name].disk.gens[partition] for name in record.replicas}
-                invariants.some_guard(record, gens)
+                log_ids = {name: self.world.nodes[name].disk.log_ids[partition] for name in record.replicas}
+                invariants.some_guard(record, log_ids)
             self.guard_complete(partition)
 
     def guard_complete(self, partition: int) -> None:
@@ -152,7 +152,7 @@ class Checkers:
         decided = len(history.committed)
         for member in guard(self.world.metastore.records[partition]):
             disk = self.world.nodes[member.node].disk
-            if disk.gens[partition] != member.gen or partition not in disk.logs:
+            if disk.log_ids[partition] != member.log_id or partition not in disk.logs:
                 continue
             log = disk.logs[partition]
             end = self.kept(log)
@@ -176,7 +176,7 @@ class Checkers:
 
     def goes_far(self, process: Process, partition: int) -> None:
         """A copy is about to be marked: nobody counts on it (I-FAR-GUARD)."""
-        member = Member(process.node.name, process.node.disk.gens[partition])
+        member = Member(process.node.name, process.node.disk.log_ids[partition])
         if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
             raise Violation("I-FAR-GUARD", f"{member} may be elected, and its rows are about to be replaced")
 
@@ -239,11 +239,11 @@ class Checkers:
         if type(event) is ev.Received and type(event.message) is ms.LeadershipCheckOk:
             said = event.message
             answered = self._answered[key][1]
-            member = Member(event.node, said.gen)
+            member = Member(event.node, said.log_id)
             answered[member] = max(said.durable, answered.get(member, 0))
         if type(event) is ev.TransferFinished:
-            self._hws[key] = replica.hw
-        elif replica.hw != self._hws[key]:
+            self._hws[key] = replica.high_watermark
+        elif replica.high_watermark != self._hws[key]:
             self.declared.hw_moved(process, partition, replica)
             self._check_hw(process, partition, replica)
         far = replica.far_position is not None
@@ -290,7 +290,7 @@ class Checkers:
     ) -> None:
         """What a process believes of the record only moves forward; it begins anew with a session."""
         self._views[process.name, partition] = record
-        self._answered[process.name, partition] = (process.replicas[partition].hw, {})
+        self._answered[process.name, partition] = (process.replicas[partition].high_watermark, {})
         if record is None:
             return
         if known is not None:
@@ -339,24 +339,26 @@ class Checkers:
         key = (process.name, partition)
         before = self._hws[key]
         history = self.declared.judge(process.node, partition)
-        if replica.hw < before:
-            raise Violation("I-APPLY", f"hw of {process.name} fell from {before} to {replica.hw}")
-        self._hws[key] = replica.hw
+        if replica.high_watermark < before:
+            raise Violation("I-APPLY", f"hw of {process.name} fell from {before} to {replica.high_watermark}")
+        self._hws[key] = replica.high_watermark
         if replica.role in LEADS:
             self._check_commit(process, partition, replica, before)
-        elif replica.hw > len(history.committed):
-            raise Violation("I-APPLY", f"{process.name} takes {replica.hw} for committed of {len(history.committed)}")
-        elif not process.holds_directory() and replica.hw <= process.node.disk.logs[partition].start:
+        elif replica.high_watermark > len(history.committed):
+            raise Violation(
+                "I-APPLY", f"{process.name} takes {replica.high_watermark} for committed of {len(history.committed)}"
+            )
+        elif not process.holds_directory() and replica.high_watermark <= process.node.disk.logs[partition].start:
             return  # the log there went on without it, and was trimmed
         else:
-            end = replica.hw
+            end = replica.high_watermark
             entry = process.read_log(partition, end - 1, end)[0]
             if entry.wire != history.committed[end - 1].wire:
                 raise Violation("I-APPLY", f"{process.name} takes {entry.epoch}.{entry.offset} for committed")
 
     def _check_commit(self, process: Process, partition: int, replica: Replica, before: int) -> None:
         """A leader decides: by what the disks of the members hold, not by what it believes of them."""
-        who, record, end = process.me(), replica.record, replica.hw
+        who, record, end = process.me(), replica.record, replica.high_watermark
         assert who is not None
         assert record is not None
         history = self.history(partition)
@@ -370,8 +372,10 @@ class Checkers:
         held = {}
         for member in invariants.maximal(record, undecided):
             disk = self.world.nodes[member.node].disk
-            if disk.gens[partition] != member.gen or partition not in disk.logs:  # what it lost since is another matter
-                held[member] = self._lost_ends.get((member.node, partition, member.gen), 0)
+            if (
+                disk.log_ids[partition] != member.log_id or partition not in disk.logs
+            ):  # what it lost since is another matter
+                held[member] = self._lost_ends.get((member.node, partition, member.log_id), 0)
                 continue
             log = disk.logs[partition]
             last = log.entries[end - 1 - log.start] if log.start < end <= log.end else None
@@ -392,10 +396,15 @@ class Checkers:
         disk = process.node.disk
         if replica.far_position is None:
             invariants.apply_order(
-                history, disk.logs[partition].start, replica.applied, replica.hw, replica.durable, replica.leo
+                history,
+                disk.logs[partition].start,
+                replica.applied,
+                replica.high_watermark,
+                replica.durable,
+                replica.leo,
             )
         seen = disk.epochs_seen[partition]
-        key = (process.node.name, partition, disk.gens[partition])
+        key = (process.node.name, partition, disk.log_ids[partition])
         if self._epochs_seen.get(key, 0) != seen:
             invariants.epoch_seen_mono(self._epochs_seen.get(key, 0), seen, disk.logs[partition].last_epoch())
             self._epochs_seen[key] = seen
@@ -408,7 +417,7 @@ class Checkers:
         invariants.log_leader(history, log.entries)
         invariants.no_false_nack(history, log.entries)
         invariants.log_match(history, None, log.entries)
-        member = Member(process.node.name, process.node.disk.gens[partition])
+        member = Member(process.node.name, process.node.disk.log_ids[partition])
         if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
             kept = log.read(log.start, self.kept(log)) if self.kept(log) > log.start else ()
             invariants.guard_complete(history, log.start, kept)
@@ -483,14 +492,22 @@ class Checkers:
                 continue
             replica, log = process.replicas[partition], node.disk.logs[partition]
             store = node.disk.stores[partition]
-            ends = (replica.leo, replica.durable, replica.hw, replica.applied, log.end, self.kept(log), store.applied)
+            ends = (
+                replica.leo,
+                replica.durable,
+                replica.high_watermark,
+                replica.applied,
+                log.end,
+                self.kept(log),
+                store.applied,
+            )
             if not writing and any(end != leads.leo for end in ends):
                 return f"{name} is at {ends} of {leads.leo}: {replica.role}, {replica.reason}"
         left = [n.name for n in self.world.nodes.values() if partition in n.disk.logs and n.name not in record.replicas]
         if left and not writing:
             return f"copies are left at {left}"
         sound = [n for n in record.replicas if not self.declared.quarantines(self.world.nodes[n], partition)]
-        in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in sound}
+        in_sync = {Member(n, self.world.nodes[n].disk.log_ids[partition]) for n in sound}
         if record.isr != in_sync:
             return f"in sync are {sorted(record.isr)}, not {sorted(in_sync)}; {leads.reason}"
         return ""
@@ -503,7 +520,7 @@ class Checkers:
                 node = self.world.nodes[name]
                 store = node.disk.stores[partition]
                 assert node.current is not None
-                if Member(name, node.disk.gens[partition]) in record.isr:
+                if Member(name, node.disk.log_ids[partition]) in record.isr:
                     invariants.acks_kept(history, store.history)
                     if store.beyond and (name, partition) not in self.declared.unfounded:
                         rows = sorted(f"{entry.epoch}.{entry.offset}" for entry in store.beyond.values())

@@ -43,7 +43,7 @@ class Controller:
     def heard(self, partition: int, promoted: fx.Promoted) -> None:
         """A candidate says that it promoted itself."""
         known = self._promoted.setdefault(partition, set())
-        promotion = (promoted.epoch, promoted.node, promoted.inc, promoted.gen)
+        promotion = (promoted.epoch, promoted.node, promoted.session_id, promoted.log_id)
         if promotion not in known:
             known.add(promotion)
             self.look()

@@ -52,13 +52,13 @@ class Declarations:
 
     def shown(self, record: PartitionRecord, copy: ReplicaReport) -> None:
         """An operator was shown a copy, and is about to force it on this version of the record."""
-        member = Member(copy.node, copy.gen)
+        member = Member(copy.node, copy.log_id)
         self._shown[record.partition, record.version, member] = min(copy.leo, self._has(member, record.partition))
 
     def _has(self, member: Member, partition: int) -> int:
         """How far a copy has all that was decided, whatever happens to its machine."""
         node = self._checkers.world.nodes[member.node]
-        if node.disk.gens[partition] != member.gen or partition not in node.disk.logs:
+        if node.disk.log_ids[partition] != member.log_id or partition not in node.disk.logs:
             return 0
         return min(self._checkers.agreed(node, partition), self._checkers.kept(node.disk.logs[partition]))
 
@@ -112,21 +112,25 @@ class Declarations:
         """Note which copies know of more."""
         act.diverged.clear()
         for node in self._checkers.world.holders(partition):
-            hws = [process.replicas[partition].hw for process in node.processes if partition in process.replicas]
+            hws = [
+                process.replicas[partition].high_watermark
+                for process in node.processes
+                if partition in process.replicas
+            ]
             if max(node.disk.committed(partition), *hws, 0) > act.end:
-                act.diverged.add(Member(node.name, node.disk.gens[partition]))
+                act.diverged.add(Member(node.name, node.disk.log_ids[partition]))
 
     # -- copies ---------------------------------------------------------------------------------
 
     def quarantines(self, node: Node, partition: int) -> bool:
         """True for a copy that has another past than the partition."""
         act = self.acts.get(partition)
-        return act is not None and Member(node.name, node.disk.gens[partition]) in act.diverged
+        return act is not None and Member(node.name, node.disk.log_ids[partition]) in act.diverged
 
     def judge(self, node: Node, partition: int) -> PartitionHistory:
         """What a copy is held against."""
         if partition in self.acts and self.quarantines(node, partition):
-            act, member = self.acts[partition], Member(node.name, node.disk.gens[partition])
+            act, member = self.acts[partition], Member(node.name, node.disk.log_ids[partition])
             return act.earlier.get(member, act.past)
         return self._checkers.history(partition)
 
@@ -134,27 +138,27 @@ class Declarations:
         """A process starts from a copy: what it only knew to be decided, and had not applied, is forgotten."""
         act = self.acts.get(partition)
         if act is not None and node.disk.committed(partition) <= act.end:
-            act.diverged.discard(Member(node.name, node.disk.gens[partition]))
+            act.diverged.discard(Member(node.name, node.disk.log_ids[partition]))
 
     def renamed(self, node: Node, partition: int, before: int) -> None:
         """What is left of a copy after a power loss has another gen than `before`, and the past that it had."""
         act = self.acts.get(partition)
         if act is not None and Member(node.name, before) in act.diverged:
-            member = Member(node.name, node.disk.gens[partition])
+            member = Member(node.name, node.disk.log_ids[partition])
             act.diverged.add(member)
             act.earlier[member] = act.earlier.get(Member(node.name, before), act.past)
 
     def hw_moved(self, process: Process, partition: int, replica: Replica) -> None:
         """A follower learns what is decided: before it hears of the act, what its old leader had decided."""
         act, known = self.acts.get(partition), replica.record
-        if act is None or known is None or known.lineage >= act.lineage or replica.hw <= act.end:
+        if act is None or known is None or known.lineage >= act.lineage or replica.high_watermark <= act.end:
             return
-        member = Member(process.node.name, process.node.disk.gens[partition])
+        member = Member(process.node.name, process.node.disk.log_ids[partition])
         if member == act.chosen:  # it had more in the end than it was shown with
             history = self._checkers.history(partition)
             if len(history.committed) == act.end:
-                history.committed.extend(act.past.committed[act.end : replica.hw])
-                act.end = replica.hw
+                history.committed.extend(act.past.committed[act.end : replica.high_watermark])
+                act.end = replica.high_watermark
                 self._compare(act, partition)
             act.diverged.discard(member)
         else:

@@ -242,7 +242,7 @@ class Disk:
         self.new_store = new_store
         self.logs = {partition: SimLog() for partition in partitions}
         self.stores = {partition: new_store() for partition in partitions}
-        self.gens: dict[int, int] = {}
+        self.log_ids: dict[int, int] = {}
         """Of all partitions: of copies that are here, and of those that may be made."""
         self.epochs_seen = dict.fromkeys(partitions, 0)
         self._owners: dict[int, tuple[int, Incarnation]] = {}
@@ -281,10 +281,10 @@ class Disk:
         self.stores[partition] = self.new_store()
         self.epochs_seen.setdefault(partition, 0)
 
-    def condemn(self, partition: int, gen: int) -> None:
+    def condemn(self, partition: int, log_id: int) -> None:
         """The copy counts no more, durably; one that may be made later has `gen`."""
         self.condemned.add(partition)
-        self.gens[partition] = gen
+        self.log_ids[partition] = log_id
 
     def delete_copy(self, partition: int) -> None:
         """Nothing of a condemned copy is left."""

@@ -146,8 +146,8 @@ class Faults:
         world = self.world
         record = world.metastore.records[partition]
         lost = self._open_losses.setdefault(partition, {})
-        for name, gen in list(lost.items()):
-            if Member(name, gen) in record.isr or name not in record.replicas:
+        for name, log_id in list(lost.items()):
+            if Member(name, log_id) in record.isr or name not in record.replicas:
                 del lost[name]
         acts = record.lineage or world.counts["guard_lost"]
         if acts and not any(world.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
@@ -166,7 +166,7 @@ class Faults:
 
     def _lost(self, node: Node) -> None:
         for partition in node.partitions:
-            self._open_losses.setdefault(partition, {})[node.name] = node.disk.gens[partition]
+            self._open_losses.setdefault(partition, {})[node.name] = node.disk.log_ids[partition]
 
     def lossy(self, partition: int) -> bool:
         """True when some copy of the partition is not back in sync since it lost its data."""

@@ -51,8 +51,8 @@ def lets_a_controller_force(
     if record.status is not PartitionStatus.OFFLINE or isinstance(decision, ProposeRecord) or not there:
         return decision
     name, found = there[0], registrations[there[0]]
-    copy = unclean_election.ReplicaReport(name, 0, 0, 0, 0, 0, found.gen_of(record.partition))
-    return ProposeRecord(unclean_election.forced(record, copy, Incarnation(name, found.inc), (), "forced"))
+    copy = unclean_election.ReplicaReport(name, 0, 0, 0, 0, 0, found.log_id_of(record.partition))
+    return ProposeRecord(unclean_election.forced(record, copy, Incarnation(name, found.session_id), (), "forced"))
 
 
 def gives_up_what_its_leader_lacks(patch: Patch) -> None:

@@ -89,11 +89,11 @@ def leader_in_isr(record: PartitionRecord) -> None:
         raise Violation("I-LEADER-IN-ISR", f"{leader} leads, in sync are {sorted(record.isr)}")
 
 
-def some_guard(record: PartitionRecord, gens: Mapping[str, int]) -> None:
+def some_guard(record: PartitionRecord, log_ids: Mapping[str, int]) -> None:
     """I-SOME-GUARD: somebody who may be elected still has the log that the record means. `gens` is what the
     nodes' data directories say."""
-    if all(gens.get(m.node) != m.gen for m in guard(record)):
-        raise Violation("I-SOME-GUARD", f"guard {sorted(guard(record))}, but the logs there are {dict(gens)}")
+    if all(log_ids.get(m.node) != m.log_id for m in guard(record)):
+        raise Violation("I-SOME-GUARD", f"guard {sorted(guard(record))}, but the logs there are {dict(log_ids)}")
 
 
 def min_guard(before: PartitionRecord, after: PartitionRecord) -> None:

@@ -56,11 +56,11 @@ class SimMetastore:
         """A new partition's record."""
         self.records[record.partition] = record
 
-    def void(self, inc: int | None) -> bool:
+    def void(self, session_id: int | None) -> bool:
         """True of a session that it knew before it went back: it answers nothing to that one any more."""
-        return inc is not None and inc <= self._void_inc
+        return session_id is not None and session_id <= self._void_inc
 
-    def new_gen(self) -> int:
+    def new_log_id(self) -> int:
         """A gen that was never given."""
         self._last_gen += 1
         return self._last_gen
@@ -138,7 +138,7 @@ class SimMetastore:
         self.world.checkers.record_changed(before, after)
         for node in self.world.nodes.values():
             for process in node.processes:
-                if not self._lost() and self._reaches(node.name) and not self.void(process.session.inc):
+                if not self._lost() and self._reaches(node.name) and not self.void(process.session.session_id):
                     self.world.after(self._delay_ms(), self._watched, process, after, self.life)
         self._hint_controllers()
         return after
@@ -151,7 +151,7 @@ class SimMetastore:
         """Each member that a write needs is registered, active, and has that gen."""
         for member in needs:
             found = self.registrations.get(member.node)
-            if found is None or not found.active or found.gen_of(partition) != member.gen:
+            if found is None or not found.active or found.log_id_of(partition) != member.log_id:
                 return False
         return True
 
@@ -199,19 +199,21 @@ class SimMetastore:
         owner = self._owners.get(name)
         if not self._hears(name) or not self._reaches(name):
             return
-        if (not process.alive and owner is not None) or (process.session.inc is not None and owner is process):
+        if (not process.alive and owner is not None) or (process.session.session_id is not None and owner is process):
             self.world.counts["late_registration_refused"] += 1
             return  # a session that is over cannot replace what stands there
         if owner is not None and owner is not process:
             self.world.counts["registration_replaced"] += 1
         self._last_inc += 1
-        inc = self._last_inc
-        self.registrations[name] = Registration(name, inc, not process.stopping, gens=dict(process.node.disk.gens))
+        session_id = self._last_inc
+        self.registrations[name] = Registration(
+            name, session_id, not process.stopping, log_ids=dict(process.node.disk.log_ids)
+        )
         self._owners[name] = process
-        self._heard_ms[inc] = self.world.now_ms
-        self.world.tell(METASTORE, f"{name} registers as {inc}")
+        self._heard_ms[session_id] = self.world.now_ms
+        self.world.tell(METASTORE, f"{name} registers as {session_id}")
         self._hint_controllers()
-        self.world.after(self.world.rng.randint(1, 12), answer, inc)
+        self.world.after(self.world.rng.randint(1, 12), answer, session_id)
 
     def renew(self, process: Process, answer: Callable[[], None]) -> None:
         """Register the same session again with what its directory holds now and whether it is leaving; may never be
@@ -220,38 +222,38 @@ class SimMetastore:
             self.world.after(self._delay_ms(), self._arrive_renewal, process, answer)
 
     def _arrive_renewal(self, process: Process, answer: Callable[[], None]) -> None:
-        name, inc = process.node.name, process.session.inc
+        name, session_id = process.node.name, process.session.session_id
         known = self.registrations.get(name)
-        if self.down or not process.alive or known is None or known.inc != inc:
+        if self.down or not process.alive or known is None or known.session_id != session_id:
             return
-        self.registrations[name] = replace(known, active=not process.stopping, gens=dict(process.node.disk.gens))
+        self.registrations[name] = replace(known, active=not process.stopping, log_ids=dict(process.node.disk.log_ids))
         self.world.tell(METASTORE, f"{name} is {'leaving' if process.stopping else 'registered anew'}")
         self._hint_controllers()
         if self._reaches(name) and not self._lost():
             self.world.after(self.world.rng.randint(1, 12), answer)
 
-    def ping(self, name: str, inc: int) -> bool | None:
+    def ping(self, name: str, session_id: int) -> bool | None:
         """A heartbeat: True when the session and its registration stand, False when they are over, None when there
         is no answer."""
         if not self._hears(name) or not self._reaches(name):
             return None
         known = self.registrations.get(name)
-        if known is None or known.inc != inc:
+        if known is None or known.session_id != session_id:
             return False
-        self._heard_ms[inc] = self.world.now_ms
+        self._heard_ms[session_id] = self.world.now_ms
         return True
 
-    def close(self, name: str, inc: int | None) -> None:
+    def close(self, name: str, session_id: int | None) -> None:
         """A session ended in order."""
         known = self.registrations.get(name)
-        if known is not None and known.inc == inc and self._hears(name):
+        if known is not None and known.session_id == session_id and self._hears(name):
             self._end(name)
 
     def outage_over(self) -> None:
         """Up again; a new metastore leader starts all session timers anew."""
         self.down = False
-        for inc in self._heard_ms:
-            self._heard_ms[inc] = self.world.now_ms
+        for session_id in self._heard_ms:
+            self._heard_ms[session_id] = self.world.now_ms
 
     def go_back(self, records: dict[int, PartitionRecord]) -> None:
         """It is what it was once, and all sessions are over; what was under way to it before does not arrive."""
@@ -264,13 +266,13 @@ class SimMetastore:
     def _expire(self) -> None:
         if not self.down:
             for name, registration in list(self.registrations.items()):
-                if self.world.now_ms - self._heard_ms[registration.inc] > SESSION_MS:
+                if self.world.now_ms - self._heard_ms[registration.session_id] > SESSION_MS:
                     self.world.counts["session_expired"] += 1
                     self._end(name)
         self.world.after(200, self._expire)
 
     def _end(self, name: str) -> None:
-        self.world.tell(METASTORE, f"session {self.registrations[name].inc} of {name} is over")
+        self.world.tell(METASTORE, f"session {self.registrations[name].session_id} of {name} is over")
         del self.registrations[name]
         del self._owners[name]
         self._hint_controllers()

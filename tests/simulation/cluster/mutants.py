@@ -110,8 +110,8 @@ def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
     sound = Node.replace_disk
 
     def replace_disk(self: Node) -> None:
-        before = dict(self.disk.gens)
-        patch.setattr(Node, "take_new_gen", lambda node, each: node.disk.gens.setdefault(each, before[each]))
+        before = dict(self.disk.log_ids)
+        patch.setattr(Node, "take_new_gen", lambda node, each: node.disk.log_ids.setdefault(each, before[each]))
         sound(self)
 
     patch.setattr(Node, "replace_disk", replace_disk)
@@ -401,7 +401,7 @@ def elects_anybody(
 ) -> Decision:
     """Whoever is there may lead, in sync or not (an unclean election)."""
     there = frozenset(
-        Member(n, registrations[n].gen_of(record.partition)) for n in record.replicas if n in registrations
+        Member(n, registrations[n].log_id_of(record.partition)) for n in record.replicas if n in registrations
     )
     if record.status is PartitionStatus.ELECTION and there:
         candidate = max(there)
@@ -410,7 +410,7 @@ def elects_anybody(
                 record,
                 epoch=record.epoch + 1,
                 status=PartitionStatus.CANDIDATE_FOUND,
-                candidate=Incarnation(candidate.node, registrations[candidate.node].inc),
+                candidate=Incarnation(candidate.node, registrations[candidate.node].session_id),
                 isr=there,
             )
         )

@@ -36,7 +36,7 @@ class Node:
         self.name = name
         self.disk = Disk(partitions, world.new_store)
         for partition in range(world.plan.partition_count):
-            self.disk.gens[partition] = world.metastore.new_gen()
+            self.disk.log_ids[partition] = world.metastore.new_log_id()
         self.processes: list[Process] = []
         """Living ones, the one that holds the directory last."""
         self.ambush: type[fx.Effect] | None = None
@@ -99,8 +99,8 @@ class Node:
             world.counts["tail_lost"] += 1
         for partition, log in self.disk.logs.items():
             if world.plan.asynchronous and partition not in self.disk.condemned:
-                before = self.disk.gens[partition]
-                self.take_new_gen(partition)
+                before = self.disk.log_ids[partition]
+                self.take_new_log_id(partition)
                 world.checkers.declared.renamed(self, partition, before)
             log.sync()  # what is left is what the disk has
         world.checkers.disk_changed(self)
@@ -115,13 +115,13 @@ class Node:
         here = [p for p, record in world.metastore.records.items() if self.name in record.replicas]
         self.disk = Disk(here, world.new_store)
         for partition in world.metastore.records:
-            self.take_new_gen(partition)
+            self.take_new_log_id(partition)
         world.checkers.disk_changed(self)
 
-    def take_new_gen(self, partition: int) -> None:
+    def take_new_log_id(self, partition: int) -> None:
         """The copy of `partition` here is another log from now on (R-GEN)."""
         world = self.world
-        self.disk.gens[partition] = world.metastore.new_gen()
+        self.disk.log_ids[partition] = world.metastore.new_log_id()
         world.counts["gen_lost"] += 1
 
     def pause(self, for_ms: int) -> None:
@@ -181,7 +181,7 @@ class Node:
         if done and not process.paused:
             self.world.counts["stopped_clean"] += 1
             process.checkpoint()
-            self.world.metastore.close(self.name, process.session.inc)
+            self.world.metastore.close(self.name, process.session.session_id)
             process.die("stopped in order")
         elif self.world.now_ms >= limit_ms and not process.paused:
             self.world.counts["stop_forced"] += 1

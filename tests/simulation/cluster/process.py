@@ -100,7 +100,7 @@ class Process:
         self.replicas[partition] = world.replica_class(
             partition=partition,
             node=self.node.name,
-            gen=disk.gens[partition],
+            log_id=disk.log_ids[partition],
             leo=log.end,
             epoch_table=log.table(),
             applied=store.applied,
@@ -301,16 +301,16 @@ class Process:
 
     def _renew_gen(self, partition: int) -> None:
         if self.alive and self.holds_directory() and partition in self.replicas:
-            gen = self.world.metastore.new_gen()
-            self.node.disk.gens[partition] = gen
-            self._renewed[partition] = gen
+            log_id = self.world.metastore.new_log_id()
+            self.node.disk.log_ids[partition] = log_id
+            self._renewed[partition] = log_id
             self.session.say_again()
 
     def registered_again(self) -> None:
         """The metastore has noted what this process's directory holds."""
         renewed, self._renewed = self._renewed, {}
-        for partition, gen in renewed.items():
-            self.post(partition, ev.GenRenewed(gen))
+        for partition, log_id in renewed.items():
+            self.post(partition, ev.LogIdentityRenewed(log_id))
 
     # -- clients --------------------------------------------------------------------------------
 
@@ -456,5 +456,5 @@ class Process:
 
     def me(self) -> Incarnation | None:
         """Who this process is to the metastore."""
-        inc = self.session.inc
-        return None if inc is None else Incarnation(self.node.name, inc)
+        session_id = self.session.session_id
+        return None if session_id is None else Incarnation(self.node.name, session_id)

@@ -75,8 +75,8 @@ class Copies:
         self.world.counts["copy_made"] += 1
         disk.make_copy(partition)
         process.attach(partition)
-        if process.session.inc is not None:
-            process.post(partition, ev.SessionStarted(process.session.inc))
+        if process.session.session_id is not None:
+            process.post(partition, ev.SessionStarted(process.session.session_id))
         process.post(partition, ev.RecordSeen(record))
 
     # -- deleting -------------------------------------------------------------------------------
@@ -105,12 +105,14 @@ class Copies:
         process = self.process
         replica, store = process.replicas[partition], process.node.disk.stores[partition]
         in_log = replica.durable < replica.leo or process.log.asked(partition)
-        in_store = replica.applied < replica.hw or process.far.busy(partition) or process.store.asked(partition)
+        in_store = (
+            replica.applied < replica.high_watermark or process.far.busy(partition) or process.store.asked(partition)
+        )
         return (
             replica.role is ReplicaRole.IDLE
             and not in_log
             and not in_store
-            and (store.far or store.applied >= replica.hw)
+            and (store.far or store.applied >= replica.high_watermark)
         )
 
     def _read(self, record: PartitionRecord) -> None:
@@ -136,7 +138,7 @@ class Copies:
 
     def next_gen(self, _partition: int) -> int:
         """The gen of a copy that may be made here later."""
-        return self.world.metastore.new_gen()
+        return self.world.metastore.new_log_id()
 
     def _delete(self, partition: int) -> None:
         process, disk = self.process, self.process.node.disk

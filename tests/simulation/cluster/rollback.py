@@ -97,7 +97,7 @@ class RolledBack(World):
                 continue
             for member in record.isr:
                 node = self.nodes[member.node]
-                held = node.disk.gens[partition] == member.gen and partition in node.disk.logs
+                held = node.disk.log_ids[partition] == member.log_id and partition in node.disk.logs
                 if held and self.checkers.agreed(node, partition) < history.acked_end:
                     raise Violation("I-ACK", f"{member} is in sync and lacks what was acknowledged; {record}")
 
@@ -112,9 +112,9 @@ class RolledBack(World):
             replica.epoch_seen,
             last_epoch(replica.epoch_table),
             replica.leo,
-            replica.hw,
+            replica.high_watermark,
             replica.applied,
-            node.disk.gens[partition],
+            node.disk.log_ids[partition],
             replica.far_position is not None,
         )
 

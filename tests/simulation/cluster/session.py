@@ -26,7 +26,7 @@ class Session:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.world = process.world
-        self.inc: int | None = None
+        self.session_id: int | None = None
         self._unsaid = False
         """What is registered is not what the directory holds now, or not that the process is leaving."""
         self._looking = False
@@ -38,7 +38,7 @@ class Session:
 
     def write(self, record: PartitionRecord, needs: Collection[Member]) -> None:
         """Ask for a conditional write; the core gets the answer."""
-        if self.world.metastore.void(self.inc):
+        if self.world.metastore.void(self.session_id):
             self.world.after(ANSWER_TIMEOUT_MS, self._written, "undecided", record, record)
         else:
             self.world.metastore.write(self.process.node.name, record, needs, self._written)
@@ -57,7 +57,7 @@ class Session:
     def sync_record(self, partition: int, nonce: int) -> None:
         """Read a record after a sync; the core gets the answer, if there is one."""
         name = self.process.node.name
-        if self.world.metastore.void(self.inc):
+        if self.world.metastore.void(self.session_id):
             return
         self.world.metastore.read_synced(
             name, partition, lambda record: self.process.post(partition, ev.RecordSynced(nonce, record))
@@ -70,31 +70,31 @@ class Session:
         self.world.after(PING_MS, self._heartbeat)
         if process.paused:
             return
-        if self.inc is None:
+        if self.session_id is None:
             if not process.stopping:
                 self.world.metastore.register(process, self._registered)
-        elif self.world.metastore.ping(process.node.name, self.inc) is False:
-            self.inc = None
+        elif self.world.metastore.ping(process.node.name, self.session_id) is False:
+            self.session_id = None
             self.world.counts["expiry_noticed"] += 1
             process.post_all(ev.SessionExpired())
         elif self._unsaid:
             self._renew()
 
     def _renew(self) -> None:
-        if self.inc is not None:
+        if self.session_id is not None:
             self.world.metastore.renew(self.process, self._renewed)
 
     def _renewed(self) -> None:
         self._unsaid = False
         self.process.registered_again()
 
-    def _registered(self, inc: int) -> None:
+    def _registered(self, session_id: int) -> None:
         process = self.process
         if process.paused:
-            self.world.after(PING_MS, self._registered, inc)
-        elif process.alive and self.inc is None:
-            self.inc = inc
-            process.post_all(ev.SessionStarted(inc))
+            self.world.after(PING_MS, self._registered, session_id)
+        elif process.alive and self.session_id is None:
+            self.session_id = session_id
+            process.post_all(ev.SessionStarted(session_id))
             self._renewed()
 
     def _poll(self) -> None:
@@ -110,7 +110,7 @@ class Session:
 
     def _polled(self, look: Look) -> None:
         metastore = self.world.metastore
-        if look[2] == metastore.life and not metastore.void(self.inc):
+        if look[2] == metastore.life and not metastore.void(self.session_id):
             for record in look[0].values():
                 self.process.see(record)
 

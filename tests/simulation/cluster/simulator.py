@@ -100,7 +100,7 @@ class World:
             for name in names
         }
         for partition, replicas in enumerate(placement):
-            isr = frozenset(Member(name, self.nodes[name].disk.gens[partition]) for name in replicas)
+            isr = frozenset(Member(name, self.nodes[name].disk.log_ids[partition]) for name in replicas)
             self.metastore.create(
                 PartitionRecord(
                     partition,
@@ -221,7 +221,7 @@ class World:
 
     def electable(self, record: PartitionRecord, names: list[str]) -> list[str]:
         """Those of `names` that may be elected with the log that they have."""
-        members = {m.node for m in guard(record) if self.nodes[m.node].disk.gens[record.partition] == m.gen}
+        members = {m.node for m in guard(record) if self.nodes[m.node].disk.log_ids[record.partition] == m.log_id}
         return [name for name in names if name in members]
 
     def _serves(self, client: Client, core: frozenset[str]) -> bool:

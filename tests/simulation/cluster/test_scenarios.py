@@ -48,13 +48,13 @@ def test_the_worked_example_of_fluvio() -> None:
     ends = {name: stage.replica(name).leo for name in (leader, one, two)}
     assert ends == {leader: 5, one: 4, two: 3}  # LEO 4, 3, 2 in the words of the example
     assert stage.in_sync() == {leader, one, two}  # LRS = 3
-    assert stage.replica(leader).hw == 3  # HW = 2
-    stage.wait(lambda: stage.replica(leader).hw > 3)
+    assert stage.replica(leader).high_watermark == 3  # HW = 2
+    stage.wait(lambda: stage.replica(leader).high_watermark > 3)
     assert stage.in_sync() == {leader, one}  # LRS = 2, confirmed by the metastore before anything is applied
-    assert stage.replica(leader).hw == 4  # HW = 3: record 3 is on both; record 4 waits for follower-1
+    assert stage.replica(leader).high_watermark == 4  # HW = 3: record 3 is on both; record 4 waits for follower-1
     assert stage.replica(one).leo == 4
     stage.wait(lambda: stage.acked() == 4)
-    assert stage.replica(leader).hw == 5
+    assert stage.replica(leader).high_watermark == 5
 
 
 def test_a_member_far_behind_leaves_never_below_min_isr_goes_on_receiving_and_returns() -> None:
@@ -150,11 +150,11 @@ def test_an_expansion_without_an_answer_counts_until_the_version_has_moved(arriv
     stage.pass_ms(100)
     assert (two in stage.in_sync()) is arrives
     stage.cut((leader, two))
-    hw = stage.replica(leader).hw
+    hw = stage.replica(leader).high_watermark
     assert stage.write(leader) is None
     stage.pass_ms(300)
     assert stage.replica(one).durable == hw + 1
-    assert stage.replica(leader).hw == hw  # the proposed one must have it, too
+    assert stage.replica(leader).high_watermark == hw  # the proposed one must have it, too
     stage.pass_ms(700)
     assert len(stage.process(leader).undecided[0]) > 1 or arrives
     assert all(write == proposed for write in stage.process(leader).undecided[0])
@@ -299,7 +299,7 @@ def test_a_restored_copy_takes_another_gen() -> None:
     stage.write(leader, 4)
     stage.wait(stage.well)
     node = stage.world.nodes[other]
-    gen = node.disk.gens[0]
+    log_id = node.disk.log_ids[0]
     stage.world.checkers.beyond_promise = True
     stage.process(other).die("its directory is restored from an old copy")
     log, store = node.disk.logs[0], node.disk.stores[0]
@@ -309,7 +309,7 @@ def test_a_restored_copy_takes_another_gen() -> None:
     store.floor = 2
     stage.wait(lambda: stage.world.counts["gen_renewed"])
     stage.wait(stage.well)
-    assert node.disk.gens[0] > gen
+    assert node.disk.log_ids[0] > log_id
 
 
 def test_a_copy_that_the_log_does_not_reach_takes_rows() -> None:

@@ -235,13 +235,13 @@ def test_a_replaced_disk_of_the_only_copy_is_never_elected() -> None:
     acked = world.counts["acked"]
     assert acked > 0
     node = world.nodes["n1"]
-    lost_gen = node.disk.gens[0]
+    lost_gen = node.disk.log_ids[0]
     world.checkers.beyond_promise = True
     node.replace_disk()
     world.run_until(15_000)
     record = world.metastore.records[0]
     assert record.status is PartitionStatus.OFFLINE
-    assert record.reason == f"waits for n1 (came back with another log: gen {node.disk.gens[0]}, not {lost_gen})"
+    assert record.reason == f"waits for n1 (came back with another log: gen {node.disk.log_ids[0]}, not {lost_gen})"
     assert node.current is not None
     assert node.current.replicas[0].reason.startswith("offline: waits for n1")
     assert world.counts["acked"] == acked

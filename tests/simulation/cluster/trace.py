@@ -29,9 +29,9 @@ def short(thing: object) -> str:
         return thing
     if isinstance(thing, PartitionRecord):
         who = thing.leader or thing.candidate
-        isr = ",".join(f"{m.node}:{m.gen}" for m in sorted(thing.isr))
-        elr = ",".join(f"{m.node}:{m.gen}" for m in sorted(thing.elr))
-        named = f" {who.node}/{who.inc}" if who else ""
+        isr = ",".join(f"{m.node}:{m.log_id}" for m in sorted(thing.isr))
+        elr = ",".join(f"{m.node}:{m.log_id}" for m in sorted(thing.elr))
+        named = f" {who.node}/{who.session_id}" if who else ""
         moves = "".join(
             f" {sign}{','.join(nodes)}" for sign, nodes in (("+", thing.adding), ("-", thing.removing)) if nodes
         )

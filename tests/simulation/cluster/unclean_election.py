@@ -97,7 +97,7 @@ class LastResort:
         world.checkers.beyond_promise = True
         for member in sorted(guard(record)):
             node = world.nodes[member.node]
-            if node.disk.gens[PARTITION] == member.gen:
+            if node.disk.log_ids[PARTITION] == member.log_id:
                 node.replace_disk()
         self.look()
 
@@ -106,7 +106,7 @@ class LastResort:
     def look(self) -> None:
         """Look at the partition, and force a copy once it is Offline and the copies answer."""
         world, record = self.world, self._record
-        if any(world.nodes[m.node].disk.gens[PARTITION] == m.gen for m in guard(record)):
+        if any(world.nodes[m.node].disk.log_ids[PARTITION] == m.log_id for m in guard(record)):
             world.checkers.beyond_promise = False  # the act is done; or a late write made it needless
             self.make_anew()
             return
@@ -148,7 +148,7 @@ class LastResort:
         reach = last_epoch(replica.epoch_table), replica.leo
         far = replica.far_position is not None
         return unclean_election.ReplicaReport(
-            name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen, far
+            name, replica.epoch, *reach, replica.high_watermark, replica.applied, replica.member.log_id, far
         )
 
     def force(
@@ -162,12 +162,12 @@ class LastResort:
         registration = world.metastore.registrations.get(chosen.node)
         if registration is None or unclean_election.disqualification(registration, PARTITION, chosen):
             return
-        who = Incarnation(chosen.node, registration.inc)
+        who = Incarnation(chosen.node, registration.session_id)
         made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), "forced")
         world.checkers.declared.shown(record, chosen)
         world.tell("operator", "forces", chosen.node, made)
         asker = world.rng.choice(world.controllers).name
-        world.metastore.write(asker, made, (Member(chosen.node, chosen.gen),), self._written)
+        world.metastore.write(asker, made, (Member(chosen.node, chosen.log_id),), self._written)
 
     def _written(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
         self.world.counts[f"forced_{kind}"] += 1

@@ -205,7 +205,7 @@ def a_replica(partition: int) -> Any:
         epoch_table=((1, 0), (5, 7)),
         leo=9,
         durable=8,
-        hw=7,
+        high_watermark=7,
         applied=6,
         ready=False,
         reason="r",

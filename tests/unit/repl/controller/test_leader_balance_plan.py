@@ -178,8 +178,8 @@ RECORD = PartitionRecord(
 )
 
 
-def registered(node: str, *, gen: int = 1, active: bool = True) -> Registration:
-    return Registration(node, 1, active, gens={0: gen})
+def registered(node: str, *, log_id: int = 1, active: bool = True) -> Registration:
+    return Registration(node, 1, active, log_ids={0: log_id})
 
 
 def seat_of(
@@ -194,7 +194,7 @@ def test_only_members_in_sync_that_live_may_lead() -> None:
     assert seat_of(RECORD, a, b, c) == LeaderAssignment("a", frozenset("abc"), "default")
     assert seat_of(RECORD, a, b) == LeaderAssignment("a", frozenset("ab"), "default")
     assert seat_of(RECORD, a, b, registered("c", active=False)) == LeaderAssignment("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, registered("c", gen=2)) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert seat_of(RECORD, a, b, registered("c", log_id=2)) == LeaderAssignment("a", frozenset("ab"), "default")
     assert seat_of(RECORD, a, b, c, refused={(0, "b")}) == LeaderAssignment("a", frozenset("ac"), "default")
     out = replace(RECORD, isr=frozenset({Member("a", 1), Member("b", 1)}))
     assert seat_of(out, a, b, c) == LeaderAssignment("a", frozenset("ab"), "default")

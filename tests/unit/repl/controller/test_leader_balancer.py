@@ -107,7 +107,7 @@ def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type() -> No
             await until(lambda: cluster.online() and len(one.controller.records) == 6)
             led = dict(zip(sorted(one.controller.records), ("n1", "n1", "n2", "n3", "n3", "n2"), strict=True))
             for partition, record in (await one.metastore.records()).items():
-                leader = Incarnation(led[partition], cluster.nodes[led[partition]].inc)
+                leader = Incarnation(led[partition], cluster.nodes[led[partition]].session_id)
                 await one.metastore.write_record(replace(record, leader=leader, epoch=record.epoch + 1))
             balancing = balancing_of(cluster)
             skew = {"imbalance": 2, "leaders": {"n1": 2, "n2": 1, "n3": 0}}

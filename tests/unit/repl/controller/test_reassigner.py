@@ -71,7 +71,7 @@ def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> Non
             metastore,
             lambda p: p.with_drained(["n1"], "ann", 1).with_order(ReassignmentKind.DRAIN, "t", "ann", 1, moves),
         )
-        here = {node: Registration(node, 1, True, spare_gen=5) for node in ("n1", "n2")}
+        here = {node: Registration(node, 1, True, spare_log_id=5) for node in ("n1", "n2")}
         moving = Reassigner(metastore)
         with patch("isthmus.repl.controller.reassigner.replanned", wraps=replanned) as sought:
             for now_ms in (0, REPLAN_MS, REPLAN_MS + 1, REPLAN_MS + 2_000):
@@ -79,7 +79,7 @@ def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> Non
             assert sought.call_count == 1
             await moving.look(read, {0: record}, here, 2 * REPLAN_MS, 0)
             assert sought.call_count == 2
-            here["n4"] = Registration("n4", 1, True, spare_gen=5)
+            here["n4"] = Registration("n4", 1, True, spare_log_id=5)
             assert await moving.look(read, {0: record}, here, 2 * REPLAN_MS + 1, 0) == 0
             assert sought.call_count == 3
         (order,) = (await read_placement(metastore)).orders

@@ -20,7 +20,7 @@ from isthmus.repl.isr.membership import too_few_in_sync
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 REPLICAS = ("n1", "n2", "n3")
-HERE = {f"n{number}": Registration(f"n{number}", number, True, spare_gen=1) for number in range(1, 7)}
+HERE = {f"n{number}": Registration(f"n{number}", number, True, spare_log_id=1) for number in range(1, 7)}
 
 
 def online(partition: int = 0, replicas: tuple[str, ...] = REPLICAS) -> PartitionRecord:

@@ -123,8 +123,8 @@ def test_an_answer_of_another_copy_or_of_less_than_is_committed_does_not_count()
     assert probes == []  # asked when the record came
     leader.step(ev.Tick(), world.now_ms + 200)
     question = leader._role_state.reassignment.check  # type: ignore[union-attr]
-    for gen, durable in ((2, 11), (1, 10), (1, 0)):
-        effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, gen, question.nonce, durable)), world.now_ms)
+    for log_id, durable in ((2, 11), (1, 10), (1, 0)):
+        effects = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, log_id, question.nonce, durable)), world.now_ms)
         assert not [e for e in effects if isinstance(e, fx.WriteRecord)]
     late = leader.step(ev.Received("n2", ms.LeadershipCheckOk(1, 1, question.nonce - 1, 11)), world.now_ms)
     assert not [e for e in late if isinstance(e, fx.WriteRecord)]

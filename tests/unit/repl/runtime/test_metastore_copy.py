@@ -73,7 +73,7 @@ async def filled(metastore: MemoryMetastore) -> None:
     await metastore.create_records([record(0), record(1)])
     await metastore.put("/options", b'{"v":1}', None)
     await metastore.put("/queues/q/owner", b"{}", None)
-    await metastore.register(Registration("n1", 0, True, gens={0: 7}, spare_gen=9, id=1))
+    await metastore.register(Registration("n1", 0, True, log_ids={0: 7}, spare_log_id=9, id=1))
     await metastore.claim("/controller", b"n1")
     assert await metastore.allocate_gen() == 1
 

@@ -29,7 +29,7 @@ FILE = DefaultType(partition_count=4, factor=3, from_file=True)
 
 def registered(*numbers: int, **changes: object) -> dict[str, Registration]:
     """Registrations of nodes that could hold something."""
-    made = (Registration(f"n{n}", 100 + n, True, spare_gen=50 + n, id=n) for n in numbers)
+    made = (Registration(f"n{n}", 100 + n, True, spare_log_id=50 + n, id=n) for n in numbers)
     return {r.node: r for r in made} | {}
 
 
@@ -105,7 +105,7 @@ def test_a_node_that_is_alone_by_design_is_not_kept_waiting() -> None:
 
 def test_nodes_that_leave_or_have_no_gen_yet_do_not_count() -> None:
     """A replica there could not be elected."""
-    leaving = Registration("n2", 1, False, spare_gen=52, id=2)
+    leaving = Registration("n2", 1, False, spare_log_id=52, id=2)
     unsettled = Registration("n3", 1, True, id=3)
     founding = DefaultTypeCreation(DefaultType(4, 2, settle_ms=0), "n1")
     assert founding.look({**registered(1), "n2": leaving, "n3": unsettled}, 0) is None
@@ -165,7 +165,7 @@ def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
             assert "replication.ignore_rack_assignment" in cluster.nodes["n0"].controller.waiting
 
     asyncio.run(story())
-    racks = {"n0": Registration("n0", 1, True, spare_gen=1, id=0, rack="a"), **registered(1)}
+    racks = {"n0": Registration("n0", 1, True, spare_log_id=1, id=0, rack="a"), **registered(1)}
     assert DefaultTypeCreation(DefaultType(4, 2, ignore_racks=True, settle_ms=0), "n1").look(racks, 0) == 0
 
 

@@ -58,13 +58,13 @@ def in_election(**changes: object) -> PartitionRecord:
     return three(**{"status": PartitionStatus.ELECTION, "leader": None, **changes})
 
 
-def found(node: str, inc: int, **changes: object) -> PartitionRecord:
+def found(node: str, session_id: int, **changes: object) -> PartitionRecord:
     """`three` with a candidate in epoch 7."""
     return three(
         **{
             "status": PartitionStatus.CANDIDATE_FOUND,
             "leader": None,
-            "candidate": Incarnation(node, inc),
+            "candidate": Incarnation(node, session_id),
             "epoch": 7,
             "tried": frozenset({node}),
             **changes,
@@ -129,7 +129,7 @@ def test_ties_go_to_the_fewest_leaderships_and_then_to_the_name() -> None:
 
 def test_equal_logs_and_loads_go_to_the_lowest_id() -> None:
     """The name decides only where ids are equal, too."""
-    registrations = {name: replace(found, id=9 - found.inc % 100) for name, found in ALL.items()}
+    registrations = {name: replace(found, id=9 - found.session_id % 100) for name, found in ALL.items()}
     reported = dict.fromkeys("abc", (6, 40))
     assert written(elect(in_election(), registrations, 0, 0, (), reported=reported)).candidate == Incarnation("c", 103)
 
@@ -165,7 +165,7 @@ def test_a_leader_whose_log_became_another_leads_no_more() -> None:
 
 def test_a_copy_that_is_still_to_be_made_is_known_by_the_spare_gen() -> None:
     """A node that has just been given a replica may be elected, promoted and kept in sync before it lists the copy."""
-    spare = {name: replace(found, gens={}, spare_gen=found.gens[3]) for name, found in ALL.items()}
+    spare = {name: replace(found, log_ids={}, spare_log_id=found.log_ids[3]) for name, found in ALL.items()}
     assert elect(three(), spare, 0, None, ()) == NoAction("a leads")
     record = written(elect(in_election(preferred="b", epoch=0), spare, 0, 0, ()))
     assert record.candidate == Incarnation("b", 102)
@@ -396,7 +396,7 @@ def test_every_decision_keeps_the_records_invariants(
         assert after.epoch == record.epoch + 1
         assert after.candidate is not None
         chosen = registrations[after.candidate.node]
-        assert Member(chosen.node, chosen.gens[3]) in guard(record)
+        assert Member(chosen.node, chosen.log_ids[3]) in guard(record)
         assert chosen.active
     else:
         assert after.epoch == record.epoch
@@ -436,7 +436,7 @@ def test_who_gave_way_is_nominated_only_where_nobody_else_can_be() -> None:
     record = a_record(
         replicas=(NODE, "n2", "n3"), isr=frozenset(), elr=guard, tried=frozenset({NODE}), preferred="n3", min_isr=2
     )
-    live = {NODE: registered(NODE), "n2": registered("n2", gen=8)}
+    live = {NODE: registered(NODE), "n2": registered("n2", log_id=8)}
     longest = {NODE: (4, 90), "n2": (4, 20)}
     chosen = elect(record, live, 1_000, 0, (), reported=longest)
     assert isinstance(chosen, ProposeRecord)
@@ -454,7 +454,7 @@ def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_onl
     record = a_record(
         epoch=5, status=PartitionStatus.CANDIDATE_FOUND, candidate=Incarnation(NODE, 100), tried=frozenset({NODE})
     )
-    for gen in (MEMBER.gen, MEMBER.gen + 1):
-        decided = elect(record, {NODE: registered(NODE, gen=gen)}, 10, 0, {(5, NODE, 100, gen)})
+    for log_id in (MEMBER.log_id, MEMBER.log_id + 1):
+        decided = elect(record, {NODE: registered(NODE, log_id=log_id)}, 10, 0, {(5, NODE, 100, log_id)})
         online = isinstance(decided, ProposeRecord) and decided.record.status is PartitionStatus.ONLINE
-        assert online is (gen == MEMBER.gen)
+        assert online is (log_id == MEMBER.log_id)

@@ -28,7 +28,7 @@ class Story:
 
     def __init__(self, min_isr: int = 2) -> None:
         self.now_ms = 0
-        self.inc = 100
+        self.session_id = 100
         self.registrations: dict[str, Registration] = {}
         for node in GENS:
             self.comes(node, look=False)
@@ -40,7 +40,7 @@ class Story:
             ("s1", "s2", "s3"),
             epoch=4,
             status=ONLINE,
-            leader=Incarnation("s1", self.registrations["s1"].inc),
+            leader=Incarnation("s1", self.registrations["s1"].session_id),
             isr=frozenset(Member(*each) for each in GENS.items()),
             min_isr=min_isr,
             version=0,
@@ -50,10 +50,12 @@ class Story:
         self.reported: dict[str, tuple[int, int]] = {}
         self.statuses: list[PartitionStatus] = []
 
-    def comes(self, node: str, *, gen: int | None = None, look: bool = True) -> None:
+    def comes(self, node: str, *, log_id: int | None = None, look: bool = True) -> None:
         """A node registers, in a new session."""
-        self.inc += 1
-        self.registrations[node] = Registration(node, self.inc, True, gens={0: gen or GENS[node]}, id=int(node[1]))
+        self.session_id += 1
+        self.registrations[node] = Registration(
+            node, self.session_id, True, log_ids={0: log_id or GENS[node]}, id=int(node[1])
+        )
         if look:
             self.look()
 
@@ -67,7 +69,7 @@ class Story:
         """The candidate says that it is promoted."""
         who = self.record.candidate
         assert who is not None
-        self.promoted.add((self.record.epoch, who.node, who.inc, self.registrations[who.node].gen_of(0)))
+        self.promoted.add((self.record.epoch, who.node, who.session_id, self.registrations[who.node].log_id_of(0)))
         self.look()
 
     def passes(self, time_ms: int) -> None:
@@ -181,7 +183,7 @@ def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
     story = Story()
     story.reported = {"s2": (4, 90), "s3": (4, 95)}
     story.goes("s1")
-    late = (5, "s3", story.registrations["s3"].inc, 13)
+    late = (5, "s3", story.registrations["s3"].session_id, 13)
     story.passes(RESPONSE_MIN_MS)
     story.promoted.add(late)
     story.look()
@@ -231,7 +233,7 @@ def test_a_set_that_is_offline_stays_so_for_a_node_that_is_no_member_any_more() 
     story.goes("s2", "s3")
     story.goes("s1")
     story.statuses.clear()
-    story.comes("s1", gen=99)
+    story.comes("s1", log_id=99)
     assert story.record.status is OFFLINE
     assert "s1 (came back with another log: gen 99, not 11)" in story.record.reason
 

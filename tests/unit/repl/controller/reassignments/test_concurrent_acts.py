@@ -59,7 +59,7 @@ class Meddled(MemoryMetastore):
 def registration(node: str) -> Registration:
     """Of a node with one number in its name."""
     number = int(node[1:])
-    return Registration(node, 0, True, id=number, spare_gen=number + 50)
+    return Registration(node, 0, True, id=number, spare_log_id=number + 50)
 
 
 def record(partition: int, *replicas: str) -> PartitionRecord:
@@ -194,7 +194,7 @@ def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
         await change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
 
         async def comes() -> None:
-            await others.register(replace(registration("n3"), gens={4: 60}))
+            await others.register(replace(registration("n3"), log_ids={4: 60}))
 
         delete = mine.delete
 

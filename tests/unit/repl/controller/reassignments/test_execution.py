@@ -42,7 +42,7 @@ async def end(cluster: Cluster, record: PartitionRecord) -> None:
         before=(),
         removing=(),
         isr=frozenset(Member(node, 50 + int(node[1:])) for node in record.staying),
-        leader=Incarnation(leads, cluster.nodes[leads].inc),
+        leader=Incarnation(leads, cluster.nodes[leads].session_id),
     )
     with suppress(VersionConflict):
         await cluster.living[0].metastore.write_record(done)

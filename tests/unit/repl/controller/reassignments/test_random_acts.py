@@ -88,7 +88,7 @@ class Town:
         self.well = await self.joined(unruly=False)
         for number, node in enumerate(NODES, 1):
             session = await self.joined(unruly=False)
-            await session.register(Registration(node, 0, True, id=number, spare_gen=50 + number))
+            await session.register(Registration(node, 0, True, id=number, spare_log_id=50 + number))
         await create_bucket_type(self.well, BucketTypeSpec("default", 3, 2), dry_run=False)
         async with asyncio.timeout(15), asyncio.TaskGroup() as tasks:
             for carries_out in (self.leaders, self.controller):

@@ -32,7 +32,7 @@ def asked(effects: list[fx.Effect]) -> int:
 
 def answered(leader: Replica, nonce: int) -> list[fx.Effect]:
     """What the leader does when n2 answers a question."""
-    return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.gen, nonce)), 2)
+    return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.log_id, nonce)), 2)
 
 
 def test_an_eligible_member_outside_the_isr_is_asked() -> None:

@@ -20,12 +20,12 @@ def test_durable_then_committed_then_applied() -> None:
     replica = a_serving_leader()
     batch = some_entries(5, 21, 4)
     assert replica.step(ev.Append(5, batch), 0) == [fx.Persist(batch)]
-    assert (replica.leo, replica.hw, replica.durable) == (25, 21, 21)
+    assert (replica.leo, replica.high_watermark, replica.durable) == (25, 21, 21)
     assert replica.step(ev.Persisted(23), 0) == [fx.Apply(23)]
     assert replica.step(ev.Persisted(23), 0) == []
     assert replica.step(ev.Persisted(25), 0) == [fx.Apply(25)]
     assert replica.step(ev.AppliedTo(23), 0) == []
-    assert (replica.hw, replica.applied) == (25, 23)
+    assert (replica.high_watermark, replica.applied) == (25, 23)
 
 
 def test_batches_may_follow_each_other_before_anything_is_durable() -> None:
@@ -85,7 +85,7 @@ def test_the_window_bounds_what_is_not_applied() -> None:
 def test_another_member_in_sync_holds_the_commit_back() -> None:
     """All of the ISR must have acknowledged; a member that never did holds nothing."""
     replica = a_leader(online(replicas=TWO, isr=frozenset({MEMBER, OTHER})))
-    assert replica.hw == 15
+    assert replica.high_watermark == 15
     assert replica.step(ev.Persisted(21), 0) == []
     alone = online(replicas=TWO, isr=frozenset({MEMBER}), version=13)
     assert replica.step(ev.RecordSeen(alone), 0) == [fx.Apply(21)]
@@ -105,7 +105,7 @@ def test_below_min_isr_nothing_is_appended_or_committed() -> None:
 def test_min_isr_is_clamped_to_the_replication_factor() -> None:
     """min.isr 3 over one replica asks for one."""
     replica = a_leader(online(min_isr=3))
-    assert replica.hw == 21
+    assert replica.high_watermark == 21
 
 
 def test_an_eligible_member_outside_the_isr_holds_the_commit_back_until_it_is_cleared() -> None:
@@ -115,7 +115,7 @@ def test_an_eligible_member_outside_the_isr_holds_the_commit_back_until_it_is_cl
     replica.step(ev.Persisted(21), 0)
     effects = replica.step(ev.RecordSeen(record), 0)
     assert kinds(effects) == ["RoleChanged", "WriteRecord"]
-    assert replica.hw == 15
+    assert replica.high_watermark == 15
     assert replica.reason.startswith("stalled: waits until the metastore confirms that n2")
     cleared = online(replicas=TWO, version=13)
     assert effects[-1] == fx.WriteRecord(online(replicas=TWO))

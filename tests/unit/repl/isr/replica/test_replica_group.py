@@ -17,7 +17,7 @@ from tests.support.replica_group import NODES, Together
 def offsets(world: Together, node: str) -> tuple[int, int, int, int]:
     """(leo, durable, hw, applied)."""
     r = world.replicas[node]
-    return r.leo, r.durable, r.hw, r.applied
+    return r.leo, r.durable, r.high_watermark, r.applied
 
 
 def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> None:
@@ -76,7 +76,7 @@ def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_commi
     world.pass_time(3_000)
     assert world.record.isr == {Member("n1", 1)}
     assert world.record.elr == {Member("n2", 1), Member("n3", 1)}
-    assert leader.hw == 1
+    assert leader.high_watermark == 1
     assert leader.reason == "stalled: below min-ISR (1 of 2 in sync; waits for n2, n3)"
     (refused,) = world.append(1)
     assert refused.reason == "not-enough-replicas"
@@ -85,7 +85,7 @@ def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_commi
     world.pass_time(4_000)
     assert world.record.isr == {Member("n1", 1), Member("n2", 1)}
     assert world.record.elr == frozenset()
-    assert leader.hw == 3
+    assert leader.high_watermark == 3
 
 
 def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
@@ -114,7 +114,7 @@ def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
     world.append(3)
     follower = world.replicas["n2"]
     world.pass_time(500)
-    assert follower.hw == 4
+    assert follower.high_watermark == 4
     world.tell("n2", ev.LinkUp("n1"))
     nonce = follower._state.nonce  # the last FollowRequest's
     follower._role_state.following = False  # type: ignore[union-attr]
@@ -153,7 +153,7 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
     of them is given up for a leader that lacks them."""
     found = {"leo": 20, "durable": 20, "epoch_table": ((1, 0),), "epoch_seen": 1}
     replica = Replica(0, "n2", 1, **found, applied=10, options=ReplicaOptions(), committed=18)  # type: ignore[arg-type]
-    assert (replica.applied, replica.hw) == (10, 18)
+    assert (replica.applied, replica.high_watermark) == (10, 18)
     assert replica.step(ev.SessionStarted(1), 0) == [fx.Apply(18)]
     assert replica.step(ev.SessionExpired(), 0) == []
     assert replica.step(ev.SessionStarted(2), 0) == []
@@ -162,7 +162,7 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
     replica.step(ev.RecordSeen(world.record), 0)
     replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._state.nonce, 17, 17, 17)), 0)
     assert replica.reason.startswith("committed-divergence: n1 agrees with this log only below 17, but all below 18")
-    assert (replica.leo, replica.hw) == (20, 18)
+    assert (replica.leo, replica.high_watermark) == (20, 18)
 
 
 def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:
@@ -288,7 +288,7 @@ def test_a_pause_of_the_leader_is_not_held_against_its_followers() -> None:
     world.slow = set()
     world.tell("n2", ev.Persisted(2))
     world.tell("n3", ev.Persisted(2))
-    assert world.replicas["n1"].hw == 2
+    assert world.replicas["n1"].high_watermark == 2
 
 
 def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_that_is_decided() -> None:
@@ -361,8 +361,8 @@ def test_a_log_that_holds_less_than_it_acknowledged_takes_another_gen() -> None:
     (renew,) = world.replicas["n3"].step(ev.Received("n1", refusal.message), 0)  # type: ignore[union-attr]
     assert type(renew).__name__ == "NewLogIdentity"
     assert world.replicas["n3"].reason.startswith("regressed: n1")
-    (again,) = world.replicas["n3"].step(ev.GenRenewed(9), 0)
-    assert again.message.gen == 9  # type: ignore[union-attr]
+    (again,) = world.replicas["n3"].step(ev.LogIdentityRenewed(9), 0)
+    assert again.message.log_id == 9  # type: ignore[union-attr]
     assert world.replicas["n3"].member == Member("n3", 9)
 
 

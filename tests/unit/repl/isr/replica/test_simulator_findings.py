@@ -49,14 +49,14 @@ def a_leader_of_three() -> Replica:
 
 def greeted(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
     """What the leader does when a follower with the log of a_replica says FollowRequest."""
-    hello = ms.FollowRequest(5, member.gen, now_ms + 1, 20, 20, TABLE)
+    hello = ms.FollowRequest(5, member.log_id, now_ms + 1, 20, 20, TABLE)
     return replica.step(ev.Received(member.node, hello), now_ms)
 
 
 def caught_up(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
     """What the leader does when a follower has everything, the barrier at 20 included."""
     greeted(replica, member, now_ms)
-    ack = ms.AppendAck(5, member.gen, 1, 21, 21, 15)
+    ack = ms.AppendAck(5, member.log_id, 1, 21, 21, 15)
     return replica.step(ev.Received(member.node, ack), now_ms)
 
 
@@ -139,7 +139,7 @@ def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None
     """It has everything, and nothing is appended: the leader sends the news, so that it answers."""
     replica = a_leader_of_three()
     caught_up(replica, TWO, 0)
-    answers = replica.step(ev.Received("n2", ms.FollowRequest(5, TWO.gen, 77, 21, 21, (*TABLE, (5, 20)))), 10)
+    answers = replica.step(ev.Received("n2", ms.FollowRequest(5, TWO.log_id, 77, 21, 21, (*TABLE, (5, 20)))), 10)
     assert kinds(answers) == ["Send"]
     replica.step(ev.WriteOutcomeUnknown(12), 11)
     sent = [effect for at_ms in range(100, 2_200, 100) for effect in replica.step(ev.Tick(), at_ms)]
@@ -161,7 +161,7 @@ def test_a_log_trimmed_under_an_unheard_acknowledgement_goes_on() -> None:
     ]
     assert news
     assert news[-1].start == 20
-    replica.step(ev.Received("n2", ms.AppendAck(5, TWO.gen, news[-1].seq, 21, 21, 15)), 4_300)
+    replica.step(ev.Received("n2", ms.AppendAck(5, TWO.log_id, news[-1].seq, 21, 21, 15)), 4_300)
     (view,) = replica.followers()
     assert (view.leo, view.durable) == (21, 21)
 
@@ -288,7 +288,7 @@ def test_a_copy_that_takes_another_gen_is_out_of_sync_and_asks_again() -> None:
     """R-HEARD for a copy whose old log the record still counts in sync: under its new gen it is outside."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.REGRESSED, 0)), 1)
-    (again,) = replica.step(ev.GenRenewed(77), 5)
+    (again,) = replica.step(ev.LogIdentityRenewed(77), 5)
     assert isinstance(again, fx.Send)
     assert isinstance(again.message, ms.FollowRequest)
     replica.step(ev.Received("n2", ms.FollowAccepted(5, again.message.nonce, 20, 15, 20)), 6)
@@ -301,7 +301,7 @@ def test_a_late_hello_of_the_log_that_a_copy_was_before_counts_no_more() -> None
     replica = a_leader_of_three()
     caught_up(replica, Member("n2", 9), 0)
     assert greeted(replica, TWO, 10) == []
-    assert [(f.node, f.gen) for f in replica.followers()] == [("n2", 9)]
+    assert [(f.node, f.log_id) for f in replica.followers()] == [("n2", 9)]
     replica.step(ev.LinkDown("n2"), 20)
     assert greeted(replica, TWO, 30), "it says Hello on another connection"
 
@@ -346,7 +346,7 @@ def test_rows_of_entries_that_no_leader_has_are_given_up() -> None:
     replica.step(ev.RecordSeen(inside), 3)
     (renew,) = replica.step(ev.Received("n2", ms.AppendEntries(5, 2, 24, 5, 20, 24, 12, (), ())), 4)
     assert isinstance(renew, fx.NewLogIdentity)
-    assert replica.step(ev.GenRenewed(77), 5) == [fx.BeginTransfer(empty=True)]
+    assert replica.step(ev.LogIdentityRenewed(77), 5) == [fx.BeginTransfer(empty=True)]
 
 
 def test_a_candidate_puts_barriers_where_its_store_has_rows_of_lost_entries() -> None:

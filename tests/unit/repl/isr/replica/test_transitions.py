@@ -74,12 +74,12 @@ def test_a_candidate_announces_itself_only_with_a_durable_barrier_and_then_repea
 def test_recovered_entries_commit_with_the_new_epochs_barrier_and_not_before() -> None:
     """hw starts at applied; candidate or not, nothing above is applied before this process leads (R-INC)."""
     replica = a_candidate()
-    assert replica.hw == 15
+    assert replica.high_watermark == 15
     replica.step(ev.Persisted(21), 0)
-    assert replica.hw == 15
+    assert replica.high_watermark == 15
     effects = replica.step(ev.RecordSeen(online()), 0)
     assert effects[-1] == fx.Apply(21)
-    assert replica.hw == 21
+    assert replica.high_watermark == 21
 
 
 def test_clients_are_served_once_the_barrier_is_applied() -> None:
@@ -167,7 +167,7 @@ def test_a_log_that_is_about_to_take_another_gen_does_not_stand() -> None:
     assert replica.step(ev.EpochPersisted(6), 0) == []
     assert replica.role is ReplicaRole.IDLE
     assert replica.reason.startswith("regressed:")
-    replica.step(ev.GenRenewed(GEN + 1), 0)
+    replica.step(ev.LogIdentityRenewed(GEN + 1), 0)
     anew = frozenset({Member(NODE, GEN + 1)})
     replica.step(ev.RecordSeen(nominated(epoch=7, version=14, replicas=(NODE, "n2"), isr=anew)), 0)
     replica.step(ev.EpochPersisted(7), 0)
@@ -223,7 +223,7 @@ def test_what_was_committed_before_stepping_down_is_still_applied() -> None:
     replica.step(ev.SessionExpired(), 0)
     assert replica.step(ev.Persisted(23), 0) == []
     assert replica.step(ev.AppliedTo(22), 0) == []
-    assert (replica.durable, replica.hw, replica.applied, replica.leo) == (23, 22, 22, 23)
+    assert (replica.durable, replica.high_watermark, replica.applied, replica.leo) == (23, 22, 22, 23)
 
 
 def test_an_expired_session_ends_leadership_and_its_view() -> None:
@@ -498,7 +498,7 @@ def test_a_hello_that_comes_before_the_word_of_its_own_election_is_answered_with
     replica.step(ev.Persisted(21), 0)
     table = ((2, 0), (4, 8))
     for node, nonce in (("n2", 1), ("n2", 2), ("n3", 3)):
-        assert replica.step(ev.Received(node, FollowRequest(5, two.gen, nonce, 20, 20, table)), 5) == []
+        assert replica.step(ev.Received(node, FollowRequest(5, two.log_id, nonce, 20, 20, table)), 5) == []
     if broken:
         replica.step(ev.LinkDown("n2"), 6)
     effects = replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=isr)), 10)
