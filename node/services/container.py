@@ -73,7 +73,7 @@ from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
@@ -151,8 +151,14 @@ class NodeServices:
             tls=self.credentials.links,
         )
         self.runtime = Runtime(
-            node=name,
-            cluster_uuid=self.cluster_uuid,
+            RuntimeSettings(
+                node=name,
+                cluster_uuid=self.cluster_uuid,
+                window_bytes=settings.replication.window_bytes,
+                entry_limit_bytes=entry_limit_bytes(settings),
+                checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
+                removed_grace_ms=settings.replication.removed_copy_grace_ms,
+            ),
             store=self.store,
             replog=self.replog,
             metastore=metastore,
@@ -161,10 +167,6 @@ class NodeServices:
             links=self.links,
             time=self.time,
             options_of=self.options.core,
-            window_bytes=settings.replication.window_bytes,
-            entry_limit_bytes=entry_limit_bytes(settings),
-            checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
-            removed_grace_ms=settings.replication.removed_copy_grace_ms,
             on_fatal=on_fatal,
         )
         self.property_cache = PropertyCache(metastore)
@@ -202,8 +204,7 @@ class NodeServices:
         self.registrar.on_registered = self._registered
         self.registrar.on_lost = self.runtime.session_expired
         self.controller.registered = lambda: self.registrar.inc != 0
-        self.runtime.on_promoted = self.controller.promoted
-        self.runtime.on_record_hint = self.controller.wake
+        self.runtime.record_watcher = self.controller
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
         self.queues = QueueService(
             settings.queues,
@@ -223,7 +224,7 @@ class NodeServices:
         self.queues.places = self.property_cache.places
         self.queues.bucket_types = lambda: {r.bucket_type.encode() for r in self.controller.records.values()}
         self.queues.holding.live = lambda: self.controller.registrations
-        self.runtime.hooks.append(self.queues)
+        self.runtime.listeners.add(self.queues)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
         self.reaper = Reaper(
@@ -256,7 +257,7 @@ class NodeServices:
         )
         self.fullsync = self._build_fullsync(metastore)
         self.fullsync_status = FullSyncStatus(self.fullsync, self.queue_coverage, name, self.time)
-        self.runtime.hooks.append(self.fullsync.trees)
+        self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding()
         self.row_streams = row_streams_of(
             self.runtime, self.store, cluster=self.cluster_uuid, cluster_name=settings.node.cluster

@@ -12,7 +12,8 @@ import msgpack
 from isthmus.node.services.cluster_query import EmptyBody, Query
 from isthmus.node.services.telemetry import KindFacts, NodeFacts, TypeFacts
 from isthmus.repl.model.errors import CodecError
-from isthmus.repl.runtime.metrics import PARTS, KindTimes, ReplogSizes, replog_sizes
+from isthmus.repl.runtime.latency import KindTimes
+from isthmus.repl.runtime.metrics import PARTS, ReplogSizes, replog_sizes
 from isthmus.repl.runtime.runtime import Runtime
 
 METHOD: Final = "telemetry"
@@ -81,7 +82,7 @@ class TelemetryResponder:
     async def respond(self, _request: None) -> NodeFacts:
         """See Responder."""
         runtime = self._runtime
-        now_ms, times = runtime.time.now_ms(), runtime.entry_times
+        now_ms, times = runtime.time.now_ms(), runtime.latency
         found: dict[str, TypeFacts] = {}
 
         def of(bucket_type: bytes) -> TypeFacts:
@@ -96,10 +97,10 @@ class TelemetryResponder:
         for (bucket_type, kind, reason), count in times.failures().items():
             of(bucket_type).failures[kind, reason] = count
         for (bucket_type, kind, reason), recent in times.recent_failures(now_ms).items():
-            of(bucket_type).recent_failures[kind, reason] = recent.things, recent.span_ms
+            of(bucket_type).recent_failures[kind, reason] = recent.added, recent.span_ms
         return found
 
 
 def _kind_facts(times: KindTimes) -> KindFacts:
     recent = times.recent
-    return KindFacts(times.entries, recent.things, recent.total_ms, recent.max_ms, recent.span_ms)
+    return KindFacts(times.entries, recent.added, recent.total_ms, recent.max_ms, recent.span_ms)

@@ -11,16 +11,12 @@ by `repl.coordinator.forwarded_requests`); what is refused because leadership mo
 that appends nothing because of an unapplied entry waits for that entry (docs/protocol.md R-WAIT).
 
 What was asked of a node's coordinator and what became of it, counted for the metrics.
-
-Requests that wait for their outcome, and what they are told when it does not come in time.
-
-One sweep for all: a timer a request costs more than its expiry is worth.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from time import monotonic
@@ -49,15 +45,15 @@ from isthmus.repl.model.errors import (
     NotLeader,
     OutcomeUnknown,
     Retryable,
-    TimedOut,
     clear_traceback,
 )
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.properties import PLAIN, TypeProperties
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
-from isthmus.repl.runtime.partition import BatchResult, Partition, PendingBatch
+from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, RequestTimeouts
 from isthmus.repl.store.request_dedup import request_name
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
@@ -130,52 +126,6 @@ class CoordinatorMetrics:
             yield "isthmus_writes_above_warning_total", {"what": what}, count
 
 
-SWEEP_S: Final = 0.25
-"""How often requests without an answer are looked through for those that have waited too long."""
-
-
-class RequestTimeouts:
-    """Waiting requests and their time-out; `forget` is called once some were told. Belongs to the event loop."""
-
-    def __init__(self, timeout_ms: int, forget: Callable[[], None]) -> None:
-        self._forget = forget
-        self._loop = asyncio.get_running_loop()
-        self._timeout_s = timeout_ms / 1000
-        self._waiting: dict[BatchResult, float] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
-
-    def add(self, waiter: BatchResult) -> None:
-        """Let `waiter` expire in time."""
-        self._waiting[waiter] = self._loop.time() + self._timeout_s
-        if self._sweeper is None:
-            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-
-    def _sweep(self) -> None:
-        """Forget who has an answer, and tell who has waited too long that the outcome is unknown."""
-        now = self._loop.time()
-        self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
-        expired = [w for w, deadline in self._waiting.items() if deadline <= now]
-        for waiter in expired:
-            del self._waiting[waiter]
-            waiter.future.set_result([self._expired(result) for result in waiter.results])
-        if expired:
-            self._forget()
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
-
-    def _expired(self, result: object) -> IsthmusError:
-        """What an item is told whose time is over, given what it would have been told. A refusal stands, unless it
-        needs a confirmation of leadership that has not come (R-COND, R-FORGED). Nor is a push refused for good by bytes
-        that may be dropped (R-WAIT)."""
-        if isinstance(result, Corruption):
-            return TimedOut(f"nothing was confirmed within {self._timeout_s:g} s, and nothing was written: {result}")
-        if isinstance(result, IsthmusError):
-            if not result.needs_confirmation:
-                return result
-            why = f"leadership could not be confirmed, so this refusal is not certain: {result}"
-            return TimedOut(f"no outcome within {self._timeout_s:g} s, and nothing was written: {why}")
-        return OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
-
-
 class _LocalPart(NamedTuple):
     """What of a request goes to one partition: the slots of its items, and the hashes of their keys."""
 
@@ -221,7 +171,7 @@ class Coordinator:
         )
         self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
         self._inbox: dict[int, list[_LocalPart]] = {}
-        self._expiry = RequestTimeouts(request_timeout_ms, self._forget_answered)
+        self._timeouts = RequestTimeouts(request_timeout_ms, self._drop_answered)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
         """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
         applied."""
@@ -229,7 +179,7 @@ class Coordinator:
         self.unreplicated: UnreplicatedCheck = never_unreplicated
         """Set by the node once its source queues exist."""
         self._tally = CoordinatorMetrics()
-        runtime.hooks.append(self)
+        runtime.listeners.add(self)
 
     # -- what the house tells it ----------------------------------------------------------------------
 
@@ -354,8 +304,8 @@ class Coordinator:
             raise refused
         waiter = BatchResult(self._loop.create_future(), 1)
         waiter.remaining = 1
-        place.groups.append(PendingBatch(entry.offset + 1, waiter, (0,)))
-        self._expiry.add(waiter)
+        place.waiters.add([PendingBatch(entry.offset + 1, waiter, (0,))])
+        self._timeouts.add(waiter)
         (error,) = await waiter.future
         if isinstance(error, IsthmusError):
             raise error
@@ -425,7 +375,7 @@ class Coordinator:
         if inbox and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._drain)
-        self._expiry.add(waiter)
+        self._timeouts.add(waiter)
         return waiter.future
 
     def _elsewhere(self, partition: int, away: dict[str, _RemotePart] | None) -> _RemotePart | IsthmusError:
@@ -477,41 +427,37 @@ class Coordinator:
             self._pending_requests.get(partition.id, {}),
             self.unreplicated,
         )
-        groups: list[PendingBatch] = []
+        pending: list[PendingBatch] = []
         for requests, waiter, slots, hashes in shares:
             end = add_items(batch, requests, slots, hashes, waiter.results)
-            groups.append(PendingBatch(end, waiter, slots))
+            pending.append(PendingBatch(end, waiter, slots))
         self._tally.count_batch(batch)
         if batch.entries:
             refused = runtime.append(partition, batch.entries)
             if refused is not None:
                 _refuse(shares, refused)
                 return
-            partition.pending_rows.update(batch.new_rows)
+            partition.unapplied.add_pending_rows(batch.new_rows)
             if batch.new_requests:
                 self._pending_requests.setdefault(partition.id, {}).update(batch.new_requests)
         if batch.needs_confirmation:
             confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
-        waiting = [group for group in groups if group.end]
-        if len(waiting) < len(groups):
-            for group in groups:
-                if not group.end:
-                    group.waiter.release()
+        waiting = [each for each in pending if each.end]
+        if len(waiting) < len(pending):
+            for each in pending:
+                if not each.end:
+                    each.result.release()
         if waiting:
-            waiting.sort(key=_group_end)
-            _insert_groups(partition, waiting)
+            partition.waiters.add(waiting)
 
-    def _forget_answered(self) -> None:
-        """Keep no group whose requests have their answers: one without an entry of its own is in no window. What was
-        answered and is not committed has not been replicated in time."""
+    def _drop_answered(self) -> None:
+        """Drop batches of requests that timed out; their entries that are not committed count as failed. A batch
+        without an entry of its own is in no window, so apply alone would not drop it."""
         runtime = self._runtime
         for partition in runtime.partitions.values():
-            hw = partition.replica.high_watermark
-            answered = [group for group in partition.groups if group.waiter.future.done()]
-            late = [group for group in answered if group.end > hw and not group.waiter.future.cancelled()]
+            late = partition.waiters.drop_answered(partition.replica.high_watermark)
             if late:
-                runtime.entry_times.timed_out(partition, sum(len(group.slots) for group in late), runtime.time.now_ms())
-            partition.groups = deque(group for group in partition.groups if not group.waiter.future.done())
+                runtime.latency.timed_out(partition, late, runtime.time.now_ms())
 
     # -- telemetry ------------------------------------------------------------------------------------
 
@@ -523,21 +469,4 @@ class Coordinator:
 def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:
     """Nothing of these was appended: a definite refusal for each item."""
     for share in shares:
-        for slot in share.slots:
-            share.waiter.results[slot] = error
-        share.waiter.release()
-
-
-def _group_end(group: PendingBatch) -> int:
-    return group.end
-
-
-def _insert_groups(partition: Partition, groups: list[PendingBatch]) -> None:
-    """Keep `partition.groups` in order of `end`; an answer that waits for an older entry goes before."""
-    queue = partition.groups
-    if not queue or queue[-1].end <= groups[0].end:
-        queue.extend(groups)
-        return
-    merged = sorted((*queue, *groups), key=_group_end)
-    queue.clear()
-    queue.extend(merged)
+        share.waiter.fail(share.slots, error)

@@ -17,8 +17,9 @@ from isthmus.repl.coordinator.routing import MOVING, UNREAD, RoutingTable, unrea
 from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.requests import Isolation
-from isthmus.repl.runtime.partition import BatchResult, Partition
+from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.runtime.waiters import BatchResult
 from isthmus.repl.telemetry import Sample
 
 ANSWER_BYTES: Final = 8 * 1024 * 1024
@@ -252,7 +253,7 @@ class Reads:
 
     def _read(self, place: Partition, key: Key, isolation: Isolation) -> bytes | None:
         if isolation is Isolation.UNCOMMITTED:
-            entry = place.pending_rows.get((key.bucket, key.key))
+            entry = place.unapplied.pending_rows.get((key.bucket, key.key))
             if entry is not None:
                 return entry.payload or None  # a REAP entry has none
         return self._runtime.store.object(place.id, key.bucket, key.key)

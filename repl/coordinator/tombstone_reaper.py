@@ -190,7 +190,7 @@ class Reaper:
         self.restated_count = 0
         self.announced_count = 0
         self.told_count = 0
-        runtime.hooks.append(self)
+        runtime.listeners.add(self)
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class Reaper:
         refused = self._runtime.append(place, batch.entries)
         if refused is not None:
             raise refused
-        place.pending_rows.update(batch.new_rows)
+        place.unapplied.add_pending_rows(batch.new_rows)
 
     # -- one key --------------------------------------------------------------------------------------
 

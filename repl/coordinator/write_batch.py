@@ -245,7 +245,7 @@ class WriteBatch:
 
     def _unapplied(self, name: tuple[bytes, bytes]) -> Entry | None:
         """The newest entry of (bucket, key) that is not applied."""
-        return self.new_rows.get(name) or self.partition.pending_rows.get(name)
+        return self.new_rows.get(name) or self.partition.unapplied.pending_rows.get(name)
 
     # -- writes ---------------------------------------------------------------------------------------
 

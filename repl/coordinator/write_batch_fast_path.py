@@ -70,7 +70,7 @@ def _add_writes(
     hashes: Sequence[int],
     results: list[object],
 ) -> int:
-    partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.pending_rows
+    partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.unapplied.pending_rows
     partition_id, actor, epoch = partition.id, partition.actor, batch.epoch
     origin, now_ms, now_s = batch.cluster_uuid, batch.now_ms, batch.now_ms // 1000
     key_row, entry_limit = batch.store.key_row, batch.limits.made_bytes
@@ -152,7 +152,7 @@ APPLIED: Final = PushResult(PushOutcome.APPLIED)
 def _add_pushes(
     batch: WriteBatch, items: Sequence[PushItem], slots: Sequence[int], hashes: Sequence[int], results: list[object]
 ) -> int:
-    partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.pending_rows
+    partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.unapplied.pending_rows
     partition_id, actor, epoch, now_ms = partition.id, partition.actor, batch.epoch, batch.now_ms
     key_row, entry_limit, object_limit = batch.store.key_row, batch.limits.entry_bytes, batch.limits.object_bytes
     reaped = batch.store.reaped_clocks(partition_id)

@@ -9,7 +9,7 @@ requests one chunk at a time, in the order of the keys' latest changes (docs/pro
     ending     writes a START into its log, then notes the round's end in the store: applied, hw and both ends of the
                log are the round's end. Then it sends a FollowRequest
 
-The leader's runtime serves a round from one snapshot (`repl.runtime.catchup_sender`). A chunk that is requested again
+The leader's runtime serves a round from one snapshot (`repl.runtime.transfer_sender`). A chunk that is requested again
 is therefore the same, and after a break the next round continues from the same position. The leader's core keeps no
 state of a transfer but its progress.
 """

@@ -1,29 +1,29 @@
-"""Apply: committed entries into the store, in offset order, by one writer.
+"""Apply: committed entries into the store, in offset order, by one writer; and checkpoints of the store.
 
-The batch is *prepared* on the event loop and *written* in a thread: plyvel lets go of the interpreter for every row
-that it takes, so a thread that fills a batch beside a busy loop waits a switch interval every few rows, while
-the write itself is one long call without the interpreter. One batch is being written at a time; what is
-committed meanwhile waits and makes the next one. The loop does not wait for the store: a saturated LevelDB
-may hold a write for a second and more. What waits in memory is bounded by the replicas' windows.
+A batch is *prepared* on the event loop and *written* in a thread: plyvel releases the interpreter for every row that it
+takes, so a thread that fills a batch beside a busy loop waits a switch interval every few rows, while the write itself
+is one long call without the interpreter. One batch is being written at a time; entries that are committed meanwhile
+wait and make the next one. The loop does not wait for the store: a saturated LevelDB may block a write for seconds. The
+replicas' windows bound how much waits in memory.
 
-A few entries that the store would take at once (`Store.takes_at_once`) are written on the loop itself, in its next
-turn: that costs it less than waking the thread and being woken by it, and they are applied and answered sooner.
+A few entries that the store can take without blocking (`Store.takes_at_once`) are written on the loop itself, in its
+next turn: that is cheaper than waking the thread and being woken by it, and they are answered sooner.
 
 Entries that are no longer in memory (after a restart, or because the store is slow) are read back from the log and
-written by the thread alone, a part at a time; the partitions take turns, so that one that has much to catch up does not
-hold up the others.
-Checkpoints run in a thread of their own, beside the writes.
+written by the thread alone, a part at a time; partitions take turns, so that a long backlog of one does not delay the
+others. Checkpoints run in a thread of their own, beside the writes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import LocalFault
@@ -36,11 +36,20 @@ STEP_ENTRIES_MAX: Final = 2_000
 STEP_BYTES_MAX: Final = 8_000_000
 """Most bytes read back from the log for one store batch."""
 
-HERE_ENTRIES_MAX: Final = 64
+LOOP_ENTRIES_MAX: Final = 64
 """Most entries that are written on the loop: some 5 us each."""
 
 SOFT_CURSOR_INTERVAL_MS: Final = 1_000
 """Soft cursors that found no apply batch to travel with are written alone after this long."""
+
+
+def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Call `function` in the loop's next turn, from another thread; nothing happens once the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
 
 
 @dataclass(slots=True)
@@ -55,7 +64,7 @@ class ApplyJob:
 
 @dataclass(slots=True)
 class _Work:
-    """What the thread does next: write a prepared batch, or read a job's entries and write them."""
+    """The thread's next task: write a prepared batch, read a job's entries and write them, or run `aside`."""
 
     steps: list[PartitionStep]
     prepared: Prepared | None
@@ -64,38 +73,36 @@ class _Work:
     soft: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-class Applier:
-    """The store's writer. All methods belong to the event loop, and so do the calls of `on_written(steps, read_back)`,
-    whose receiver calls `written`, and `on_failure(error)`. `read_back`: the entries came from the log, not from a job.
-    `soon` has something called in the loop's next turn, `from_thread` likewise from the thread."""
+class ApplyEvents(Protocol):
+    """Results of the applier, on the event loop."""
 
-    def __init__(
-        self,
-        store: Store,
-        log: Replog,
-        on_written: Callable[[list[PartitionStep], bool], None],
-        on_failure: Callable[[Exception], None],
-        *,
-        soon: Callable[..., object],
-        from_thread: Callable[..., object],
-    ) -> None:
+    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
+        """`steps` are in the store; the receiver calls `Applier.written`. `read_back`: entries came from the log."""
+
+    def fail(self, error: Exception) -> None:
+        """A write failed; nothing is written any more."""
+
+
+class Applier:
+    """The store's writer. All methods but `stop` belong to the event loop."""
+
+    def __init__(self, store: Store, log: Replog, events: ApplyEvents, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._log = log
-        self._on_written = on_written
-        self._on_failure = on_failure
-        self._soon = soon
-        self._from_thread = from_thread
+        self._events = events
+        self._loop = loop
         self._stopping = threading.Lock()
-        """Held by who writes on the loop, and by who says that nothing is written there any more."""
+        """Held while the loop writes, and while `stop` forbids it to."""
         self._stopped = False
         self._jobs: dict[int, deque[ApplyJob]] = {}
-        """By partition, whose turns go round; a partition without jobs is not in it."""
+        """Partition -> its jobs, never empty; partitions take turns."""
         self._soft: dict[int, dict[bytes, bytes]] = {}
         self._asides: deque[Callable[[], None]] = deque()
         self._busy = False
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        """What the thread is to do, at most one at a time; None ends it."""
+        """The thread's next task, at most one at a time; None ends it."""
         self._rest: ApplyJob | None = None
+        """Remainder of the job that was read back last."""
         self.steps_written = 0
         self.entries_written = 0
         self._thread = threading.Thread(target=self._run, name="apply", daemon=True)
@@ -118,24 +125,24 @@ class Applier:
             self._next()
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Let the thread do `work`, which raises nothing, between two batches: all that was prepared is written then,
-        and nothing else is being written. Never blocks."""
+        """Run `work`, which must not raise, in the thread between two batches, when no prepared batch is unwritten.
+        Never blocks."""
         self._asides.append(work)
         if not self._busy:
             self._next()
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
-        """Let a soft cursor travel with the partition's next step; a newer one replaces an older."""
+        """Write a soft cursor with the partition's next step; it replaces an older one of the queue."""
         self._soft.setdefault(partition, {})[queue] = payload
 
     def flush_soft_cursors(self) -> None:
-        """Write soft cursors that still wait, by themselves, if nothing else is being written."""
+        """Write waiting soft cursors alone, unless a batch is being written or waits."""
         if self._soft and not self._busy and not self._jobs:
             soft, self._soft = self._soft, {}
             self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()])
 
     def written(self, steps: Sequence[PartitionStep]) -> None:
-        """The thread has written `steps`: begin the next batch, if anything waits."""
+        """`steps` were written: begin the next batch, if anything waits."""
         self.steps_written += bool(steps)
         self.entries_written += sum(len(step.entries) for step in steps)
         self._busy = False
@@ -165,7 +172,7 @@ class Applier:
         return True
 
     def _next(self) -> None:
-        """Make the next batch of what waits: one step a partition, up to the limits."""
+        """Make the next batch of the waiting jobs: one step per partition, up to the limits."""
         if self._asides:
             self._give(_Work([], None, aside=self._asides.popleft()))
             return
@@ -174,18 +181,18 @@ class Applier:
             self._give(_Work([], None, self._take(first), soft=self._soft.pop(first, {})))
             return
         steps = []
-        room = STEP_ENTRIES_MAX
+        entries_left = STEP_ENTRIES_MAX
         for partition in list(self._jobs):
-            if room <= 0:
+            if entries_left <= 0:
                 break
             parts: list[Sequence[Entry]] = []
-            while room > 0 and partition in self._jobs:
+            while entries_left > 0 and partition in self._jobs:
                 entries = self._jobs[partition][0].entries
                 if entries is None:
                     break
                 self._take(partition)
                 parts.append(entries)
-                room -= len(entries)
+                entries_left -= len(entries)
             if parts:
                 joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
                 cursors = self._soft.pop(partition, None)
@@ -195,7 +202,7 @@ class Applier:
         self._hand_over(steps)
 
     def _take(self, partition: int) -> ApplyJob:
-        """The partition's next job; what it has besides waits for its next turn."""
+        """The partition's next job; its other jobs wait for its next turn."""
         waiting = self._jobs.pop(partition)
         job = waiting.popleft()
         if waiting:
@@ -204,28 +211,28 @@ class Applier:
 
     def _hand_over(self, steps: list[PartitionStep]) -> None:
         if self._stopped:
-            return  # the thread's last report came after the stop, and the store may be closed
+            return  # the thread's last result came after the stop, and the store may be closed
         try:
             prepared = self._store.prepare(steps)
         except LocalFault as error:
-            self._on_failure(error)
+            self._events.fail(error)
             return
-        if sum(len(step.entries) for step in steps) <= HERE_ENTRIES_MAX and self._store.takes_at_once(prepared):
+        if sum(len(step.entries) for step in steps) <= LOOP_ENTRIES_MAX and self._store.takes_at_once(prepared):
             self._busy = True
-            self._soon(self._write_here, steps, prepared)
+            self._loop.call_soon(self._write_on_loop, steps, prepared)
         else:
             self._give(_Work(steps, prepared))
 
-    def _write_here(self, steps: list[PartitionStep], prepared: Prepared) -> None:
+    def _write_on_loop(self, steps: list[PartitionStep], prepared: Prepared) -> None:
         try:
             with self._stopping:
                 if self._stopped:
                     return
                 self._store.commit(prepared)
         except Exception as error:  # noqa: BLE001 - as in the thread
-            self._on_failure(error)
+            self._events.fail(error)
             return
-        self._on_written(steps, False)
+        self._events.on_written(steps, False)
 
     def _give(self, work: _Work) -> None:
         self._busy = True
@@ -238,61 +245,65 @@ class Applier:
                     self._write_read_back(work.read, work.soft)
                 elif work.aside is not None:
                     work.aside()
-                    self._from_thread(self._on_written, [], False)
+                    call_threadsafe(self._loop, self._events.on_written, [], False)
                 else:
                     assert work.prepared is not None
                     self._store.commit(work.prepared)
-                    self._from_thread(self._on_written, work.steps, False)
+                    call_threadsafe(self._loop, self._events.on_written, work.steps, False)
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
-            self._from_thread(self._on_failure, error)
+            call_threadsafe(self._loop, self._events.fail, error)
 
     def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
-        """Read a bounded part of a job's entries from the log and write it; the loop asks for the rest."""
+        """Read a bounded part of a job's entries from the log and write it; `written` submits the rest."""
         entries = self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
         assert entries[0].offset == job.start
         steps = [PartitionStep(job.partition, entries, soft)]
         self._store.write(steps)
         reached = entries[-1].offset + 1
         self._rest = ApplyJob(job.partition, reached, job.end, None) if reached < job.end else None
-        self._from_thread(self._on_written, steps, True)
+        call_threadsafe(self._loop, self._events.on_written, steps, True)
 
 
 EARLY_PAUSE_S: Final = 0.1
-"""Least time between two checkpoints, also while the log is above its size: a checkpoint is several syncs on the disk
-that the log's own syncs wait for. What is written in it is a small part of any log but a test's."""
+"""Least time between two checkpoints, also while the log is above its size: a checkpoint makes several syncs, and the
+log's own syncs wait for them. Little is written within this time, compared with any log outside of tests."""
 
 
 IDLE_SHARE: Final = 0.02
-"""A process that used less of a core since the last checkpoint has nothing to do; being there costs 0.8 % where a core
-is slow. Below it a client could make 300 reads a second, whose tables then come from the disk once."""
+"""A process that used less than this share of a core since the last checkpoint counts as idle; an idle node uses 0.8 %
+of a slow core. Below it clients can make 300 reads a second, whose tables then come from the disk once."""
+
+
+class CheckpointSource(Protocol):
+    """Input of the checkpointer, read from its thread."""
+
+    @property
+    def pins(self) -> Mapping[int, int]:
+        """Partition -> offset from which a follower needs the log."""
+
+    def partition_ids(self) -> Sequence[int]:
+        """The partitions of this node."""
+
+    def checkpoint_failed(self, error: Exception) -> None:
+        """A checkpoint or a trim failed, and the thread ends."""
 
 
 class Checkpointer:
-    """Checkpoints the store and then trims the log, every `interval_ms` and when `soon` was called, in its own thread.
-    `pins`: partition -> offset from which somebody needs the log; asked from the thread."""
+    """Checkpoints the store and then trims the log, in its own thread: every `interval_ms`, and soon after `soon`."""
 
-    def __init__(
-        self,
-        store: Store,
-        log: Replog,
-        partitions: Callable[[], Sequence[int]],
-        pins: Callable[[], Mapping[int, int]],
-        interval_ms: int,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, store: Store, log: Replog, source: CheckpointSource, interval_ms: int) -> None:
         self._store = store
         self._log = log
-        self._partitions = partitions
-        self._pins = pins
+        self._source = source
         self._interval_s = interval_ms / 1000
-        self._on_failure = on_failure
         self._applied: Mapping[int, int] = {}
-        """Where the partitions were at the last checkpoint."""
-        self._rested_at: Mapping[int, int] = {}
-        """Where the partitions were when the store was last told to rest."""
+        """Applied offsets at the last checkpoint."""
+        self._compacted_at: Mapping[int, int] = {}
+        """Applied offsets at the last compaction."""
         self._idle_at: Mapping[int, int] = {}
-        """Where they were when it was last told that all is idle: once after each load, however often clients read."""
-        self._looked_at_s = self._cpu_s = 0.0
+        """Applied offsets at the last compaction of an idle process: one after each load, however often clients
+        read."""
+        self._measured_at_s = self._cpu_s = 0.0
         self._stop = threading.Event()
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
@@ -302,33 +313,34 @@ class Checkpointer:
         self._thread.start()
 
     def soon(self) -> None:
-        """Do not wait for the interval's end: the log is above its size. From any thread; never blocks."""
+        """Checkpoint before the interval ends, since the log is above its size. From any thread; never blocks."""
         self._wanted.set()
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the checkpoint under way; False when it did not within `timeout_s`."""
+        """End the thread after the checkpoint under way; False when it did not end within `timeout_s`."""
         self._stop.set()
         self._wanted.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _is_idle(self) -> bool:
-        """Whether this process did next to nothing since it was last asked."""
-        looked_at_s, cpu_s = self._looked_at_s, self._cpu_s
-        self._looked_at_s, self._cpu_s = time.monotonic(), time.process_time()
-        return self._cpu_s - cpu_s < IDLE_SHARE * (self._looked_at_s - looked_at_s)
+        """Whether this process used next to no processor time since the last call."""
+        measured_at_s, cpu_s = self._measured_at_s, self._cpu_s
+        self._measured_at_s, self._cpu_s = time.monotonic(), time.process_time()
+        return self._cpu_s - cpu_s < IDLE_SHARE * (self._measured_at_s - measured_at_s)
 
-    def look(self) -> None:
-        """Checkpoint, let the store rest if it is time, trim. For the thread. Raises LocalFault."""
+    def run_once(self) -> None:
+        """Checkpoint, compact the store if nothing was applied, trim the log. For the thread. Raises LocalFault."""
         before = self._applied
         self._applied = dict(self._store.applied_offsets())
         self._store.checkpoint()
         idle = self._is_idle()
-        if before == self._applied and (before != self._rested_at or (idle and before != self._idle_at)):
-            self._rested_at = before
+        if before == self._applied and (before != self._compacted_at or (idle and before != self._idle_at)):
+            self._compacted_at = before
             self._idle_at = before if idle else self._idle_at
             self._store.compact_when_idle(idle=idle)
-        self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()}, self._pins())
+        floors = {p: self._store.durable_floor(p) for p in self._source.partition_ids()}
+        self._log.trim(floors, self._source.pins)
 
     def _run(self) -> None:
         self._is_idle()
@@ -339,7 +351,7 @@ class Checkpointer:
                 return
             self._wanted.clear()
             try:
-                self.look()
+                self.run_once()
             except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
-                self._on_failure(error)
+                self._source.checkpoint_failed(error)
                 return

@@ -1,8 +1,8 @@
-"""A disk without room: what a follower no longer takes, and when a leader offers its place to others (H38).
+"""A full disk of the log: followers drop entries, and leaders hand over leadership (docs/protocol.md H38).
 
-A leader refuses what it cannot append, and reads go on. A follower drops what it cannot append and so acknowledges
-nothing, until its leader has taken it out of the ISR; that it lives on is what lets an operator free some space. The
-log keeps a reserve, so barriers and what was accepted still fit.
+A leader refuses writes that it cannot append, and serves reads. A follower drops entries that it cannot append and so
+acknowledges nothing, until its leader takes it out of the ISR; its process keeps running so that an operator can free
+space. The log keeps a reserve, so barriers and accepted entries still fit.
 """
 
 from __future__ import annotations
@@ -19,78 +19,78 @@ from isthmus.repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
-ROOM_WANTED: Final = f"{RESERVE_BYTES >> 20} MiB must stay free"
-"""For people: what a disk with some space left lacks."""
+FREE_SPACE_ADVICE: Final = f"{RESERVE_BYTES >> 20} MiB must stay free"
+"""For operators: a disk with a little free space counts as full, too."""
 
 HAND_OVER_AFTER_MS: Final = 10_000
-"""How long a leader waits for room before it offers its leaderships to members in sync: an operator's or a trimming's
-quick relief comes first, since the others' disks are often as full. Once each time that the disk fills up."""
+"""How long a leader waits for space before it hands over leadership: an operator or a trim may help sooner, and the
+other nodes' disks are often as full."""
 
 HAND_OVER_MS: Final = 5_000
-"""How long each such attempt lasts before the leader leads on, refusing writes."""
+"""Timeout of each such hand-over; then the leader leads on and refuses writes."""
 
-TROUBLE: Final = (
-    f"out-of-storage: the log's disk is full, what the leader sends is not taken: free space ({ROOM_WANTED})"
+FOLLOWER_TROUBLE: Final = (
+    f"out-of-storage: the log's disk is full, what the leader sends is not taken: free space ({FREE_SPACE_ADVICE})"
 )
 
-
-LEADER_TROUBLE: Final = f"out-of-storage: the log's disk is full, writes are refused: free space ({ROOM_WANTED})"
+LEADER_TROUBLE: Final = f"out-of-storage: the log's disk is full, writes are refused: free space ({FREE_SPACE_ADVICE})"
 
 
 class DiskFullPolicy:
-    """What a node remembers of its log's disk."""
+    """Whether the log's disk is full, since when, and which leaderships were offered to other nodes because of it."""
 
     def __init__(self, replog: Replog) -> None:
         self._replog = replog
         self._since_ms: int | None = None
+        self._handed_over: set[int] = set()
+        """Partitions whose leadership was offered to others; once each time that the disk fills up."""
         self.refused_count = 0
-        """Forwards of leaders that were not taken."""
+        """Messages with entries or rows that were dropped."""
 
     def refuses(self, partition: Partition, size_bytes: int) -> bool:
-        """True when entries of a leader cannot be taken now; the partition then says so."""
+        """True when entries from a leader cannot be appended now; the partition's reason then says so."""
         if self._replog.has_room(size_bytes):
             return False
         self.refused_count += 1
-        if partition.trouble != TROUBLE:
-            partition.trouble = TROUBLE
+        if partition.disk_trouble != FOLLOWER_TROUBLE:
+            partition.disk_trouble = FOLLOWER_TROUBLE
             log.error("storage.follower_stops", partition=partition.id, bytes=size_bytes)
         return True
 
-    def look(self, partitions: Collection[Partition], now_ms: int) -> list[Partition]:
-        """Look at the disk, once a second; returns the partitions whose leadership should go to somebody else now. What
-        is seen is a second old: an idle log hears of a disk that others fill by being asked."""
+    def check(self, partitions: Collection[Partition], now_ms: int) -> list[Partition]:
+        """Measure the disk, once a second; returns the partitions whose leadership should be handed over now. Measuring
+        is how an idle log learns that other processes filled the disk."""
         self._replog.look_at_space()
         if self._replog.has_room(0):
             if self._since_ms is not None:
                 self._since_ms = None
                 log.info("storage.room_again")
+            self._handed_over.clear()
             for partition in partitions:
-                partition.trouble = ""
-                partition.handed_over_full = False
+                partition.disk_trouble = ""
             return []
         if self._since_ms is None:
             self._since_ms = now_ms
             log.error("storage.full", advice="free space on the disk of node.data_dir")
         for partition in partitions:
             if partition.leads:
-                partition.trouble = LEADER_TROUBLE
+                partition.disk_trouble = LEADER_TROUBLE
             elif partition.replica.following:
-                partition.trouble = TROUBLE
+                partition.disk_trouble = FOLLOWER_TROUBLE
         if now_ms - self._since_ms < HAND_OVER_AFTER_MS:
             return []
         chosen = [
             partition
             for partition in partitions
             if partition.replica.ready
-            and not partition.handed_over_full
+            and partition.id not in self._handed_over
             and any(follower.in_sync for follower in partition.replica.followers())
         ]
-        for partition in chosen:
-            partition.handed_over_full = True
+        self._handed_over.update(partition.id for partition in chosen)
         return chosen
 
     def metrics(self) -> list[Sample]:
-        """What a full disk has cost."""
+        """Whether the disk is full, and how many messages were dropped because of it."""
         return [
             ("isthmus_storage_full", {}, self._since_ms is not None),
             ("isthmus_storage_refused_forwards_total", {}, self.refused_count),

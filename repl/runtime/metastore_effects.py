@@ -1,19 +1,18 @@
-"""What the core asks for that takes a round trip: epochs and gens into the data directory, records of the metastore.
+"""Carries out the core's effects that take a round trip: epochs and gens on disk, records in the metastore.
 
-Runs beside the write path on the event loop, and in a thread of its own where it waits for the disk: no election waits
-for what others do in the loop's. Each answer goes back into the core as an event. Nothing is decided here:
-an undecided write is repeated when the core asks for it again. Each kind has at most one round trip under way a
-partition, so that what the core repeats is dropped while it is still true.
+Runs beside the write path: on the event loop, and in its own thread where it waits for the disk, so that no election
+waits for the loop's default executor. Each answer goes back to the core as an event. Nothing is decided here: an
+undecided write is repeated when the core asks again. Each kind of effect has at most one round trip per partition under
+way; repeated effects are dropped meanwhile.
 
-The alarm of a metastore that lost what it had confirmed, or was restored from an older copy (docs/protocol.md H32).
-
-The core refuses such a record by itself and says so in its reason; here it is told to people, once a partition.
+`RollbackAlarm` reports a metastore that lost confirmed writes or was restored from an older copy (docs/protocol.md
+H32). The core refuses such records by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, assert_never
 
@@ -25,104 +24,105 @@ from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, Versi
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.storage.identity import NodeIdentity
 
 log = structlog.get_logger(__name__)
 
 ROLLED_BACK: Final = "metastore-rollback"
-"""Code of the core's reason."""
+"""Code of the core's reason for refusing a record."""
 
 
 class RollbackAlarm:
-    """Remembers of which partitions it has been told."""
+    """Logs a metastore that went back in time, once for each partition."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
-    def look(self, partition: Partition) -> None:
-        """A record of the partition was seen."""
+    def check(self, partition: Partition) -> None:
+        """Log an error if the core refused the newest record as older than a known one."""
         reason = partition.replica.reason
         if not reason.startswith(ROLLED_BACK):
-            self._told.discard(partition.id)
-        elif partition.id not in self._told:
-            self._told.add(partition.id)
+            self._reported.discard(partition.id)
+        elif partition.id not in self._reported:
+            self._reported.add(partition.id)
             log.error("METASTORE_ROLLBACK", partition=partition.id, reason=reason)
 
 
 RETRY_MS: Final = 500
-"""Pause before the metastore is asked again for what a copy cannot go on without."""
+"""Pause before a failed request to the metastore is repeated for a copy that cannot go on without it."""
 
 
 class MetastoreEffects:
-    """All kinds, for all partitions of a node. `dispatch` takes the answers, `fail` a disk that refuses."""
+    """Round trips of all partitions of a node."""
 
     def __init__(
         self,
         identity: NodeIdentity,
         metastore: Metastore,
         registrar: Registrar,
-        dispatch: Callable[[Partition, ev.Event], None],
-        fail: Callable[[Exception], None],
+        events: EventSink,
     ) -> None:
         self._identity = identity
         self._metastore = metastore
         self._registrar = registrar
-        self._dispatch = dispatch
-        self._fail = fail
+        self._events = events
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="identity")
-        self._wanted: dict[int, tuple[Partition, int, Incarnation | None]] = {}
+        self._epochs: dict[int, tuple[Partition, int, Incarnation | None]] = {}
+        """Partition -> the epoch to make durable, and its leader."""
         self._epochs_task: asyncio.Task[None] | None = None
-        self._writes: dict[int, asyncio.Task[None]] = {}
-        self._renewals: dict[int, asyncio.Task[None]] = {}
-        self._syncs: dict[int, asyncio.Task[None]] = {}
+        self._write_tasks: dict[int, asyncio.Task[None]] = {}
+        self._gen_tasks: dict[int, asyncio.Task[None]] = {}
+        self._sync_tasks: dict[int, asyncio.Task[None]] = {}
         self._nonces: dict[int, int] = {}
-        self._unsaid = False
-        """Something is withheld that no registration says yet."""
-        self._withholding: asyncio.Task[None] | None = None
+        """Partition -> nonce of its newest ReadRecordSync."""
+        self._withheld_unregistered = False
+        """A copy is withheld that no registration shows as withheld yet."""
+        self._withhold_task: asyncio.Task[None] | None = None
 
     def perform(
         self, partition: Partition, effect: fx.PersistEpoch | fx.WriteRecord | fx.ReadRecordSync | fx.NewLogIdentity
     ) -> None:
-        """Carry out one of the core's effects of this kind."""
+        """Carry out an effect."""
         match effect:
             case fx.PersistEpoch(epoch, owner):
-                self.persist_epoch(partition, epoch, owner)
+                self._persist_epoch(partition, epoch, owner)
             case fx.WriteRecord(record, needs):
-                self.write_record(partition, record, needs)
+                self._write_record(partition, record, needs)
             case fx.ReadRecordSync(nonce):
-                self.sync_record(partition, nonce)
+                self._sync_record(partition, nonce)
             case fx.NewLogIdentity(reason):
-                self.renew_gen(partition, reason)
+                self._renew_gen(partition, reason)
             case _:
                 assert_never(effect)
 
     # -- the data directory -----------------------------------------------------------------------
 
-    def persist_epoch(self, partition: Partition, epoch: int, owner: Incarnation | None) -> None:
-        """Make `epoch` durable as the highest seen, and whose it is; many partitions share one fsync. The core asks for
+    def _persist_epoch(self, partition: Partition, epoch: int, owner: Incarnation | None) -> None:
+        """Make `epoch` durable as the highest seen, with its leader; partitions share one fsync. The core asks for
         epochs in rising order."""
-        self._wanted[partition.id] = (partition, epoch, owner)
+        self._epochs[partition.id] = (partition, epoch, owner)
         if self._epochs_task is None or self._epochs_task.done():
             self._epochs_task = asyncio.get_running_loop().create_task(self._persist_epochs())
 
     async def _persist_epochs(self) -> None:
-        while self._wanted:
-            wanted, self._wanted = self._wanted, {}
-            epochs = {partition_id: (epoch, owner) for partition_id, (_, epoch, owner) in wanted.items()}
+        while self._epochs:
+            pending, self._epochs = self._epochs, {}
+            epochs = {partition_id: (epoch, owner) for partition_id, (_, epoch, owner) in pending.items()}
             try:
                 await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_epochs, epochs)
             except LocalFault as error:
-                self._fail(error)
+                self._events.fail(error)
                 return
-            for partition, epoch, _ in wanted.values():
-                self._dispatch(partition, ev.EpochPersisted(epoch))
+            for partition, epoch, _ in pending.values():
+                self._events.dispatch(partition, ev.EpochPersisted(epoch))
 
-    def renew_gen(self, partition: Partition, reason: str) -> None:
-        """Give this copy another gen: allocated, durable, registered, and only then told to the core (R-GEN)."""
-        if partition.id not in self._renewals:
+    def _renew_gen(self, partition: Partition, reason: str) -> None:
+        """Give this copy another gen: allocate it, make it durable, register it, and only then dispatch it (R-GEN)."""
+        if partition.id not in self._gen_tasks:
             task = asyncio.get_running_loop().create_task(self._renew(partition, reason))
-            self._renewals[partition.id] = task
+            self._gen_tasks[partition.id] = task
 
     async def _renew(self, partition: Partition, reason: str) -> None:
         gen = 0
@@ -137,44 +137,44 @@ class MetastoreEffects:
                 await asyncio.sleep(RETRY_MS / 1000)
             else:
                 break
-        del self._renewals[partition.id]
-        self._dispatch(partition, ev.LogIdentityRenewed(gen))
+        del self._gen_tasks[partition.id]
+        self._events.dispatch(partition, ev.LogIdentityRenewed(gen))
 
     async def _new_gen(self, partition: Partition, reason: str) -> int:
-        """Another gen, durable here; 0 when the disk refuses. Raises what the metastore raises."""
+        """Allocate a gen and make it durable here; 0 when the disk fails. Raises the metastore's errors."""
         gen = await self._metastore.allocate_gen()
         log.warning("identity.new_gen", partition=partition.id, gen=gen, reason=reason)
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_gens, {partition.id: gen})
         except LocalFault as error:
-            self._fail(error)
+            self._events.fail(error)
             return 0
         return gen
 
     def withhold(self, partition: int) -> None:
-        """Tell the cluster that it cannot count on this copy, though the process and its session live."""
+        """Register this copy as one that the cluster cannot count on, though the process and its session live."""
         self._registrar.withhold(partition)
-        self._unsaid = True
-        if self._withholding is None or self._withholding.done():
-            self._withholding = asyncio.get_running_loop().create_task(self._withhold())
+        self._withheld_unregistered = True
+        if self._withhold_task is None or self._withhold_task.done():
+            self._withhold_task = asyncio.get_running_loop().create_task(self._withhold())
 
     async def _withhold(self) -> None:
-        while self._unsaid:
-            self._unsaid = False
+        while self._withheld_unregistered:
+            self._withheld_unregistered = False
             try:
                 await self._registrar.register()
             except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
-                self._unsaid = True
+                self._withheld_unregistered = True
                 log.warning("identity.copy_is_withheld_later", error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
 
     # -- the metastore ------------------------------------------------------------------------------
 
-    def write_record(self, partition: Partition, record: PartitionRecord, needs: Collection[Member]) -> None:
-        """Write a record conditionally. While one is in flight, the core's repeats are dropped."""
-        if partition.id not in self._writes:
+    def _write_record(self, partition: Partition, record: PartitionRecord, needs: Collection[Member]) -> None:
+        """Write a record conditionally, unless a write of this partition is under way."""
+        if partition.id not in self._write_tasks:
             task = asyncio.get_running_loop().create_task(self._write(partition, record, needs))
-            self._writes[partition.id] = task
+            self._write_tasks[partition.id] = task
 
     async def _write(self, partition: Partition, record: PartitionRecord, needs: Collection[Member]) -> None:
         event: ev.Event
@@ -188,12 +188,12 @@ class MetastoreEffects:
             log.warning("isr.record_not_written", partition=partition.id, error=str(error))
             event = ev.WriteOutcomeUnknown(record.version)
         finally:
-            del self._writes[partition.id]
-        self._dispatch(partition, event)
+            del self._write_tasks[partition.id]
+        self._events.dispatch(partition, event)
 
     async def _refused(self, partition: Partition, base_version: int) -> ev.Event:
-        """The record as it is after a write was refused. Read after a sync: an older one would look as if the version
-        had not moved."""
+        """Read the current record after a refused write, after a sync: an older one would look as if the version had
+        not moved."""
         try:
             return ev.WriteRefused(base_version, await self._metastore.synced_record(partition.id))
         except (Unavailable, Ambiguous, LookupError):
@@ -202,11 +202,11 @@ class MetastoreEffects:
             log.warning("isr.record_not_read", partition=partition.id, error=str(error))
             return ev.WriteOutcomeUnknown(base_version)
 
-    def sync_record(self, partition: Partition, nonce: int) -> None:
-        """Read the record after a sync. The newest question is answered by a read that began after it."""
+    def _sync_record(self, partition: Partition, nonce: int) -> None:
+        """Read the record after a sync; the newest nonce is answered by a read that began after its request."""
         self._nonces[partition.id] = nonce
-        if partition.id not in self._syncs:
-            self._syncs[partition.id] = asyncio.get_running_loop().create_task(self._sync(partition))
+        if partition.id not in self._sync_tasks:
+            self._sync_tasks[partition.id] = asyncio.get_running_loop().create_task(self._sync(partition))
 
     async def _sync(self, partition: Partition) -> None:
         try:
@@ -218,20 +218,20 @@ class MetastoreEffects:
                 except IsthmusError as error:
                     log.warning("isr.record_not_read", partition=partition.id, error=str(error))
                     continue
-                self._dispatch(partition, ev.RecordSynced(nonce, record))
+                self._events.dispatch(partition, ev.RecordSynced(nonce, record))
         finally:
-            del self._syncs[partition.id]
+            del self._sync_tasks[partition.id]
 
     def busy(self, partition: int) -> bool:
-        """True while something of a partition is under way."""
-        return any(partition in kind for kind in (self._writes, self._renewals, self._syncs, self._wanted))
+        """See InFlightWork."""
+        return any(partition in kind for kind in (self._write_tasks, self._gen_tasks, self._sync_tasks, self._epochs))
 
     def cancel(self) -> None:
-        """Give up what is under way: the process is leaving."""
-        for tasks in (self._writes, self._renewals, self._syncs):
+        """Cancel all round trips: the process is stopping."""
+        for tasks in (self._write_tasks, self._gen_tasks, self._sync_tasks):
             for task in list(tasks.values()):
                 task.cancel()
-        for single in (self._epochs_task, self._withholding):
+        for single in (self._epochs_task, self._withhold_task):
             if single is not None:
                 single.cancel()
         self._disk.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""Replay after a power loss: which partitions still have to pass the applied offset that was found (H36).
+"""Replay after a power loss: which partitions are still below the applied offset that was found (docs/protocol.md H36).
 
 Rows between a store's durable floor and its applied offset may be missing after the machine stopped. Such a partition
-begins at its floor, and nothing of it is served before a barrier above what was found is applied. When the last one
-has passed, the store is told, which takes a sync and so a thread.
+starts at its floor, and serves nothing before a barrier above the found offset is applied. When the last partition has
+passed its found offset, the store is notified in a thread, since that takes a sync.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from isthmus.repl.store.port import Store
 
 
 class LogReplay:
-    """Of one store. `fail` takes, from any thread, an error that ends the process."""
+    """The replay of one store. `fail` receives, from any thread, an error that ends the process."""
 
     def __init__(self, store: Store, fail: Callable[[Exception], None]) -> None:
         self._store = store
         self._fail = fail
         self._targets: dict[int, int] = {}
+        """Partition -> the applied offset that was found."""
 
     @property
     def waits(self) -> bool:
-        """True while some partition is below what was found applied."""
+        """True while some partition is below its found offset."""
         return bool(self._targets)
 
     def first_offset(self, partition: int) -> int:
-        """Where a partition's applying begins in this process."""
+        """The offset at which applying starts in this process."""
         found = self._store.applied(partition).offset
         if not self._store.needs_replay():
             return found
@@ -38,16 +39,16 @@ class LogReplay:
         return min(floor, found)
 
     def forget(self, partition: int) -> None:
-        """Nothing of this partition is replayed: its rows come from elsewhere."""
+        """Replay nothing of this partition: a state transfer replaces its rows."""
         self._targets.pop(partition, None)
 
     def start(self) -> None:
-        """All partitions that the store holds are known. Where nothing has to be replayed, the store may know."""
+        """Notify the store at once where nothing has to be replayed. All partitions of the store are known."""
         if self._store.needs_replay() and not self._targets:
             self._finish()
 
     def passed(self, partition: int, end: int) -> None:
-        """All below `end` is applied."""
+        """All entries below `end` are applied."""
         target = self._targets.get(partition)
         if target is not None and end >= target:
             del self._targets[partition]

@@ -1,30 +1,27 @@
-"""Attaching: a replica comes to be, from what log, store and identity of this directory hold, or empty.
+"""Opens the copies that the partition records assign to this node, and deletes those that no record names any more.
 
-At a start that happens before anything runs. Later a record may name this node for a partition that it has no copy
-of: then the copy's gen, the directory's spare one, is made durable, the registration says so, and only then the
-core hears of anything (docs/protocol.md R-GEN). All that waits does so beside the write path. What a copy's gen means
-at a start is `repl.runtime.registration`'s affair.
+At a start copies are opened before anything runs. Later a record may name this node for a partition that it has no copy
+of: then the copy's gen, the directory's spare one, is made durable and registered before the core gets an event
+(docs/protocol.md R-GEN). All waiting is beside the write path. `repl.runtime.registration` decides what a copy's gen
+means at a start.
 
-Clearing: copies that no record names any more are deleted, a while after this node has read so (R-RF).
+Copies that no record names are deleted after a grace time (R-RF):
 
-    kept       a record without this node was read: the copy is left as it is for the grace time, in which a record
-               that names it again finds it honest and up to where it was
-    condemned  the record was read once more, behind a sync, and still does not name it: the copy counts no more, and
-               one that may be made later has another gen; noted in the identity before anything goes (R-GEN)
-    deleted    its rows, then its log; a crash in between begins that again at the next start
+    kept       a record without this node was read: the copy stays as it is for the grace time; a record that names it
+               again finds it as up to date as it was
+    condemned  the record was read again, after a sync, and still does not name it: the copy no longer counts, and a
+               later one gets another gen; noted in the identity before anything is deleted (R-GEN)
+    deleted    its rows, then its log; a crash in between continues at the next start
 
-Rows go in steps in a thread of their own, with rests, and one copy at a time: there is no hurry, and the disk is shared
-with partitions that serve. That a copy is to go is the record's word, never that of a message.
-
-Open the copies that the partition records assign to this node, and delete those that no record names any more. Both
-go on beside the write path.
+Rows are deleted in steps, in a thread, with pauses, one copy at a time: the disk is shared with partitions that serve.
+Only a record can remove a copy, never a message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -42,8 +39,8 @@ from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.port import EventSink, InFlightWork
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.replay import LogReplay
 from isthmus.repl.runtime.storage import Storage
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import Store
@@ -52,14 +49,14 @@ from isthmus.repl.telemetry import Sample
 log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 500
-"""Pause before a registration that failed is tried again."""
+"""Pause before a failed registration is repeated."""
 
 NONCE_BITS: Final = 62
-"""Of the random base of a process's nonces: a number that fits msgpack, with room to count."""
+"""Bits of the random base of a process's nonces: fits msgpack, with room to count."""
 
 
 class ReplicaOpener:
-    """Makes replicas. `take` gets each one that is ready to be fed; `fail` a disk that refuses."""
+    """Builds replicas from log, store and identity; those of a running node are added to `partitions`."""
 
     def __init__(
         self,
@@ -67,38 +64,44 @@ class ReplicaOpener:
         node: str,
         cluster_uuid: bytes,
         options_of: Callable[[str], ReplicaOptions],
+        partitions: dict[int, Partition],
         identity: NodeIdentity,
         registrar: Registrar,
         replog: Replog,
         store: Store,
-        replay: LogReplay,
-        take: Callable[[list[Partition]], None],
-        fail: Callable[[Exception], None],
+        storage: Storage,
+        events: EventSink,
     ) -> None:
         self._node = node
         self._cluster_uuid = cluster_uuid
         self._options_of = options_of
+        self._partitions = partitions
         self._identity = identity
         self._registrar = registrar
         self._replog = replog
         self._store = store
-        self._replay = replay
-        self._take = take
-        self._fail = fail
+        self._replay = storage.replay
+        self._window = storage.window
+        self._events = events
+        self.session: int | None = None
+        """This process's session with the metastore (`inc`); None without one."""
+        self.records: Mapping[int, PartitionRecord] = {}
+        """The newest records that were read."""
         self._nonce_base = random.SystemRandom().getrandbits(NONCE_BITS)
-        self._arriving: dict[int, PartitionRecord] = {}
+        self._opening: dict[int, PartitionRecord] = {}
+        """Records of the copies that are being opened."""
         self._task: asyncio.Task[None] | None = None
 
-    def replica(self, record: PartitionRecord) -> Partition:
-        """The replica of `record`. Its gen is noted already."""
+    def open(self, record: PartitionRecord) -> Partition:
+        """The replica of `record`. Its gen is already in the identity."""
         partition = record.partition
         known = self._identity.partition(partition)
         assert known is not None, f"the gen of partition {partition} is not noted"
         leo = self._replog.leo(partition)
         log_start = self._replog.start_of(partition)
         applied = self._replay.first_offset(partition)
-        far = self._far(partition, applied, log_start, removed=self._node not in record.replicas)
-        if far is not None:
+        transfer = self._transfer_state(partition, applied, log_start, removed=self._node not in record.replicas)
+        if transfer is not None:
             self._replog.abandon(partition)
         replica = Replica(
             partition=partition,
@@ -113,10 +116,10 @@ class ReplicaOpener:
             durable=leo,
             log_start=log_start,
             nonce_base=self._nonce_base,
-            far=far,
-            committed=0 if far is not None else self._committed(partition, leo),
+            far=transfer,
+            committed=0 if transfer is not None else self._committed(partition, leo),
         )
-        if far is None and self._store.needs_replay():
+        if transfer is None and self._store.needs_replay():
             found = self._store.applied(partition)
             if found.offset > applied:
                 replica.must_replay(found.epoch, found.offset)
@@ -128,21 +131,23 @@ class ReplicaOpener:
                     leo=leo,
                     advice="its rows are given up for a leader's; forced to lead, it serves what its log lost",
                 )
-        return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
+        return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start, self._window)
 
     def _committed(self, partition: int, leo: int) -> int:
-        """How far the log is known to be committed by what the store was found to have applied, also where its rows
-        must be replayed (H36): up to there where the log holds that very entry, for then it holds all below it
-        (I-LOG-MATCH). 0 where nothing can be told so."""
+        """The offset up to which the log is known to be committed: the store's applied offset, also where its rows must
+        be replayed (H36), if the log holds that very entry, since it then holds all entries below it (I-LOG-MATCH).
+        Else 0."""
         found = self._store.applied(partition)
         holds = found.offset <= leo and epoch_at(self._replog.epoch_table(partition), found.offset - 1) == found.epoch
         return found.offset if holds else 0
 
-    def _far(self, partition: int, applied: int, log_start: int, *, removed: bool) -> ev.TransferStored | None:
-        """What a copy has whose rows come from elsewhere. One whose store ends below its log begins anew, and has
-        another gen already (`repl.runtime.registration`); so does one whose rows must be replayed (H36) while its
-        record does not name this node: nobody would say what of its log is committed. Blocks, at a start, while rows
-        are deleted."""
+    def _transfer_state(
+        self, partition: int, applied: int, log_start: int, *, removed: bool
+    ) -> ev.TransferStored | None:
+        """The state of an unfinished transfer to this copy; None without one. A copy whose store ends below its log
+        begins one, and has another gen already (`repl.runtime.registration`). So does a copy whose rows must be
+        replayed (H36) and that its record does not name: no leader would send it what is committed. Blocks at a start
+        while rows are deleted."""
         mark = self._store.far.marks().get(partition)
         if removed and mark is None and self._store.needs_replay():
             log.warning("attaching.removed_copy_emptied", partition=partition, applied=applied)
@@ -154,21 +159,21 @@ class ReplicaOpener:
             self._replay.forget(partition)
         return None if mark is None else ev.TransferStored(mark.position, mark.epoch, mark.whole)
 
-    def wanted(self, records: Mapping[int, PartitionRecord], present: Collection[int]) -> None:
-        """Begin to make the copies that `records` want of this node and that are not among `present`."""
+    def open_assigned(self, present: Collection[int]) -> None:
+        """Begin to open the copies that the records assign to this node and that are not among `present`."""
         deleting = self._identity.condemned()
-        for partition, record in records.items():
-            if partition in present or partition in self._arriving or self._node not in record.replicas:
+        for partition, record in self.records.items():
+            if partition in present or partition in self._opening or self._node not in record.replicas:
                 continue
             if partition not in deleting:
-                self._arriving[partition] = record
-        if self._arriving and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._attach())
+                self._opening[partition] = record
+        if self._opening and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._open_copies())
 
-    async def _attach(self) -> None:
+    async def _open_copies(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._arriving:
-            fresh = dict(self._arriving)
+        while self._opening:
+            fresh = dict(self._opening)
             unknown = [partition for partition in fresh if self._identity.partition(partition) is None]
             if unknown:
                 again, spare = self._identity.gens(), self._identity.spare
@@ -176,7 +181,7 @@ class ReplicaOpener:
                 try:
                     await loop.run_in_executor(None, self._identity.note_gens, gens)
                 except LocalFault as error:
-                    self._fail(error)
+                    self._events.fail(error)
                     return
                 log.info("attaching.new_copies", gens=gens)
             try:
@@ -185,24 +190,34 @@ class ReplicaOpener:
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
-            made = [self.replica(record) for _, record in sorted(fresh.items())]
+            opened = [self.open(record) for _, record in sorted(fresh.items())]
             for partition in fresh:
-                del self._arriving[partition]
-            self._take(made)
+                del self._opening[partition]
+            self._start(opened)
+
+    def _start(self, opened: list[Partition]) -> None:
+        """Dispatch to new replicas the events that the others had before."""
+        for partition in opened:
+            self._partitions[partition.id] = partition
+        for partition in opened:
+            if self.session is not None:
+                self._events.dispatch(partition, ev.SessionStarted(self.session))
+            record = self.records.get(partition.id)
+            if record is not None:
+                self._events.dispatch(partition, ev.RecordSeen(record))
 
     def cancel(self) -> None:
-        """Make no more: the process is leaving."""
+        """Open no more copies: the process is stopping."""
         if self._task is not None:
             self._task.cancel()
 
 
-REST_S: Final = 0.02
-"""Rest after each step of a deletion (some thousand rows, about 10 ms of the interpreter)."""
+STEP_PAUSE_S: Final = 0.02
+"""Pause after each step of a deletion (some thousand rows, about 10 ms of the interpreter)."""
 
 
 class ReplicaRemover:
-    """Of one node. `partitions` are the replicas that are fed; what is condemned leaves them. `busy` says whether
-    something of a replica is under way, `let_go` frees what of it is in memory, `fail` hears of a disk that refuses."""
+    """Deletes copies that no record names; a condemned copy leaves `partitions` and gets no more events."""
 
     def __init__(
         self,
@@ -214,10 +229,10 @@ class ReplicaRemover:
         registrar: Registrar,
         store: Store,
         replog: Replog,
+        storage: Storage,
+        in_flight: Sequence[InFlightWork],
         grace_ms: int,
-        busy: Callable[[Partition], bool],
-        let_go: Callable[[Partition], None],
-        fail: Callable[[Exception], None],
+        events: EventSink,
     ) -> None:
         self._node = node
         self._partitions = partitions
@@ -226,49 +241,50 @@ class ReplicaRemover:
         self._registrar = registrar
         self._store = store
         self._replog = replog
+        self._storage = storage
+        self._in_flight = in_flight
         self._grace_ms = grace_ms
-        self._busy = busy
-        self._let_go = let_go
-        self._fail = fail
+        self._events = events
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clear")
         self._removed_ms: dict[int, int] = {}
-        """Partition -> when it was first seen that its record does not name this node."""
+        """Partition -> when a record without this node was first seen."""
         self._restarts: dict[int, asyncio.Future[None]] = {}
+        """Partition -> done when its emptied log is durable."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
-        self.going: set[int] = set()
-        """Partitions that are being noted as condemned: no copy is made of what is here, whatever a record says now."""
+        self.condemning: set[int] = set()
+        """Partitions that are being noted as condemned: they must not be opened, whatever a record says now."""
         self.copies_deleted = 0
 
-    def look(self, now_ms: int) -> None:
-        """See whose time has come, and go on with what is condemned; once a second."""
+    def check(self, now_ms: int) -> None:
+        """Condemn copies whose grace time is over, and delete condemned ones; once a second."""
         due: list[Partition] = []
         for partition in self._partitions.values():
             if not partition.removed:
                 if self._removed_ms.pop(partition.id, None) is not None:
-                    partition.deletion = ""
+                    partition.deletion_note = ""
                     log.info("clearing.kept", partition=partition.id)
                 continue
             since_ms = self._removed_ms.setdefault(partition.id, now_ms)
             left_ms = max(0, since_ms + self._grace_ms - now_ms)
             when = f"in {left_ms // 1000} s" if left_ms else "as soon as the metastore has confirmed it"
-            partition.deletion = f"its copy here is deleted {when}"
+            partition.deletion_note = f"its copy here is deleted {when}"
             if not left_ms and partition.replica.role is ReplicaRole.IDLE and not self._busy(partition):
                 due.append(partition)
         if (due or self._identity.condemned()) and (self._task is None or self._task.done()) and not self._stopping:
-            self._task = asyncio.get_running_loop().create_task(self._clear(due))
+            self._task = asyncio.get_running_loop().create_task(self._remove(due))
 
-    async def _clear(self, due: list[Partition]) -> None:
+    async def _remove(self, due: list[Partition]) -> None:
         try:
             for partition in due:
-                await self._look_last(partition)
+                await self._confirm_and_condemn(partition)
             for number in self._identity.condemned():
                 await self._delete(number)
         except (IsthmusError, OSError) as error:
-            self._fail(error)
+            self._events.fail(error)
 
-    async def _look_last(self, partition: Partition) -> None:
-        """Condemn it if the metastore still says so; what cannot be asked or read says nothing, of this one alone."""
+    async def _confirm_and_condemn(self, partition: Partition) -> None:
+        """Condemn a copy if the metastore's record still does not name it; keep it when the record cannot be read."""
         try:
             record = await self._metastore.synced_record(partition.id)
             gen = await self._metastore.allocate_gen()
@@ -278,23 +294,30 @@ class ReplicaRemover:
         await self._condemn(partition, record, gen)
 
     async def _condemn(self, partition: Partition, record: PartitionRecord, gen: int) -> None:
-        """The last look, and the note after which there is no way back."""
+        """Note the copy as condemned, for good, unless `record` or work under way forbids it."""
         if self._named(record, partition) or self._busy(partition) or not partition.removed:
             return
         del self._partitions[partition.id]
         del self._removed_ms[partition.id]
-        self._let_go(partition)
+        self._storage.release_memory(partition)
         log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.log_id, next_gen=gen)
-        self.going.add(partition.id)
+        self.condemning.add(partition.id)
         await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, gen)
-        self.going.discard(partition.id)  # not after a failure: the process ends then
+        self.condemning.discard(partition.id)  # not after a failure: the process ends then
         try:
             await self._registrar.register()
         except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
             log.warning("clearing.waits", partition=partition.id, error=str(error))
 
+    def _busy(self, partition: Partition) -> bool:
+        """True while entries or rows of the copy are on their way to log, store or metastore."""
+        replica = partition.replica
+        in_log = replica.durable < replica.leo
+        in_store = partition.unapplied.submitted > replica.applied or partition.id in self._storage.mending
+        return in_log or in_store or any(work.busy(partition.id) for work in self._in_flight)
+
     def _named(self, record: PartitionRecord, partition: Partition) -> bool:
-        """True unless `record` is as new as what was believed, and does not name this node."""
+        """True unless `record` is at least as new as the replica's, and does not name this node."""
         known = partition.replica.record
         assert known is not None, "a copy is removed by a record"
         older = record.version < known.version or record.epoch < partition.replica.epoch_seen
@@ -307,7 +330,7 @@ class ReplicaRemover:
         removal = self._store.far.remove(partition)
         while (count := await loop.run_in_executor(self._pool, _step, removal)) is not None:
             rows += count
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(STEP_PAUSE_S)
         durable = self._restarts[partition] = loop.create_future()
         self._replog.restart(partition, 0, ())
         await durable
@@ -316,19 +339,19 @@ class ReplicaRemover:
         log.warning("clearing.deleted", partition=partition, rows=rows)
 
     def log_restarted(self, partition: int) -> None:
-        """The log of a partition that is not fed any more reports a cut."""
+        """The log of a partition that gets no more events was cut or restarted."""
         durable = self._restarts.pop(partition, None)
         if durable is not None and not durable.done():
             durable.set_result(None)
 
     def cancel(self) -> None:
-        """Begin nothing more: the process is leaving."""
+        """Begin no more deletions: the process is stopping."""
         self._stopping = True
         if self._task is not None:
             self._task.cancel()
 
     def stop(self) -> None:
-        """Blocks until the step under way is done; after `cancel`."""
+        """Block until the step under way is done; after `cancel`."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -337,9 +360,7 @@ def _step(removal: Iterator[int]) -> int | None:
 
 
 class ReplicaManager:
-    """`partitions` gains and loses what is made and deleted; `dispatch` feeds a core, `busy` says whether something of
-    a replica is under way outside of log and store, `fail` ends the process. `inc` is this process's session, None
-    without one."""
+    """The copies of one node: `partitions` gains those that are opened and loses those that are condemned."""
 
     def __init__(
         self,
@@ -347,38 +368,32 @@ class ReplicaManager:
         node: str,
         cluster_uuid: bytes,
         options_of: Callable[[str], ReplicaOptions],
+        partitions: dict[int, Partition],
         identity: NodeIdentity,
         metastore: Metastore,
         registrar: Registrar,
         replog: Replog,
         store: Store,
         storage: Storage,
-        partitions: dict[int, Partition],
+        in_flight: Sequence[InFlightWork],
         removed_grace_ms: int,
-        dispatch: Callable[[Partition, ev.Event], None],
-        busy: Callable[[int], bool],
-        fail: Callable[[Exception], None],
+        events: EventSink,
     ) -> None:
         self._node = node
         self._partitions = partitions
-        self._storage = storage
-        self._dispatch = dispatch
-        self._busy_elsewhere = busy
-        self._records: Mapping[int, PartitionRecord] = {}
-        self.inc: int | None = None
-        self._attaching = ReplicaOpener(
+        self._opener = ReplicaOpener(
             node=node,
             cluster_uuid=cluster_uuid,
             options_of=options_of,
+            partitions=partitions,
             identity=identity,
             registrar=registrar,
             replog=replog,
             store=store,
-            replay=storage.replay,
-            take=self._take,
-            fail=fail,
+            storage=storage,
+            events=events,
         )
-        self._clearing = ReplicaRemover(
+        self._remover = ReplicaRemover(
             node=node,
             partitions=partitions,
             identity=identity,
@@ -386,61 +401,51 @@ class ReplicaManager:
             registrar=registrar,
             store=store,
             replog=replog,
+            storage=storage,
+            in_flight=in_flight,
             grace_ms=removed_grace_ms,
-            busy=self._busy,
-            let_go=storage.release_memory,
-            fail=fail,
+            events=events,
         )
 
     def attach(self, record: PartitionRecord) -> Partition:
-        """Make the replica of `record` from what log, store and identity hold. Before anything runs."""
-        partition = self._partitions[record.partition] = self._attaching.replica(record)
+        """Open the replica of `record`, before anything runs."""
+        partition = self._partitions[record.partition] = self._opener.open(record)
         return partition
 
-    def seen(self, records: Mapping[int, PartitionRecord]) -> None:
-        """Records were read: begin to make the copies that they want of this node."""
-        self._records = records
-        self._attaching.wanted(records, self._partitions.keys() | self._clearing.going)
+    def session_changed(self, session: int | None) -> None:
+        """This process is registered under `session`, or its session is over (None)."""
+        self._opener.session = session
 
-    def _take(self, made: list[Partition]) -> None:
-        """New replicas are ready: tell them what the others know already."""
-        for partition in made:
-            self._partitions[partition.id] = partition
-        for partition in made:
-            if self.inc is not None:
-                self._dispatch(partition, ev.SessionStarted(self.inc))
-            record = self._records.get(partition.id)
-            if record is not None:
-                self._dispatch(partition, ev.RecordSeen(record))
+    def records_seen(self, records: Mapping[int, PartitionRecord]) -> None:
+        """Begin to open the copies that the records assign to this node."""
+        self._opener.records = records
+        self._open_assigned()
 
-    def heirs(self) -> dict[int, str]:
-        """Who should take over what is led here, were this process to leave now."""
-        return successors(self._records, self._node)
+    def successors(self) -> dict[int, str]:
+        """Which node should take over each partition that is led here, if this process stopped now."""
+        return successors(self._opener.records, self._node)
 
-    def look(self, now_ms: int) -> None:
-        """Once a second: see to copies that are no replicas any more, and to those that are again."""
-        self._clearing.look(now_ms)
-        self._attaching.wanted(self._records, self._partitions.keys() | self._clearing.going)
+    def check(self, now_ms: int) -> None:
+        """Remove copies that no record names, and open those that are assigned again; once a second."""
+        self._remover.check(now_ms)
+        self._open_assigned()
 
-    def _busy(self, partition: Partition) -> bool:
-        replica = partition.replica
-        in_log = replica.durable < replica.leo
-        in_store = partition.unapplied.submitted > replica.applied or partition.id in self._storage.mending
-        return in_log or in_store or self._busy_elsewhere(partition.id)
+    def _open_assigned(self) -> None:
+        self._opener.open_assigned(self._partitions.keys() | self._remover.condemning)
 
     def log_restarted(self, partition: int) -> None:
-        """The log of a copy that is not fed any more reports a cut."""
-        self._clearing.log_restarted(partition)
+        """The log of a copy that gets no more events was cut or restarted."""
+        self._remover.log_restarted(partition)
 
     def cancel(self) -> None:
-        """Make and delete no more: the process is leaving."""
-        self._attaching.cancel()
-        self._clearing.cancel()
+        """Open and delete no more copies: the process is stopping."""
+        self._opener.cancel()
+        self._remover.cancel()
 
     def stop(self) -> None:
-        """Blocks until nothing uses the store."""
-        self._clearing.stop()
+        """Block until nothing here uses the store."""
+        self._remover.stop()
 
     def metrics(self) -> list[Sample]:
-        """What was deleted."""
-        return [("isthmus_copies_deleted_total", {}, self._clearing.copies_deleted)]
+        """Deleted copies."""
+        return [("isthmus_copies_deleted_total", {}, self._remover.copies_deleted)]

@@ -7,7 +7,6 @@ that appends, applies and loses leadership when a test says so.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,8 +20,10 @@ from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from isthmus.repl.model.vclock import actor_of
-from isthmus.repl.runtime.metrics import ReplicationLatency
-from isthmus.repl.runtime.partition import PendingBatch
+from isthmus.repl.runtime.apply_listeners import ApplyListeners
+from isthmus.repl.runtime.latency import ReplicationLatency
+from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
+from isthmus.repl.runtime.waiters import Waiters
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.store.reaped_pushes import ReapedPushes
 from tests.support.memory_log import MemoryLog
@@ -56,8 +57,8 @@ class Place:
     bucket_type: bytes = b"default"
     replica: Core = field(default_factory=Core)
     pending: list[Entry] = field(default_factory=list)
-    pending_rows: dict[tuple[bytes, bytes], Entry] = field(default_factory=dict)
-    groups: deque[PendingBatch] = field(default_factory=deque)
+    unapplied: UnappliedBuffer = field(default_factory=lambda: UnappliedBuffer(0, 0, MemoryWindow(0)))
+    waiters: Waiters = field(default_factory=Waiters)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
 
 
@@ -81,8 +82,8 @@ class StandIn:
         self.store = store
         self.replog = MemoryLog()
         self.time = Clock()
-        self.entry_times = ReplicationLatency()
-        self.hooks: list[Any] = []
+        self.latency = ReplicationLatency()
+        self.listeners = ApplyListeners()
         self.partitions = {p: Place(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
         self.hold = False
         self.refusal: IsthmusError | None = None
@@ -119,13 +120,9 @@ class StandIn:
         entries, place.pending = place.pending, []
         self.store.write([PartitionStep(place.id, entries)])
         place.replica.applied = end = entries[-1].offset + 1
-        for entry in entries:
-            if place.pending_rows.get((entry.bucket, entry.key)) is entry:
-                del place.pending_rows[entry.bucket, entry.key]
-        while place.groups and place.groups[0].end <= end:
-            place.groups.popleft().waiter.release()
-        for hook in self.hooks:
-            hook.applied(place.id, entries, True)
+        place.unapplied.applied(entries, read_back=True)
+        place.waiters.applied(end)
+        self.listeners.applied(place.id, entries)
 
     def lead(self, partition: int, epoch: int) -> None:
         """Begin to lead: a barrier is appended and applied."""
@@ -134,23 +131,17 @@ class StandIn:
         barrier = make_entry(EntryKind.BARRIER, epoch, offset, request_id=b"", origin=UUID, time_ms=0)
         self.store.write([PartitionStep(partition, [barrier])])
         place.replica = Core(True, epoch, offset + 1, offset + 1, "leading: all is well")
-        for hook in self.hooks:
-            hook.leadership(partition, True, offset + 1)
+        self.listeners.leadership(partition, True, offset + 1)
 
     def step_down(self, partition: int) -> None:
         """Cease to lead; what is pending is dropped, and unknown to who waits."""
         place = self.partitions[partition]
         place.replica.ready = False
         place.replica.reason = "idle: stepped down"
-        for group in place.groups:
-            for slot in group.slots:
-                group.waiter.results[slot] = OutcomeUnknown("leadership ended")
-            group.waiter.release()
-        place.groups.clear()
+        place.waiters.fail_above(0, OutcomeUnknown("leadership ended"))
         place.pending.clear()
-        place.pending_rows.clear()
-        for hook in self.hooks:
-            hook.leadership(partition, False, place.replica.applied)
+        place.unapplied.clear_pending_rows()
+        self.listeners.leadership(partition, False, place.replica.applied)
 
 
 class Wire:

@@ -28,7 +28,7 @@ from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
-from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from tests.support.memory_links import MemoryLinks, Wires
@@ -147,8 +147,7 @@ async def opened(
         on_request=answer,
     )
     runtime = Runtime(
-        node=node,
-        cluster_uuid=UUID,
+        RuntimeSettings(node, UUID, window_bytes, 3_000_000, checkpoint_interval_ms, removed_grace_ms),
         store=store,
         replog=replog,
         metastore=metastore,
@@ -157,10 +156,6 @@ async def opened(
         links=links,
         time=SystemTime(),
         options_of=lambda _bucket_type: options or ReplicaOptions(),
-        window_bytes=window_bytes,
-        entry_limit_bytes=3_000_000,
-        checkpoint_interval_ms=checkpoint_interval_ms,
-        removed_grace_ms=removed_grace_ms,
         on_fatal=failures.append,
     )
     pool = ThreadPoolExecutor(1)
@@ -197,8 +192,7 @@ async def opened(
     handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
     if balance is not None:
         handlers |= LeaderBalanceApi(controller, runtime, balance).request_handlers()
-    runtime.on_promoted = controller.promoted
-    runtime.on_record_hint = controller.wake
+    runtime.record_watcher = controller
     for record in records.values():
         if identity.partition(record.partition) is not None:
             runtime.attach(record)
@@ -232,12 +226,12 @@ async def _left(house: House) -> None:
     house.links._wires.unplug(house.node)
     await house.controller.stop()
     runtime._closed = True
-    for part in (runtime._round_trips, runtime._copies):
+    for part in (runtime._metastore_effects, runtime._replicas):
         part.cancel()  # type: ignore[attr-defined]
-    runtime._outbox.stop()
-    for using_the_store in (runtime._far, runtime._copies):
+    runtime._sender.stop()
+    for using_the_store in (runtime._transfer_sender, runtime._transfer_receiver, runtime._replicas):
         await runtime._loop.run_in_executor(None, using_the_store.stop)  # type: ignore[attr-defined]
-    runtime._ticking.stop()
+    runtime._ticks.stop()
     if runtime._second is not None:
         runtime._second.cancel()
     storage._checkpointer.stop(10.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -19,22 +18,9 @@ from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import OutcomeUnknown
 from isthmus.repl.model.record import Member
-from isthmus.repl.runtime.metrics import (
-    BOUNDS_MS,
-    COMMITTED_MAX,
-    ISR,
-    LEADER,
-    LOST,
-    OSR,
-    TIMED_OUT,
-    WINDOW_MS,
-    Histogram,
-    ReplicationLatency,
-    ReplogSizes,
-    part_of,
-    replog_sizes,
-    samples,
-)
+from isthmus.repl.runtime.entry_timestamps import COMMITTED_MAX, EntryTimestamps
+from isthmus.repl.runtime.latency import BOUNDS_MS, LOST, TIMED_OUT, WINDOW_MS, Histogram, ReplicationLatency
+from isthmus.repl.runtime.metrics import ISR, LEADER, OSR, ReplogSizes, part_of, replog_sizes, samples
 from tests.component.runtime.test_several_nodes import put
 from tests.support.runtime_cluster import Town
 
@@ -48,7 +34,7 @@ def entry(offset: int, kind: EntryKind = EntryKind.DATA) -> Entry:
 def a_partition(leo: int = 0, hw: int = 0) -> Any:
     """As much of a partition as is counted."""
     replica = SimpleNamespace(leo=leo, high_watermark=hw)
-    return SimpleNamespace(bucket_type=b"default", appended=deque(), committed=deque(), replica=replica)
+    return SimpleNamespace(bucket_type=b"default", timestamps=EntryTimestamps(), replica=replica)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 9))))
@@ -85,7 +71,7 @@ def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_
     durations.add(900, 1, 1_000)
     durations.add(10, 1, 2 * WINDOW_MS - 1_000)
     recent = durations.recent(3 * WINDOW_MS - 2_000)
-    assert (recent.things, recent.max_ms) == (1, 10)
+    assert (recent.added, recent.max_ms) == (1, 10)
     assert WINDOW_MS <= recent.span_ms <= 2 * WINDOW_MS
 
 
@@ -110,8 +96,8 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
         "cursor": (1, 30),
     }
     assert times.batches == 2
-    assert not partition.appended
-    assert not partition.committed
+    assert not partition.timestamps._appended
+    assert not partition.timestamps._committed
 
 
 def test_what_a_leadership_loses_is_a_failure_and_what_was_committed_is_none() -> None:
@@ -158,13 +144,13 @@ def test_a_write_that_is_not_replicated_in_time_is_a_failure(
         async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
             leader = await t.led()
             await put(leader, b"well", b"v")
-            assert leader.runtime.entry_times.failures() == {}
+            assert leader.runtime.latency.failures() == {}
             for house in t.followers():
                 t.wires.isolate(house.node)
-            monkeypatch.setattr(leader.coordinator._expiry, "_timeout_s", 0.2)
+            monkeypatch.setattr(leader.coordinator._timeouts, "_timeout_s", 0.2)
             with pytest.raises(OutcomeUnknown, match="no outcome within"):
                 await put(leader, b"late", b"v")
-            times, now_ms = leader.runtime.entry_times, leader.runtime.time.now_ms()
+            times, now_ms = leader.runtime.latency, leader.runtime.time.now_ms()
             assert times.failures() == {(b"default", "write", TIMED_OUT): 1}
             assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
 
@@ -176,10 +162,10 @@ def test_times_of_commits_are_bounded() -> None:
     times, partition = ReplicationLatency(), a_partition()
     for end in range(1, 3 * COMMITTED_MAX):
         times.committed(partition, end, end)
-    assert len(partition.committed) == COMMITTED_MAX
-    assert partition.committed[-1] == (3 * COMMITTED_MAX - 1, COMMITTED_MAX)
+    assert len(partition.timestamps._committed) == COMMITTED_MAX
+    assert partition.timestamps._committed[-1] == (3 * COMMITTED_MAX - 1, COMMITTED_MAX)
     times.applied(partition, [entry(offset) for offset in range(3 * COMMITTED_MAX - 1)], 3 * COMMITTED_MAX)
-    assert not partition.committed
+    assert not partition.timestamps._committed
 
 
 def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, town: Towns) -> None:
@@ -198,7 +184,7 @@ def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, town: Towns) -> No
             assert ends == {(ReplogSizes(1, leader.partition().replica.leo, leader.partition().replica.leo, 0, 0),)}
             runtime = leader.runtime
             now_ms = runtime.time.now_ms()
-            counted = {kind: each.entries for (_, kind), each in runtime.entry_times.replicated_times(now_ms).items()}
+            counted = {kind: each.entries for (_, kind), each in runtime.latency.replicated_times(now_ms).items()}
             assert counted == {"barrier": 1, "write": 5}
             told = samples([leader.partition()], runtime.replog, runtime.store, now_ms)
             found = {name: value for name, _, value in told}

@@ -62,11 +62,11 @@ def test_a_followers_slow_store_costs_no_memory(
                     await put(leader, b"%d" % n, b"x" * 50_000)
             await until(lambda: slow.partition().replica.high_watermark > 55)
             assert slow.partition().replica.applied < 10
-            assert slow.runtime._storage.held_bytes < 600_000
+            assert slow.runtime._storage.window.held_bytes < 600_000
             held_up.set()
             await t.level()
             assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
-            assert slow.runtime._storage.held_bytes == 0
+            assert slow.runtime._storage.window.held_bytes == 0
 
     asyncio.run(story())
 
@@ -87,12 +87,12 @@ def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(tmp_path
             await put_one_more(leader, writes)
             await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
             assert tiny.partition().replica.applied < 5
-            assert tiny.runtime._storage.held_bytes < 200_000
+            assert tiny.runtime._storage.window.held_bytes < 200_000
             t.wires.lost = lambda _sender, _to, _message: False
             await asyncio.gather(*writes)
             await t.level()
             assert held(tiny, b"11") == [b"x" * 50_000]
-            assert tiny.runtime._storage.held_bytes == 0
+            assert tiny.runtime._storage.window.held_bytes == 0
 
     async def put_one_more(leader: House, writes: list[asyncio.Task[None]]) -> None:
         before = leader.partition().replica.leo
@@ -355,7 +355,7 @@ def test_what_goes_wrong_in_one_second_is_done_in_the_next(
         monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
         async with town(tmp_path, 1, factor=1, min_isr=1) as t:
             house = t.houses["n1"]
-            look, looks, bugs = house.runtime._full_disk.look, [], []
+            look, looks, bugs = house.runtime._disk_full.check, [], []
             asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
 
             def bad(*given: object) -> object:
@@ -363,7 +363,7 @@ def test_what_goes_wrong_in_one_second_is_done_in_the_next(
                 assert len(looks) > 1, "made up by a test"
                 return look(*given)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(house.runtime._full_disk, "look", bad)
+            monkeypatch.setattr(house.runtime._disk_full, "check", bad)
             await until(lambda: len(looks) > 2, 5)
             assert len(bugs) == 1
 

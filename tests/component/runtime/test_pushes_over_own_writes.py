@@ -47,7 +47,7 @@ def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: 
     async def story() -> None:
         origins = Origins()
         async with house(tmp_path, MemoryEnsemble()) as h:
-            h.runtime.hooks.append(origins)
+            h.runtime.listeners.add(origins)
             asked: list[tuple[int, bytes]] = []
             owes = True
 
@@ -91,7 +91,7 @@ def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, house: H
     async def story() -> None:
         origins = Origins()
         async with house(tmp_path, MemoryEnsemble()) as h:
-            h.runtime.hooks.append(origins)
+            h.runtime.listeners.add(origins)
             h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
             await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
             place = h.partition()

@@ -126,12 +126,12 @@ def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, town: 
             await t.kill(away)
             for n in range(30):
                 await asyncio.gather(*(put(leader, b"%d-%d" % (n, i), b"x" * 20_000) for i in range(10)))
-            read_back = leader.runtime._outbox.entries_read_back
+            read_back = leader.runtime._sender.entries_read_back
             leader.links._catch_up_limit_bytes = 500_000  # less than one message
             assert t.leader() is leader
             await t.open(away)
             await t.level()
-            assert leader.runtime._outbox.entries_read_back >= read_back + 300
+            assert leader.runtime._sender.entries_read_back >= read_back + 300
             assert held(t.houses[away], b"29-9") == [b"x" * 20_000]
             assert log_of(t.houses[away]) == log_of(leader)
 
@@ -311,7 +311,7 @@ def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, town: Towns) ->
                         seen.append(self.house.runtime.store.cursor(partition, b"to-west").soft)
 
             for house in others:
-                house.runtime.hooks.append(Hook(house))
+                house.runtime.listeners.add(Hook(house))
             leader.runtime.hand_over(leader.partition(), None, 5_000)
             await t.led_by_another(leader)
             assert seen == [b"\x02"]

@@ -24,7 +24,7 @@ from isthmus.repl.model.keys import Key, key_hash, partition_index, segment_of
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import WriteRequest
-from isthmus.repl.runtime import catchup_receiver, catchup_sender
+from isthmus.repl.runtime import transfer_receiver, transfer_sender
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.store import rows
 from isthmus.repl.store.port import Store
@@ -132,7 +132,7 @@ def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path
             await same_everywhere(t)
             assert back.runtime.replog.start_of(0) > end
             assert back.partition().replica.far_position is None
-            assert back.runtime._far._taking.rounds >= 1
+            assert back.runtime._transfer_receiver.rounds >= 1
 
     asyncio.run(story())
 
@@ -150,13 +150,13 @@ def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, tow
             await trimmed_beyond(leader, full.partition().replica.leo)
             begins_at = full.partition().replica.leo
             await until(lambda: full.partition().replica.far_position is not None)
-            refused = full.runtime._full_disk.refused_count
-            await until(lambda: full.runtime._full_disk.refused_count > refused)
+            refused = full.runtime._disk_full.refused_count
+            await until(lambda: full.runtime._disk_full.refused_count > refused)
             assert full.partition().replica.far_position == begins_at, "rows need room, too"
             full.disk.free = None
             full.runtime.replog.has_room(0)
             await same_everywhere(t)
-            assert full.runtime._far._taking.rounds >= 1
+            assert full.runtime._transfer_receiver.rounds >= 1
 
     asyncio.run(story())
 
@@ -190,7 +190,7 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
     tmp_path: Path, town: Towns, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
-    monkeypatch.setattr(catchup_sender, "CHUNK_BYTES", 1_500)
+    monkeypatch.setattr(transfer_sender, "CHUNK_BYTES", 1_500)
     random = Random(seed)
 
     async def story() -> None:
@@ -254,7 +254,7 @@ def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: 
             await same_everywhere(t)
             assert back.partition().replica.member.log_id != gen
             assert back.runtime.replog.start_of(0) == applied
-            assert (await t.led()).runtime._far._serving.rows_sent == 0
+            assert (await t.led()).runtime._transfer_sender.rows_sent == 0
 
     asyncio.run(story())
 
@@ -358,7 +358,7 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
 ) -> None:
     """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
     where it would have ended the round, and the node that got it goes on."""
-    monkeypatch.setattr(catchup_receiver, "REFUSED_PAUSE_S", 0.05)
+    monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
     damaged: list[str] = []
 
     async def story() -> None:
@@ -371,7 +371,7 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
             await t.kill(away.node)
             await trimmed_beyond(await t.led(), end)
             back = await t.open(away.node)
-            step = back.runtime._inbox._step
+            step = back.runtime._receiver._events.feed
 
             def damages(partition: Partition, event: Event) -> None:
                 if isinstance(event, Received) and isinstance(event.message, TransferRows | TransferMetadata):
@@ -383,10 +383,10 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
                         event = Received(event.node, message._replace(rows=rows))
                 step(partition, event)
 
-            back.runtime._inbox._step = damages
+            back.runtime._receiver._events.feed = damages
             await same_everywhere(t)
             assert damaged == ["TransferRows ", "TransferMetadata 1"]
-            assert back.runtime._far._taking.chunks_refused == 2
+            assert back.runtime._transfer_receiver.chunks_refused == 2
 
     asyncio.run(story())
 
@@ -398,7 +398,7 @@ def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
     """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
     in the copy's index. Where a change row is damaged, too, the index does not tell: the copy begins again without
     rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
-    monkeypatch.setattr(catchup_receiver, "REFUSED_PAUSE_S", 0.05)
+    monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
 
     async def story() -> None:
         async with town(tmp_path, **SMALL) as t:
@@ -425,7 +425,7 @@ def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
             unreadable = [one["error"] for one in logs if one["event"] == "far.own_row_unreadable"]
             assert len(unreadable) == change_too
             assert all("names no bucket" in error for error in unreadable)
-            assert back.runtime._far._taking.chunks_refused == 0
+            assert back.runtime._transfer_receiver.chunks_refused == 0
             again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
             assert any("a row here cannot be read" in reason for reason in again) == change_too
 
@@ -447,13 +447,13 @@ def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, town: Towns) -> N
             await trimmed_beyond(await t.led(), end)
             back = await t.open(away.node)
             shown: list[str] = []
-            count = back.runtime._far._taking._count
+            count = back.runtime._transfer_receiver._note_progress
 
             def counted(partition: Partition, rows: bytes, upto: int, end: int) -> None:
                 count(partition, rows, upto, end)
-                shown.append(partition.far)
+                shown.append(partition.transfer_note)
 
-            back.runtime._far._taking._count = counted  # type: ignore[method-assign]
+            back.runtime._transfer_receiver._note_progress = counted  # type: ignore[method-assign]
             await same_everywhere(t)
             assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
 
@@ -466,7 +466,7 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
     where it has one; the leader goes on with all its other work, the follower waits rather than lack the row, and has
     it once it is mended."""
-    monkeypatch.setattr(catchup_sender, "UNREADABLE_PAUSE_S", 0.05)
+    monkeypatch.setattr(transfer_sender, "UNREADABLE_PAUSE_S", 0.05)
 
     async def story() -> None:
         async with town(tmp_path, **SMALL) as t:
@@ -482,7 +482,7 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
             reported: list[tuple[int, int | None]] = []
             leader.runtime.report_damage(lambda partition, segment: reported.append((partition, segment)))
             driver = leader.runtime.store._db  # type: ignore[attr-defined]
-            serving = leader.runtime._far._serving
+            serving = leader.runtime._transfer_sender
             tag = rows.OBJECT_TAG, rows.CHANGE_TAG
             (name,) = [one for one in driver.iterator(include_value=False, prefix=tag[0]) if one.endswith(b"fill-7")]
             kept = driver.get(name)

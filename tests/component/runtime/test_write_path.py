@@ -270,7 +270,7 @@ def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, ho
     async def story() -> None:
         seen = Seen()
         async with house(tmp_path, MemoryEnsemble()) as h:
-            h.runtime.hooks.append(seen)
+            h.runtime.listeners.add(seen)
             await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))
             one = encode_object(foreign(None, (), b"one", 1))
             await h.coordinator.push([PushItem(key(b"k"), OTHER, one), PushItem(key(b"m"), OTHER, one)])
@@ -341,7 +341,7 @@ def test_a_write_without_an_outcome_in_time_is_unknown(
 
     async def story() -> None:
         async with house(tmp_path, MemoryEnsemble()) as h:
-            h.coordinator._expiry._timeout_s = 0.3
+            h.coordinator._timeouts._timeout_s = 0.3
             held = threading.Event()
             commit = h.runtime.store.commit
 

@@ -1,8 +1,8 @@
-"""A process that runs the product's own shell above the core: promises, coordinator, source queues.
+"""A process that runs the product's own shell above the core: waiters, coordinator, source queues.
 
 Writes go through `repl.coordinator.coordinator` and are answered by `repl.runtime.waiters`; `queues.service` with its
 cursor keeper serves sinks, on an event loop in virtual time. What lies below (log, store, links, metastore) is the
-simulator's. As the product's runtime this tells promises and hooks what became of entries and leaderships; soft cursors
+simulator's. As the product's runtime it answers waiters and notifies listeners; soft cursors
 travel along.
 """
 
@@ -23,12 +23,14 @@ from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
-from isthmus.repl.model.errors import IsthmusError, NotReady
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.model.ports import AfterApply
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.vclock import actor_of
-from isthmus.repl.runtime.metrics import ReplicationLatency
+from isthmus.repl.runtime.apply_listeners import ApplyListeners
+from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.partition import Partition
-from isthmus.repl.runtime.waiters import Waiters, refusal
+from isthmus.repl.runtime.unapplied import MemoryWindow
 from isthmus.repl.store.port import PartitionStep
 from isthmus.repl.transport.port import NO_CURSORS
 from tests.simulation.cluster.disk_writers import StoreWriter
@@ -47,6 +49,7 @@ WALL_MS = 1_700_000_000_000
 SOFT_INTERVAL_MS = 1_000
 REQUEST_TIMEOUT_MS = 3_000
 KEY_LIMIT = 100
+WINDOW_BYTES = 1 << 30
 
 
 class Riding(NamedTuple):
@@ -133,6 +136,13 @@ class Queues(QueueService):
                 raise Violation("I-Q-LEDGER", f"{queue.name!r} at {self.node} does not close by {queue.ledger_off}")
 
 
+class Listeners(ApplyListeners):
+    """Raises what a listener raises: it is a violation here."""
+
+    def _bug(self, listener: AfterApply, partition: int, bug: Exception) -> None:
+        raise bug
+
+
 class QueueProcess(Process):
     """See the module's text. It stands for the product's runtime, too, as the coordinator knows that."""
 
@@ -147,8 +157,9 @@ class QueueProcess(Process):
         self.rows: Any = Shelves(self)
         self.time = Clock(world)
         self.partitions: dict[int, Partition] = {}
-        self.hooks: list[Any] = []
-        self.entry_times = ReplicationLatency()
+        self.listeners = Listeners()
+        self.latency = ReplicationLatency()
+        self.window = MemoryWindow(WINDOW_BYTES)
         self.asked: dict[Asked, None] = {}
         """What clients asked of this process and has no answer."""
         self.appended_ids: set[bytes] = set()
@@ -156,7 +167,6 @@ class QueueProcess(Process):
         self._heads: dict[tuple[int, str], ms.AppendEntries] = {}
         self.runtime = Runtime(self)
         with self.loop.entered():
-            self.promises = Waiters()
             self.coordinator = Coordinator(
                 cast(Any, self.runtime),
                 links=cast(Any, None),
@@ -182,7 +192,7 @@ class QueueProcess(Process):
                 read_pool=cast(Executor, None),
             )
             self.queues.process = self
-            self.hooks.append(self.queues)
+            self.listeners.add(self.queues)
             self.coordinator.unreplicated = self.queues.owed
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
             self.settled = TombstoneBarrier(
@@ -212,7 +222,7 @@ class QueueProcess(Process):
         """See Process."""
         super().attach(partition)
         record = self.world.metastore.records[partition]
-        place = Partition(record, self.replicas[partition], actor_of(ORIGIN, partition), 0)
+        place = Partition(record, self.replicas[partition], actor_of(ORIGIN, partition), 0, self.window)
         self.partitions[partition] = place
         self.store.untold.pop(partition, None)
 
@@ -265,7 +275,7 @@ class QueueProcess(Process):
         super().post(partition, ev.Received(event.node, forward))
 
     def stepped(self, partition: int, event: ev.Event) -> None:
-        """Entries are applied: answer who waited for them, tell the hooks."""
+        """Entries are applied: answer the waiting requests, notify listeners."""
         if type(event) is not ev.AppliedTo:
             return
         untold, place = self.store.untold.get(partition, []), self.partitions[partition]
@@ -274,13 +284,12 @@ class QueueProcess(Process):
         if not entries:
             return
         with self.loop.entered():
-            place.forget_pending(entries)
-            self.promises.applied(place, event.end)
-            for hook in self.hooks:
-                hook.applied(partition, entries, place.told_leading)
+            place.unapplied.applied(entries, read_back=True)
+            place.waiters.applied(event.end)
+            self.listeners.applied(partition, entries)
 
     def _answer(self, partition: int, end: int) -> None:
-        """Promises did."""
+        """Waiters did."""
 
     def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
         """See Process."""
@@ -291,25 +300,19 @@ class QueueProcess(Process):
         with self.loop.entered():
             match effect:
                 case fx.ReadReady(tokens):
-                    self.promises.read_ready(place, tokens)
+                    place.waiters.reads_confirmed(tokens)
                 case fx.ReadRefused(tokens, reason):
-                    self.promises.read_refused(place, tokens, reason)
+                    place.waiters.reads_refused(tokens, place.refusal(reason))
                 case fx.LeadershipReady():
-                    place.told_leading = True
-                    self._lead(partition, True)
+                    self.listeners.leadership(partition, True, self.replicas[partition].applied)
                 case fx.SteppedDown():
-                    self.promises.stepped_down(place, effect)
-                    place.told_leading = False
-                    self._lead(partition, False)
+                    place.waiters.fail_above(effect.unknown_from, OutcomeUnknown(effect.reason))
+                    place.unapplied.clear_pending_rows()
+                    self.listeners.leadership(partition, False, self.replicas[partition].applied)
                 case _:
                     if type(effect) is fx.RoleChanged and effect.role is ReplicaRole.RESIGNING:
                         self._share(place, at_once=True)
                     super().perform(partition, effect, made_here)
-
-    def _lead(self, partition: int, leading: bool) -> None:
-        applied = self.replicas[partition].applied
-        for hook in self.hooks:
-            hook.leadership(partition, leading, applied)
 
     # -- soft cursors ---------------------------------------------------------------------------
 
@@ -317,7 +320,7 @@ class QueueProcess(Process):
         """As the runtime's."""
         if partition in self.partitions:
             self.store.soft.setdefault(partition, {})[queue] = payload
-            self.partitions[partition].soft.note(queue, payload)
+            self.partitions[partition].cursor_gossip.update(queue, payload)
 
     def riding(self, partition: int, to: str, forward: ms.AppendEntries) -> ms.AppendEntries | Riding:
         """An AppendEntries on its way, with the soft cursors that are due."""
@@ -325,10 +328,10 @@ class QueueProcess(Process):
         if place is None:
             return forward
         self._heads[partition, to] = forward._replace(entries=())
-        cursors = place.soft.due(to, self.world.now_ms, at_once=place.replica.role is ReplicaRole.RESIGNING)
+        cursors = place.cursor_gossip.due(to, self.world.now_ms, at_once=place.replica.role is ReplicaRole.RESIGNING)
         if cursors is NO_CURSORS or not cursors:
             return forward
-        place.soft.sent(to, self.world.now_ms)
+        place.cursor_gossip.sent(to, self.world.now_ms)
         self.world.counts["soft_sent"] += 1
         return Riding(forward, dict(cursors))
 
@@ -336,14 +339,14 @@ class QueueProcess(Process):
         """See Process."""
         super().link_down(peer)
         for partition, place in self.partitions.items():
-            place.soft.lost(peer)
+            place.cursor_gossip.lost(peer)
             self._heads.pop((partition, peer), None)
 
     def _share(self, place: Partition, *, at_once: bool = False) -> None:
         for follower in place.replica.followers():
             head = self._heads.get((place.id, follower.node))
             stands = head is not None and head.epoch == place.replica.epoch and follower.linked
-            if stands and place.soft.due(follower.node, self.world.now_ms, at_once=at_once):
+            if stands and place.cursor_gossip.due(follower.node, self.world.now_ms, at_once=at_once):
                 self.world.network.send(self, follower.node, place.id, head)
 
     def _each_second(self) -> None:
@@ -369,7 +372,7 @@ class QueueProcess(Process):
         asked.client.answered(asked, results)
 
     def read(self, partition: int) -> None:
-        """See Process; the promise is the product's."""
+        """See Process; the waiting is the product's."""
         least, place = self.world.checkers.read_begins(partition), self.partitions[partition]
 
         def served(confirmed: asyncio.Future[None]) -> None:
@@ -393,8 +396,10 @@ class Runtime:
         self.partitions = process.partitions
         self.store = process.rows
         self.time = process.time
-        self.entry_times = process.entry_times
-        self.hooks = process.hooks
+        self.latency = process.latency
+        self.listeners = process.listeners
+        self.confirmed: asyncio.Future[None] = process.loop.create_future()
+        self.confirmed.set_result(None)
         self.soft_cursor = process.soft_cursor
         self.replog = self
 
@@ -411,7 +416,7 @@ class Runtime:
         effects = process._step(place.id, ev.Append(place.replica.epoch, tuple(entries)))
         refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
         if refused is not None:
-            return refusal(place, refused.reason)
+            return place.refusal(refused.reason)
         for entry in entries:
             process.world.counts[f"appended_{EntryKind(entry.kind).name.lower()}"] += 1
             if entry.request_id:
@@ -422,10 +427,10 @@ class Runtime:
         """As the runtime's."""
         process = self._process
         if place.replica.confirms_alone:
-            return process.promises.kept
-        token, future = process.promises.read(place)
+            return self.confirmed
+        token, future = place.waiters.add_read()
         if process.alive and place.id in process.replicas:
             process.post(place.id, ev.ReadRequested(token))
         else:
-            process.promises.break_all(place)
+            place.waiters.refuse_all_reads(place.refusal(NotReady.reason))
         return future

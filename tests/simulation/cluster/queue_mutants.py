@@ -17,9 +17,8 @@ from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window import Window
 from isthmus.repl.coordinator.write_batch import WriteBatch
-from isthmus.repl.isr import effects as fx
-from isthmus.repl.runtime.partition import Partition, PendingBatch
-from isthmus.repl.runtime.waiters import Waiters
+from isthmus.repl.runtime.unapplied import UnappliedBuffer
+from isthmus.repl.runtime.waiters import PendingBatch, Waiters
 from tests.simulation.cluster.plan import Plan
 
 Patch = pytest.MonkeyPatch
@@ -36,24 +35,13 @@ def deposed() -> Plan:
 
 
 def unknown_not_told(patch: Patch) -> None:
-    """Who waits for an entry beyond what is committed when leadership ends goes on waiting for its offset (R-WAIT)."""
-
-    def stepped_down(_self: Waiters, partition: Partition, _effect: fx.SteppedDown) -> None:
-        partition.pending_rows.clear()
-
-    patch.setattr(Waiters, "stepped_down", stepped_down)
+    """A request for an uncommitted entry goes on waiting for its offset when leadership ends (R-WAIT)."""
+    patch.setattr(Waiters, "fail_above", lambda _self, _end, _error: None)
 
 
 def pending_rows_outlive_leader(patch: Patch) -> None:
     """The next leadership builds on entries of the last one that were dropped."""
-    sound = Waiters.stepped_down
-
-    def stepped_down(self: Waiters, partition: Partition, effect: fx.SteppedDown) -> None:
-        rows = dict(partition.pending_rows)
-        sound(self, partition, effect)
-        partition.pending_rows.update(rows)
-
-    patch.setattr(Waiters, "stepped_down", stepped_down)
+    patch.setattr(UnappliedBuffer, "clear_pending_rows", lambda _self: None)
 
 
 def answered_before_it_is_applied(patch: Patch) -> None:

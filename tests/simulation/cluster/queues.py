@@ -172,7 +172,7 @@ class QueueClient(Client):
             with process.loop.entered():
                 refused = process.runtime.append(place, batch.entries)
             if refused is None:
-                place.pending_rows.update(batch.new_rows)
+                place.unapplied.add_pending_rows(batch.new_rows)
         return True
 
     # -- answers --------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ class QueueCheckers(Checkers):
         for node in world.nodes.values():
             process = node.current
             if isinstance(process, QueueProcess):
-                reads = [place.reads for place in process.partitions.values() if place.reads]
+                reads = [place.waiters._reads for place in process.partitions.values() if place.waiters._reads]
                 if process.asked or reads:
                     raise Violation("I-ANSWER", f"{process.name}: {len(process.asked)} requests and {reads} wait")
 

@@ -172,7 +172,7 @@ class RowProcess(Process):
             bucket_type=TYPE,
             actor=actor_of(ORIGIN, partition),
             replica=self.replicas[partition],
-            pending_rows=pending,
+            unapplied=SimpleNamespace(pending_rows=pending),
             reaped_pushes=self.refused_pushes,
         )
         return WriteBatch(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.world.now_ms, requests)

@@ -27,6 +27,7 @@ from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
 from isthmus.repl.model.properties import Properties, TypeProperties
 from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
+from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
 from isthmus.repl.store.port import Change, PartitionStep
 from isthmus.repl.store.reaped_pushes import ReapedPushes
 from tests.support.memory_store import MemoryStore
@@ -97,7 +98,7 @@ class Town:
             bucket_type=TYPE,
             actor=self.actor,
             replica=self.replica,
-            pending_rows={},
+            unapplied=UnappliedBuffer(0, 0, MemoryWindow(0)),
             reaped_pushes=ReapedPushes(),
         )
         self.log: list[Entry] = []
@@ -123,7 +124,7 @@ class Town:
         self.untold = []
         self.claiming.clear()
         self.reads = []
-        self.place.pending_rows.clear()
+        self.place.unapplied.clear_pending_rows()
         self.place.reaped_pushes = ReapedPushes()
         self.replica.applied = self.replica.leo
         for road in self._roads:
@@ -164,7 +165,7 @@ class Town:
         self.apply(len(self.log))
         self.untold = []
         self.claiming.clear()
-        self.place.pending_rows.clear()
+        self.place.unapplied.clear_pending_rows()
         self.replica.applied = self.replica.leo
         for queue in self.queues.values():
             position = position_of(self.store.cursor(P, queue.name.encode()), 0)
@@ -197,7 +198,7 @@ class Town:
 
     def get(self, key: bytes) -> Object | None:
         """What the key holds, with what is not applied yet."""
-        entry = self.place.pending_rows.get((BUCKET, key))
+        entry = self.place.unapplied.pending_rows.get((BUCKET, key))
         payload = self.store.object(P, BUCKET, key) if entry is None else entry.payload
         return decode_object(payload) if payload else None
 
@@ -216,7 +217,7 @@ class Town:
                 self._look_at(self, entry.key, self.get(entry.key), decode_object(entry.payload))
             self.log.append(entry)
             self.replica.leo = entry.offset + 1
-            self.place.pending_rows[entry.bucket, entry.key] = entry
+            self.place.unapplied.add_pending_rows({(entry.bucket, entry.key): entry})
 
     def put(self, key: bytes, content: Content, context: Clock) -> Dot | None:
         """A client's write; its dot, None when nothing was written."""
@@ -257,9 +258,7 @@ class Town:
         if not entries:
             return
         self.replica.applied = entries[-1].offset + 1
-        for entry in entries:
-            if self.place.pending_rows.get((entry.bucket, entry.key)) is entry:
-                del self.place.pending_rows[entry.bucket, entry.key]
+        self.place.unapplied.applied(entries, read_back=True)
         for sink, queue in self.queues.items():
             start = 0
             for at, entry in enumerate(entries):

@@ -16,7 +16,7 @@ import pytest
 
 from isthmus.repl.model.keys import key_hash, partition_index
 from isthmus.repl.replog.log import RESERVE_BYTES
-from isthmus.repl.runtime.catchup_sender import PIN_MS
+from isthmus.repl.runtime.transfer_sender import PIN_MS
 from tests.system.faults.campaign import SHORT_LOG, staged
 from tests.system.faults.cluster import PARTITIONS, SESSION_MS, Lab, cluster_address
 from tests.system.faults.linearizability import check

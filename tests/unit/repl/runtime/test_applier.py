@@ -31,15 +31,7 @@ class Bench:
         self.store = MemoryStore()
         self.steps: list[tuple[int, int, int, bool]] = []
         self.failures: list[Exception] = []
-        loop = asyncio.get_running_loop()
-        self.applier = Applier(
-            self.store,
-            self.log,
-            self.on_written,
-            self.fail,
-            soon=loop.call_soon,
-            from_thread=loop.call_soon_threadsafe,
-        )
+        self.applier = Applier(self.store, self.log, self, asyncio.get_running_loop())
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
-from isthmus.repl.runtime.partition import TRAVEL_INTERVAL_MS, CursorGossip, UnappliedBuffer, wire_bytes
+from isthmus.repl.runtime.cursor_gossip import SEND_INTERVAL_MS, CursorGossip
 from isthmus.repl.runtime.replication_sender import PART_BYTES, _parts
+from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer, wire_bytes
 
 
 def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:
@@ -25,7 +26,8 @@ def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:
 def test_what_is_handed_over_is_the_log_in_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
     """Whatever is appended, cut, dropped and handed over: the stretches follow on each other without a gap, hold the
     newest entries of their offsets, and the bytes counted are those that are in memory."""
-    unapplied = UnappliedBuffer(submitted, submitted + more)
+    window = MemoryWindow(1_000)
+    unapplied = UnappliedBuffer(submitted, submitted + more, window)
     log = {offset: entry(offset) for offset in range(submitted, submitted + more)}
     end, epoch, on_the_way = submitted + more, 1, []
     for act, count in acts:
@@ -55,15 +57,15 @@ def test_what_is_handed_over_is_the_log_in_order(submitted: int, more: int, acts
         inside = unapplied.held(unapplied.first, end) or []
         assert len(inside) == max(0, end - unapplied.first)
         assert inside == [log[offset] for offset in range(unapplied.first, end)]
-        assert unapplied.held_bytes == wire_bytes(inside) + sum(map(wire_bytes, on_the_way))
+        assert window.held_bytes == unapplied.held_bytes == wire_bytes(inside) + sum(map(wire_bytes, on_the_way))
     for entries in on_the_way:
-        unapplied.applied(entries)
+        unapplied.applied(entries, read_back=False)
     assert unapplied.held_bytes == wire_bytes(unapplied.held(unapplied.first, end) or [])
 
 
 def test_entries_that_the_store_has_already_are_not_kept() -> None:
     """A log that ends below what is applied is filled up again without a second apply."""
-    unapplied = UnappliedBuffer(submitted=5, leo=2)
+    unapplied = UnappliedBuffer(5, 2, MemoryWindow(1_000))
     unapplied.append([entry(2), entry(3)])
     unapplied.append([entry(4), entry(5), entry(6)])
     assert unapplied.hand_over(4) == []
@@ -78,21 +80,21 @@ def test_soft_cursors_travel_once_a_second_and_at_once_when_told() -> None:
     news, and again when it may have been lost."""
     soft = CursorGossip()
     assert soft.due("n2", 0, at_once=True) == {}
-    soft.note(b"q", b"1")
+    soft.update(b"q", b"1")
     assert soft.due("n2", 0, at_once=False) == {b"q": b"1"}
     soft.sent("n2", 0)
     assert soft.due("n2", 10_000, at_once=True) == {}
-    soft.note(b"q", b"1")
+    soft.update(b"q", b"1")
     assert soft.due("n2", 10_000, at_once=True) == {}, "no news"
-    soft.note(b"q", b"2")
-    soft.note(b"r", b"1")
-    assert soft.due("n2", TRAVEL_INTERVAL_MS - 1, at_once=False) == {}
-    assert soft.due("n2", TRAVEL_INTERVAL_MS - 1, at_once=True) == {b"q": b"2", b"r": b"1"}
-    assert soft.due("n2", TRAVEL_INTERVAL_MS, at_once=False) == {b"q": b"2", b"r": b"1"}
+    soft.update(b"q", b"2")
+    soft.update(b"r", b"1")
+    assert soft.due("n2", SEND_INTERVAL_MS - 1, at_once=False) == {}
+    assert soft.due("n2", SEND_INTERVAL_MS - 1, at_once=True) == {b"q": b"2", b"r": b"1"}
+    assert soft.due("n2", SEND_INTERVAL_MS, at_once=False) == {b"q": b"2", b"r": b"1"}
     assert soft.due("n3", 0, at_once=False) == {b"q": b"2", b"r": b"1"}
-    soft.sent("n2", TRAVEL_INTERVAL_MS)
+    soft.sent("n2", SEND_INTERVAL_MS)
     soft.lost("n2")
-    assert soft.due("n2", TRAVEL_INTERVAL_MS, at_once=False) == {b"q": b"2", b"r": b"1"}
+    assert soft.due("n2", SEND_INTERVAL_MS, at_once=False) == {b"q": b"2", b"r": b"1"}
 
 
 @given(st.lists(st.sampled_from((10, 200_000, 600_000, 1_500_000)), min_size=1, max_size=8), st.booleans())

@@ -1,62 +1,92 @@
-"""What whoever waits for an entry gets when leadership ends, and what the next leadership of the node still sees."""
+"""Requests that wait when leadership ends, and unapplied entries that the next leadership must not see."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from types import SimpleNamespace
-from typing import Any
 
-from isthmus.repl.isr.effects import SteppedDown
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import OutcomeUnknown
-from isthmus.repl.runtime.partition import BatchResult, PendingBatch
-from isthmus.repl.runtime.waiters import Waiters
+from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
+from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, Waiters
 
 
-def waiting(partition: Any, end: int) -> BatchResult:
-    """A request of one item that is answered "done" once all below `end` is applied."""
-    waiter = BatchResult(asyncio.get_running_loop().create_future(), 1)
-    waiter.results[0], waiter.remaining = "done", 1
-    partition.groups.append(PendingBatch(end, waiter, (0,)))
-    return waiter
-
-
-def a_partition() -> Any:
-    """As much of a partition as waiters need."""
-    return SimpleNamespace(id=3, groups=deque(), pending_rows={}, reads={})
+def waiting(waiters: Waiters, end: int) -> BatchResult:
+    """A request of one item that is answered "done" once all entries below `end` are applied."""
+    result = BatchResult(asyncio.get_running_loop().create_future(), 1)
+    result.results[0], result.remaining = "done", 1
+    waiters.add([PendingBatch(end, result, (0,))])
+    return result
 
 
 def entry(offset: int) -> Entry:
-    return make_entry(EntryKind.DATA, 1, offset, request_id=b"", origin=b"o" * 16, time_ms=0)
+    return make_entry(
+        EntryKind.DATA, 1, offset, request_id=b"", origin=b"o" * 16, time_ms=0, bucket=b"b", key=b"k", payload=b"v"
+    )
 
 
-def test_what_is_not_known_to_be_committed_is_unknown_and_the_rest_is_answered_when_applied() -> None:
-    """I-ACK, I-NO-FALSE-NACK: entries below `unknown_from` are committed and their writes are answered by apply; the
-    others may be dropped, so their writes are told at once that nobody here knows, and never that they are done."""
+def test_uncommitted_writes_are_unknown_and_committed_ones_are_answered_when_applied() -> None:
+    """I-ACK, I-NO-FALSE-NACK: entries below the given offset are committed and their writes are answered by apply; the
+    others may be dropped, so their writes fail at once with an unknown outcome, and never succeed."""
 
-    async def story() -> None:
-        promises, partition = Waiters(), a_partition()
-        committed, appended = waiting(partition, 5), waiting(partition, 6)
-        promises.stepped_down(partition, SteppedDown(2, 5, "fenced"))
+    async def scenario() -> None:
+        waiters = Waiters()
+        committed, appended = waiting(waiters, 5), waiting(waiters, 6)
+        waiters.fail_above(5, OutcomeUnknown("fenced"))
         assert appended.future.done()
         assert isinstance(appended.future.result()[0], OutcomeUnknown)
         assert not committed.future.done()
-        promises.applied(partition, 9)
+        waiters.applied(9)
         assert await committed.future == ["done"]
-        assert not partition.groups
+        assert waiters.idle
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_next_leadership_does_not_read_what_may_have_been_dropped() -> None:
+def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() -> None:
+    """Batches are answered in the order of their ends, in whatever order they were added."""
+
+    async def scenario() -> None:
+        waiters = Waiters()
+        newer, older = waiting(waiters, 7), waiting(waiters, 3)
+        waiters.applied(3)
+        assert older.future.done()
+        assert not newer.future.done()
+
+    asyncio.run(scenario())
+
+
+def test_answered_requests_are_dropped_and_their_uncommitted_items_counted() -> None:
+    """A request that timed out is kept no longer; its items count as late unless their entries are committed."""
+
+    async def scenario() -> None:
+        waiters = Waiters()
+        for end in (4, 5, 6):
+            waiting(waiters, end).future.set_result([])
+        kept = waiting(waiters, 7)
+        assert waiters.drop_answered(committed_end=4) == 2
+        assert not waiters.idle
+        waiters.applied(7)
+        assert await kept.future == ["done"]
+
+    asyncio.run(scenario())
+
+
+def test_a_next_leadership_does_not_read_entries_that_may_have_been_dropped() -> None:
     """A leader reads its own entries before they are applied. When its leadership ends they may be cut off, and a write
-    of its next one must not be judged by them, nor rest on their clocks."""
+    of its next one must neither be judged by them nor build on their clocks."""
+    unapplied = UnappliedBuffer(0, 0, MemoryWindow(1_000))
+    unapplied.add_pending_rows({(b"b", b"k"): entry(7)})
+    unapplied.clear_pending_rows()
+    assert not unapplied.pending_rows
 
-    async def story() -> None:
-        promises, partition = Waiters(), a_partition()
-        partition.pending_rows[b"b", b"k"] = entry(7)
-        promises.stepped_down(partition, SteppedDown(2, 5, "fenced"))
-        assert not partition.pending_rows
 
-    asyncio.run(story())
+def test_an_applied_entry_leaves_the_pending_rows_unless_a_newer_one_replaced_it() -> None:
+    """The newest unapplied entry of a key stays visible until it is applied itself."""
+    unapplied = UnappliedBuffer(0, 0, MemoryWindow(1_000))
+    older, newer = entry(7), entry(8)
+    unapplied.add_pending_rows({(b"b", b"k"): older})
+    unapplied.add_pending_rows({(b"b", b"k"): newer})
+    unapplied.applied([older], read_back=True)
+    assert unapplied.pending_rows[b"b", b"k"] is newer
+    unapplied.applied([newer], read_back=True)
+    assert not unapplied.pending_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_an_idle_store_gives_back_what_is_mapped_of_its_tables_and_reads_as_befo
     store.close()
 
 
+class NoPartitions:
+    """A CheckpointSource without partitions."""
+
+    pins: Mapping[int, int] = {}
+
+    def partition_ids(self) -> Sequence[int]:
+        return ()
+
+    def checkpoint_failed(self, error: Exception) -> None:
+        raise error
+
+
 class RestingStore(MemoryStore):
     """Counts how it is told to rest; `at` is how far everything is applied."""
 
@@ -83,22 +96,22 @@ def test_a_store_rests_once_after_each_load_and_as_idle_once_the_process_is(monk
     """Between two checkpoints without a write it rests; what is for reading goes at the first such time in which the
     process did nothing, and not again before something is written."""
     store = RestingStore()
-    keeper = Checkpointer(store, MemoryLog(), list, dict, 1_000, lambda _: None)
+    checkpointer = Checkpointer(store, MemoryLog(), NoPartitions(), 1_000)
     idle = [False]
-    monkeypatch.setattr(keeper, "_is_idle", lambda: idle[0])
-    keeper.look()
-    keeper.look()
+    monkeypatch.setattr(checkpointer, "_is_idle", lambda: idle[0])
+    checkpointer.run_once()
+    checkpointer.run_once()
     assert store.rests == [(0, False)]
     store.at = 7
-    keeper.look()
+    checkpointer.run_once()
     assert len(store.rests) == 1, "something was written"
-    keeper.look()
-    keeper.look()
+    checkpointer.run_once()
+    checkpointer.run_once()
     assert store.rests[1:] == [(7, False)]
     for idle[0] in (True, False, True):
-        keeper.look()
+        checkpointer.run_once()
     assert store.rests[2:] == [(7, True)]
     store.at = 9
-    keeper.look()
-    keeper.look()
+    checkpointer.run_once()
+    checkpointer.run_once()
     assert store.rests[3:] == [(9, True)]

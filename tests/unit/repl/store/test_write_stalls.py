@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.repl.model.errors import LocalFault
-from isthmus.repl.runtime.applier import HERE_ENTRIES_MAX, Applier, ApplyJob
+from isthmus.repl.runtime.applier import LOOP_ENTRIES_MAX, Applier, ApplyJob
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.store.write_stalls import (
@@ -124,16 +124,17 @@ class Desk:
     def __init__(self, store: Store | None = None) -> None:
         self.store = Watched()
         self.failures: list[Exception] = []
-        loop = asyncio.get_running_loop()
-        self.applier = Applier(
-            store or self.store,
-            MemoryLog(),
-            lambda steps, _read_back: self.applier.written(steps),
-            self.failures.append,
-            soon=loop.call_soon,
-            from_thread=loop.call_soon_threadsafe,
-        )
+        self.applier = Applier(store or self.store, MemoryLog(), self, asyncio.get_running_loop())
         self.applier.start()
+
+    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
+        """See ApplyEvents."""
+        assert not read_back
+        self.applier.written(steps)
+
+    def fail(self, error: Exception) -> None:
+        """See ApplyEvents."""
+        self.failures.append(error)
 
     async def applied(self, end: int) -> str:
         """The name of the thread that wrote up to there."""
@@ -154,7 +155,7 @@ def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> None:
         assert not desk.applier.idle
         assert desk.store.applied(0).offset == 0
         assert await desk.applied(3) == here
-        many = 3 + HERE_ENTRIES_MAX + 1
+        many = 3 + LOOP_ENTRIES_MAX + 1
         desk.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
         assert await desk.applied(many) == "apply"
         desk.store.roomy = False
@@ -191,7 +192,7 @@ def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) ->
         desk, loop = Desk(store), asyncio.get_running_loop()
         bugs: list[object] = []
         loop.set_exception_handler(lambda _loop, context: bugs.append(context))
-        desk.applier.submit([ApplyJob(0, 0, many := HERE_ENTRIES_MAX + 1, entries(0, many))])
+        desk.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many))])
         desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
         assert desk.applier.stop(5)  # the loop is blocked: the report waits
         store.close()

@@ -140,7 +140,7 @@ def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
                 asked = [c.coordinators["n1"].write(named(b"one")) for _ in range(20)]
                 results = await asyncio.gather(*asked, return_exceptions=True)
                 assert {type(result) for result in results} == {OutcomeUnknown}
-                assert not runtime.partitions[0].groups
+                assert runtime.partitions[0].waiters.idle
             late = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
             await asyncio.sleep(0.01)
             runtime.apply(runtime.partitions[0])

@@ -123,7 +123,7 @@ def test_usual_pushes_are_what_the_way_of_all_pushes_makes_of_them(seed: int) ->
         assert batch.warned == expected.warned
         outcomes |= {r.outcome if isinstance(r, PushResult) else type(r) for r in results}
         place = both.place
-        place.pending_rows.update(batch.new_rows)
+        place.unapplied.add_pending_rows(batch.new_rows)
         place.pending += batch.entries
         place.replica.leo += len(batch.entries)
         if both.random.random() < 0.3:
@@ -131,12 +131,12 @@ def test_usual_pushes_are_what_the_way_of_all_pushes_makes_of_them(seed: int) ->
             key = Key(b"default", b"b", b"key-%d" % both.random.randrange(6))
             with suppress(IsthmusError):
                 own.write(WriteRequest(key, Content(b"ours")), key_hash(key.bucket, key.key))
-            place.pending_rows.update(own.new_rows)
+            place.unapplied.add_pending_rows(own.new_rows)
             place.pending += own.entries
             place.replica.leo += len(own.entries)
         if both.random.random() < 0.5 and place.pending:
             both.store.write([PartitionStep(0, tuple(place.pending))])
             place.replica.applied = place.replica.leo
             place.pending.clear()
-            place.pending_rows.clear()
+            place.unapplied.clear_pending_rows()
     assert outcomes >= {PushOutcome.APPLIED, PushOutcome.MERGED, PushOutcome.SUPERSEDED}

@@ -137,7 +137,7 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
             both.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
         both.now_ms += both.random.randrange(2_000)
         place = both.place
-        place.pending_rows.update(batch.new_rows)
+        place.unapplied.add_pending_rows(batch.new_rows)
         if batch.entries:
             place.replica.leo = batch.entries[-1].offset + 1
             place.pending += batch.entries
@@ -145,5 +145,5 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
             both.store.write([PartitionStep(0, tuple(place.pending))])
             place.replica.applied = place.replica.leo
             place.pending.clear()
-            place.pending_rows.clear()
+            place.unapplied.clear_pending_rows()
     assert usual > ROUNDS

@@ -1,8 +1,8 @@
-"""Taking rows of a leader's store, for copies that are far (docs/protocol.md R-FAR).
+"""Receives rows of a leader's store for copies beyond the log: state transfer (docs/protocol.md R-FAR).
 
-Each of the core's effects is one piece of work in a thread, and ends in one event; the core asks for the next only
-then. The order that makes a crash harmless is here: the mark is durable before the first row; the rows are durable
-before the log begins at the round's end; that is durable before the store says that it is applied so far.
+Each effect of the core is one piece of work in a thread, and ends in one event; only then the core asks for the next.
+The order here makes a crash harmless: the mark is durable before the first row; the rows are durable before the log
+begins at the round's end; that is durable before the store records it as applied.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from isthmus.repl.isr import events as ev
 from isthmus.repl.model.errors import DamagedChunk, DamagedRow, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.storage import Storage
 from isthmus.repl.store.port import AppliedPosition, FarMark, Store
 from isthmus.repl.telemetry import Sample
@@ -27,52 +28,51 @@ from isthmus.repl.telemetry import Sample
 log = structlog.get_logger(__name__)
 
 TAKE_THREADS: Final = 2
-"""Partitions whose rows are written at once. Looking up the row that a key has takes most of the time, and the disk."""
+"""Partitions whose rows are written at the same time. Most of the time goes into reading the row that a key has."""
 
 DRAIN_POLL_S: Final = 0.005
-"""Pause before it is looked again whether all that was committed is applied."""
+"""Pause between checks whether all committed entries are applied."""
 
 REFUSED_PAUSE_S: Final = 1.0
-"""Pause before a chunk that was damaged is asked for once more: one that its leader makes wrongly each time must not
-fill the way and the log. Short against a round."""
+"""Pause before a damaged chunk is requested again: a leader that makes it wrongly each time must not fill the link and
+the node's log. Short compared with a round."""
 
-TOLD_EVERY_MS: Final = 10_000
-"""How often the log of the node says how far a round is."""
+PROGRESS_LOG_MS: Final = 10_000
+"""Least time between two log events about the progress of a transfer."""
 
 
-class _Tally:
-    """What came of one partition since it began to take rows."""
+class _Progress:
+    """Progress of one partition's transfer, until a round ends."""
 
     def __init__(self, now_ms: int, position: int) -> None:
-        self.began_ms = self.told_ms = now_ms
+        self.began_ms = self.logged_ms = now_ms
         self.began_at = position
-        self.rows = 0
+        self.chunks = 0
         self.bytes = 0
 
 
 class TransferReceiver:
-    """Of one node. `step` feeds a core; `fail` ends the process."""
+    """State transfers to all copies of this node."""
 
     def __init__(
         self,
         store: Store,
         storage: Storage,
         time: TimeSource,
-        step: Callable[[Partition, ev.Event], None],
-        fail: Callable[[Exception], None],
+        events: EventSink,
     ) -> None:
         self._store = store
         self._storage = storage
         self._time = time
-        self._step = step
-        self._fail = fail
+        self._events = events
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(TAKE_THREADS, thread_name_prefix="far-take")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._restarts: dict[int, asyncio.Future[None]] = {}
-        self._tallies: dict[int, _Tally] = {}
+        """Partition -> done when its log is durable at the round's end."""
+        self._progress: dict[int, _Progress] = {}
         self._reasons: dict[int, str] = {}
-        """Partition -> why it takes rows once more, shown as long as it does."""
+        """Partition -> why it needs another round, shown while that lasts."""
         self.rounds = 0
         self.chunks_refused = 0
         self.bytes_taken = 0
@@ -80,7 +80,7 @@ class TransferReceiver:
     def perform(
         self, partition: Partition, effect: fx.BeginTransfer | fx.InstallRows | fx.InstallMetadata | fx.FinishTransfer
     ) -> None:
-        """Carry out an effect; the core has none of this partition under way."""
+        """Carry out an effect; no other one of this partition is under way."""
         self._tasks[partition.id] = self._loop.create_task(self._perform(partition, effect))
 
     async def _perform(
@@ -91,15 +91,15 @@ class TransferReceiver:
                 case fx.BeginTransfer(empty, reason, again):
                     await self._begin(partition, empty, reason, again=again)
                 case fx.InstallRows(rows, upto, epoch, end):
-                    self._count(partition, rows, upto, end)
+                    self._note_progress(partition, rows, upto, end)
                     await self._install_rows(partition, rows, upto, epoch)
                 case fx.InstallMetadata(rows, after, last):
-                    self._count(partition, rows, 0, 0)
-                    await self._install(partition, last, self._install_state, partition.id, rows, after)
+                    self._note_progress(partition, rows, 0, 0)
+                    await self._install(partition, last, self._install_metadata, partition.id, rows, after)
                 case fx.FinishTransfer():
                     await self._end(partition, effect)
         except (IsthmusError, OSError) as error:
-            self._fail(error)
+            self._events.fail(error)
 
     async def _begin(self, partition: Partition, empty: bool, reason: str, *, again: bool) -> None:
         mending = self._storage.mending
@@ -109,15 +109,15 @@ class TransferReceiver:
             await asyncio.sleep(DRAIN_POLL_S)
         applied = partition.replica.applied
         log.warning("far.begins", partition=partition.id, applied=applied, empty=empty, again=again, reason=reason)
-        partition.far = ""
+        partition.transfer_note = ""
         self._reasons[partition.id] = f"; {reason}" if again else ""
         mark = await self._loop.run_in_executor(self._pool, lambda: self._store.far.begin(partition.id, empty=empty))
         self._storage.abandon(partition)
         self._storage.replay.passed(partition.id, 1 << 63)
-        self._told(partition, mark, b"")
+        self._stored(partition, mark, b"")
 
     async def _install_rows(self, partition: Partition, rows: bytes, upto: int, epoch: int) -> None:
-        """Where the rows here do not tell which of them a new row replaces, the copy begins again without rows."""
+        """Install a chunk; where an own row that it replaces cannot be read, begin again with an empty copy."""
         try:
             await self._install(partition, b"", self._store.far.install_rows, partition.id, rows, upto, epoch)
         except DamagedRow as error:
@@ -132,23 +132,23 @@ class TransferReceiver:
         except DamagedChunk as error:
             await self._refuse(partition, error)
         else:
-            self._told(partition, mark, after)
+            self._stored(partition, mark, after)
 
     async def _refuse(self, partition: Partition, error: IsthmusError) -> None:
-        """A chunk is not what its leader made: nothing of it was taken, and the core asks for it once more."""
+        """A chunk arrived damaged: nothing of it was installed, and the core requests it again."""
         self.chunks_refused += 1
         log.error("far.chunk_refused", partition=partition.id, error=str(error))
         await asyncio.sleep(REFUSED_PAUSE_S)
-        self._told(partition, self._store.far.marks()[partition.id], b"")
+        self._stored(partition, self._store.far.marks()[partition.id], b"")
 
-    def _install_state(self, partition: int, rows: bytes, after: bytes) -> FarMark:
+    def _install_metadata(self, partition: int, rows: bytes, after: bytes) -> FarMark:
         return self._store.far.install_state(partition, rows, first=not after)
 
     async def _end(self, partition: Partition, effect: fx.FinishTransfer) -> None:
         loop, far = self._loop, self._store.far
         if effect.rows:
             try:
-                await loop.run_in_executor(self._pool, self._install_state, partition.id, effect.rows, effect.after)
+                await loop.run_in_executor(self._pool, self._install_metadata, partition.id, effect.rows, effect.after)
             except DamagedChunk as error:
                 await self._refuse(partition, error)
                 return
@@ -159,14 +159,13 @@ class TransferReceiver:
         await loop.run_in_executor(self._pool, far.finish, partition.id, AppliedPosition(effect.epoch, effect.end))
         self.rounds += 1
         self._reasons.pop(partition.id, None)
-        tally = self._tallies.pop(partition.id, None)
-        rows, size = (tally.rows, tally.bytes) if tally else (0, 0)
-        log.warning("far.round_ends", partition=partition.id, applied=effect.end, chunks=rows, bytes=size)
-        self._step(partition, ev.TransferFinished(effect.end, effect.table))
-        self._storage.flush()
+        progress = self._progress.pop(partition.id, None)
+        chunks, size = (progress.chunks, progress.bytes) if progress else (0, 0)
+        log.warning("far.round_ends", partition=partition.id, applied=effect.end, chunks=chunks, bytes=size)
+        self._events.dispatch(partition, ev.TransferFinished(effect.end, effect.table))
 
     def log_restarted(self, partition: int) -> bool:
-        """The log reports a cut: True when it was the START of a round's end."""
+        """A partition's log was cut or restarted; True when that was the restart at a round's end."""
         durable = self._restarts.pop(partition, None)
         if durable is None:
             return False
@@ -174,42 +173,43 @@ class TransferReceiver:
             durable.set_result(None)
         return True
 
-    def _told(self, partition: Partition, mark: FarMark, after: bytes) -> None:
-        self._step(partition, ev.TransferStored(mark.position, mark.epoch, mark.whole, after))
-        self._storage.flush()
+    def _stored(self, partition: Partition, mark: FarMark, after: bytes) -> None:
+        self._events.dispatch(partition, ev.TransferStored(mark.position, mark.epoch, mark.whole, after))
 
-    def _count(self, partition: Partition, rows: bytes, upto: int, end: int) -> None:
+    def _note_progress(self, partition: Partition, rows: bytes, upto: int, end: int) -> None:
         now_ms = self._time.now_ms()
-        tally = self._tallies.get(partition.id)
-        if tally is None:
-            tally = self._tallies[partition.id] = _Tally(now_ms, partition.replica.far_position or 0)
-        tally.rows += 1
-        tally.bytes += len(rows)
+        progress = self._progress.get(partition.id)
+        if progress is None:
+            progress = self._progress[partition.id] = _Progress(now_ms, partition.replica.far_position or 0)
+        progress.chunks += 1
+        progress.bytes += len(rows)
         self.bytes_taken += len(rows)
-        elapsed_ms = now_ms - tally.began_ms
+        elapsed_ms = now_ms - progress.began_ms
         left = ""
-        if end and upto > tally.began_at and elapsed_ms:
-            left_s = elapsed_ms * (end - upto) // (upto - tally.began_at) // 1000
+        if end and upto > progress.began_at and elapsed_ms:
+            left_s = elapsed_ms * (end - upto) // (upto - progress.began_at) // 1000
             left = f", about {left_s} s left"
         again = self._reasons.get(partition.id, "")
-        partition.far = f"{quantity(tally.bytes, 'byte')} in {quantity(tally.rows, 'chunk')}{left}{again}"
-        if now_ms - tally.told_ms >= TOLD_EVERY_MS:
-            tally.told_ms = now_ms
+        partition.transfer_note = (
+            f"{quantity(progress.bytes, 'byte')} in {quantity(progress.chunks, 'chunk')}{left}{again}"
+        )
+        if now_ms - progress.logged_ms >= PROGRESS_LOG_MS:
+            progress.logged_ms = now_ms
             log.info("far.takes", partition=partition.id, progress=partition.reason)
 
     def busy(self, partition: int) -> bool:
-        """True while a piece of work of a partition is under way."""
+        """See InFlightWork."""
         task = self._tasks.get(partition)
         return task is not None and not task.done()
 
     def stop(self) -> None:
-        """Take nothing more. Blocks until what is being written is written."""
+        """Install nothing more. Blocks until the chunk being written is done."""
         for task in self._tasks.values():
             task.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def metrics(self) -> list[Sample]:
-        """What was taken."""
+        """Rounds and bytes received, chunks refused."""
         return [
             ("isthmus_far_rounds_taken_total", {}, self.rounds),
             ("isthmus_far_bytes_taken_total", {}, self.bytes_taken),

@@ -86,7 +86,7 @@ def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
             leader = await t.led()
             listener = Listener()
             listener.next = leader.partition().replica.applied
-            leader.runtime.hooks.append(listener)
+            leader.runtime.listeners.add(listener)
             gate = Gate(leader, monkeypatch)
             gate.shut()
             leo, writes = leader.partition().replica.leo, []
@@ -133,9 +133,9 @@ def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, town: T
         async with town(tmp_path, partitions=4) as t:
             listeners = {}
             for house in t.houses.values():
-                house.runtime.hooks.insert(0, Broken())
+                house.runtime.listeners._listeners.insert(0, Broken())
                 listeners[house.node] = Listener()
-                house.runtime.hooks.append(listeners[house.node])
+                house.runtime.listeners.add(listeners[house.node])
             for name in (b"k%d" % number for number in range(30)):
                 request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
                 async with asyncio.timeout(5):

@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.repl.isr.messages import TransferRequest
 from isthmus.repl.model.ports import TimeSource
-from isthmus.repl.runtime.catchup_sender import TransferSender, _Round
+from isthmus.repl.runtime.port import EventSink
+from isthmus.repl.runtime.transfer_sender import TransferSender, _Round
 from isthmus.repl.store.port import PartitionStep, TransferChunk
 from isthmus.repl.transport.port import Links
 from tests.contract.test_store_reaps import barrier, deleted, reap
@@ -17,10 +18,6 @@ from tests.support.memory_store import MemoryStore
 
 REAPED_AT = 2
 """The offset of the only REAP entry."""
-
-
-def fails(error: Exception) -> None:
-    raise error
 
 
 @pytest.mark.parametrize(
@@ -40,7 +37,7 @@ def test_a_copy_that_ends_below_a_reap_is_given_no_rows(position: int, given: bo
         store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])
         clock = cast(TimeSource, None)
         links = cast(Links, None)
-        serving = TransferSender(links, store, clock, fails)
+        serving = TransferSender(links, store, clock, cast(EventSink, None))
         try:
             asked = TransferRequest(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
             chunk = serving._read(0, _Round(), asked)

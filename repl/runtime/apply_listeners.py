@@ -1,0 +1,65 @@
+"""Notifies listeners after entries are applied; a failing listener does not affect the others.
+
+A listener that raises keeps neither other listeners nor the replica from going on. It finds missed entries by itself
+with the next ones: queues read the change index, trees are built again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.ports import AfterApply
+
+log = structlog.get_logger(__name__)
+
+LOG_EVERY_S: Final = 10.0
+"""Least time between two tracebacks: a bug may come with every apply, a thousand times a second."""
+
+
+class ApplyListeners:
+    """The listeners of one node, in the order in which they were added, and the partitions that they know as led.
+
+    A partition counts as led from its barrier on until this node steps down, also while leadership is handed over,
+    which may not come about: all entries that are applied meanwhile are a leader's.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[AfterApply] = []
+        self._led: set[int] = set()
+        self._log_at_s = 0.0
+
+    def add(self, listener: AfterApply) -> None:
+        """Notify `listener` from now on, after those added before."""
+        self._listeners.append(listener)
+
+    def applied(self, partition: int, entries: Sequence[Entry]) -> None:
+        """Entries are in the store."""
+        leader = partition in self._led
+        for listener in self._listeners:
+            try:
+                listener.applied(partition, entries, leader)
+            except Exception as bug:  # noqa: BLE001 - see the module's docstring
+                self._bug(listener, partition, bug)
+
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
+        """This node began to lead a partition (its barrier is applied), or ceased to."""
+        if leading:
+            self._led.add(partition)
+        else:
+            self._led.discard(partition)
+        for listener in self._listeners:
+            try:
+                listener.leadership(partition, leading, applied_offset)
+            except Exception as bug:  # noqa: BLE001 - see the module's docstring
+                self._bug(listener, partition, bug)
+
+    def _bug(self, listener: AfterApply, partition: int, bug: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._log_at_s:
+            self._log_at_s = now_s + LOG_EVERY_S
+            log.error("runtime.hook_bug", partition=partition, hook=type(listener).__name__, exc_info=bug)
