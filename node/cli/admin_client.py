@@ -1,7 +1,7 @@
-"""The command line's way to a node: JSON over its admin listener, with bounded time and size.
+"""A node's admin listener, as commands use it: JSON over HTTP, with limits on time and size.
 
-Any node answers for its cluster. Failures are sorted here into "does not answer" and "refused", each one
-sentence; what the endpoints mean stands in `node.admin_api.application`, and outgoing HTTP in `repl.http.client`.
+Any node answers for its cluster. A failure is one sentence: the node does not answer, or it refused. The requests are
+those of `node.admin_api.application`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import trouble_of
 
 DEFAULT_ADMIN: Final = "http://127.0.0.1:8099"
-"""Where a node's admin listener is unless its config says otherwise."""
+"""The default admin listener."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""A node on a reachable machine accepts in milliseconds; a guess that leaves room for bad links."""
+"""A node on a reachable machine accepts in milliseconds; a guess with a margin for slow links."""
 
 ANSWER_TIMEOUT_S: Final = 20.0
-"""How long one answer may take; a suspension waits for the metastore, which a start gives 20 s as well."""
+"""How long one answer may take; a suspension waits for the metastore, for which a start allows 20 s as well."""
 
 ANSWER_BYTES_MAX: Final = 64_000_000
-"""Largest answer taken into memory; a listing of 1,024 partitions has less than one megabyte."""
+"""Largest answer read into memory; a listing of 1,024 partitions has less than one megabyte."""
 
 TLS_WANTED: Final = "tls"
-"""What a listener with TLS gives as its reason to who comes without."""
+"""The reason that a listener with TLS gives to a plain connection."""
 
 UNAUTHORIZED: Final = 401
 TOKEN_HINT: Final = "; --token-file FILE or ISTHMUS_TOKEN gives one"  # noqa: S105 - a sentence
@@ -46,8 +46,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def check_path(path: str) -> None:
-    """Raises CommandFailed for a path with a part that a client of HTTP folds, percent-encoded or not: it would ask of
-    something else."""
+    """Raise CommandFailed for a path with a "." or ".." segment, percent-encoded or not: an HTTP client removes these
+    and would request another path."""
     for part in path.partition("?")[0].split("/"):
         if (name := unquote(part)) in (".", ".."):
             sentence = f"the name {name!r} cannot stand in the path of a request: to HTTP it is a step to another path"
@@ -57,12 +57,17 @@ def check_path(path: str) -> None:
 class AdminClient:
     """One node's admin listener. `url` is http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
 
-    def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
+    def __init__(self, url: str, access: PeerCredentials = OPEN, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         try:
             self.url = check_peer_url(url)
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--admin: {error}") from None
         self._session = session(access=access)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`. Raises CommandFailed: UNAVAILABLE or REFUSED."""
@@ -81,11 +86,11 @@ class AdminClient:
                 self.url + path,
                 data=data,
                 headers={} if data is None else {"Content-Type": "application/json"},
-                timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S),
+                timeout=(min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                status, said = response.status_code, response.headers.get("X-Isthmus-Reason", "")
+                status, reason = response.status_code, response.headers.get("X-Isthmus-Reason", "")
                 raw = bytearray()
                 for chunk in response.iter_content(65_536):
                     raw += chunk
@@ -93,12 +98,12 @@ class AdminClient:
                         raise self._unavailable(f"answers with more than {ANSWER_BYTES_MAX} bytes")
         except OSError as error:  # everything that requests raises is one
             raise self._unavailable(f"does not answer: {cause(error)}") from error
-        if said == TLS_WANTED:
+        if reason == TLS_WANTED:
             raise self._unavailable("speaks TLS: write https://")
-        return self._judged(status, raw)
+        return self._answer_of(status, raw)
 
-    def _judged(self, status: int, raw: bytearray) -> dict[str, Any]:
-        """The answer's object, or what a refusal says."""
+    def _answer_of(self, status: int, raw: bytearray) -> dict[str, Any]:
+        """The JSON object of an answer. Raises CommandFailed for a refusal."""
         try:
             answer = json.loads(raw)
         except (ValueError, RecursionError):
@@ -120,7 +125,7 @@ class AdminClient:
 
 
 def admin_option(command: Command) -> Command:
-    """Adds `--admin URL`, which a command gets as the `AdminClient` `admin`, and the options of `credentials`."""
+    """Add `--admin URL`, as the argument `admin` (an `AdminClient`), and the credential options."""
 
     def client(context: click.Context, _parameter: click.Parameter, value: str) -> AdminClient:
         return AdminClient(value, access_from(context))
@@ -140,7 +145,7 @@ def admin_option(command: Command) -> Command:
 
 @functools.cache
 def whoami() -> str:
-    """USER@HOST, which suspensions keep to show later who did it."""
+    """USER@HOST, which the cluster stores with a change."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user id without an account
@@ -149,7 +154,7 @@ def whoami() -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The system's own words at the root of a chain of exceptions."""
+    """The cause at the root of a chain of exceptions, as text."""
     words = "no valid answer"
     seen: BaseException | None = error
     while seen is not None:

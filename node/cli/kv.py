@@ -1,10 +1,6 @@
-"""`isthmus kv`: single values for people and scripts, at the client listener of any node.
+"""`isthmus kv`: single values, for people and scripts, at the client listener of any node.
 
-All but listings goes through the batch face, which takes every byte string as a name and answers all siblings at once.
-What the requests mean stands in docs/http.md, outgoing HTTP in `repl.http.client`.
-
-`isthmus kv reap`: the tombstone of one key removed, or who still needs it. The node decides
-(`repl.coordinator.tombstone_reaper`).
+`isthmus kv reap` removes a tombstone; the node decides whether it may (`repl.coordinator.tombstone_reaper`).
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ import json
 import os
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -21,24 +17,12 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import click
-import msgpack
 
-from isthmus.config.validation import check_peer_url
-from isthmus.node.cli.admin_client import (
-    ANSWER_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
-    TLS_WANTED,
-    TOKEN_HINT,
-    UNAUTHORIZED,
-    AdminClient,
-    admin_option,
-    cause,
-    check_path,
-)
+from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.credentials import access_from, credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.object_client import ObjectClient
 from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
-from isthmus.repl.http.client import OPEN, PeerCredentials, session
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 
@@ -48,8 +32,8 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 @admin_option
 @output_option
 def reap(where: str, name: str, admin: AdminClient, output: str) -> None:
-    """Remove the tombstone of KEY, whatever its bucket's delete_mode: if every replica is in sync and every queue has
-    its acknowledgement. Otherwise it says who is waited for, and exits with code 4. Names are percent-encoded where
+    """Remove the tombstone of KEY, whatever its bucket's delete_mode, if every replica is in sync and every queue has
+    its acknowledgement. Otherwise shows what it waits for, and exits with code 4. Names are percent-encoded where
     they hold a slash or are no plain text."""
     kind, slash, bucket = where.partition("/")
     if not slash:
@@ -65,102 +49,12 @@ def reap(where: str, name: str, admin: AdminClient, output: str) -> None:
 
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
-"""Where a node's client listener is unless its config says otherwise."""
-
-ANSWER_BYTES_MAX: Final = 128_000_000
-"""Largest answer taken into memory: more than the largest object with all its siblings at the default limits."""
+"""The default client listener."""
 
 OBJECT_BYTES_MAX: Final = 1_000_000_000
-"""Largest value that is read to be put: the most that `limits.object_size` may be. What is endless ends there."""
-
-NO_SUCH_PATH: Final = "unknown-path"
-"""What an admin listener says to a client's request; other servers give no reason at all."""
+"""Largest value that `put` reads: the maximum of `limits.object_size`. Bounds endless input."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class Client:
-    """The client listener of one node. `url` is http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
-
-    def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
-        try:
-            self.url = check_peer_url(url)
-        except ValueError as error:
-            raise CommandFailed(Exit.USAGE, "bad-input", f"--http: {error}") from None
-        self._session = session(access=access)
-
-    def batch(self, path: str, item: tuple[Any, ...]) -> list[Any]:
-        """The answer to the one item of a batch. Raises CommandFailed: UNAVAILABLE or REFUSED."""
-        raw = b"".join(self._pieces("POST", path, msgpack.packb([item])))
-        try:
-            (answer,) = msgpack.unpackb(raw, strict_map_key=False)
-            status, _, reason = answer
-            status = int(status)
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise self._unavailable("answers what is no batch's answer; is this a node's client listener?") from error
-        if status >= 400 and isinstance(reason, str) and reason != "not-found":
-            code, _, sentence = reason.partition(": ")
-            raise CommandFailed(Exit.REFUSED if status < 500 else Exit.UNAVAILABLE, code, sentence)
-        return list(answer)
-
-    def names(self, path: str, what: str) -> Iterator[bytes]:
-        """The names of a streamed listing. Raises CommandFailed, also in the middle."""
-        decoder = json.JSONDecoder()
-        rest = ""
-        for piece in self._pieces("GET", path, None):
-            rest += piece.decode("ascii", "replace")
-            while rest:
-                try:
-                    document, end = decoder.raw_decode(rest)
-                except json.JSONDecodeError:
-                    break  # the object goes on in the next piece
-                rest = rest[end:]
-                if isinstance(document, dict) and "error" in document:
-                    raise CommandFailed(Exit.UNAVAILABLE, str(document.get("reason")), str(document["error"]))
-                if not isinstance(document, dict) or not isinstance(document.get(what), list):
-                    raise self._unavailable("answers what is no listing; is this a node's client listener?")
-                yield from map(unquote_to_bytes, document[what])
-        if rest:
-            raise self._unavailable("broke off in the middle of the listing")
-
-    def _pieces(self, method: str, path: str, body: bytes | None) -> Iterator[bytes]:
-        """The body of an answer, refusals raised; a stream as it comes, others up to ANSWER_BYTES_MAX."""
-        check_path(path)
-        size = 0
-        try:
-            with self._session.request(
-                method,
-                self.url + path,
-                data=body,
-                timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S),
-                allow_redirects=False,
-                stream=True,
-            ) as response:
-                status = response.status_code
-                if status >= 400:
-                    said = response.headers.get("X-Isthmus-Reason", "")
-                    if said == TLS_WANTED:
-                        raise self._unavailable("speaks TLS: write https://")
-                    if said == NO_SUCH_PATH or (not said and status < 500):
-                        raise self._unavailable(f"answers {status}; is this a node's client listener?")
-                    text = next(response.iter_content(4096), b"").decode("utf-8", "replace").strip()
-                    hint = TOKEN_HINT if status == UNAUTHORIZED else ""
-                    raise CommandFailed(
-                        Exit.REFUSED if status < 500 else Exit.UNAVAILABLE,
-                        said,
-                        (printable(text) or f"{self.url} answers {status}") + hint,
-                    )
-                for piece in response.iter_content(65_536):
-                    size += len(piece)
-                    if body is not None and size > ANSWER_BYTES_MAX:
-                        raise self._unavailable(f"answers with more than {ANSWER_BYTES_MAX} bytes")
-                    yield piece
-        except OSError as error:  # everything that requests raises is one
-            raise self._unavailable(f"does not answer: {cause(error)}") from error
-
-    def _unavailable(self, what: str) -> CommandFailed:
-        hint = " (--http URL or ISTHMUS_HTTP names another node)"
-        return CommandFailed(Exit.UNAVAILABLE, "unavailable", f"{self.url} {what}{hint}")
 
 
 class Name(click.ParamType[bytes]):
@@ -185,10 +79,10 @@ def _is_hex(pair: bytes) -> bool:
 
 
 def _http_option(command: Command) -> Command:
-    """Adds `--http URL`, `--type T`, `--percent` and the options of `credentials`."""
+    """Add `--http URL`, `--bucket-type T`, `--percent` and the credential options."""
 
-    def client(context: click.Context, _parameter: click.Parameter, value: str) -> Client:
-        return Client(value, access_from(context))
+    def client(context: click.Context, _parameter: click.Parameter, value: str) -> ObjectClient:
+        return ObjectClient(value, access_from(context))
 
     command = click.option(
         "--http",
@@ -220,7 +114,7 @@ BUCKET: Final = click.argument("bucket", type=Name())
 KEY: Final = click.argument("kv_key", metavar="KEY", type=Name())
 """Named apart from `--key`, a private key's file (`credentials`)."""
 CLOCK: Final = click.option(
-    "--clock", metavar="CLOCK", callback=_clock, help="The clock that was read: what it has seen is replaced."
+    "--clock", metavar="CLOCK", callback=_clock, help="The clock of the read value, which is replaced."
 )
 
 
@@ -235,18 +129,18 @@ kv_group.add_command(reap)
 @kv_group.command("get")
 @BUCKET
 @KEY
-@click.option("--vtag", help="Of several siblings this one.")
+@click.option("--vtag", help="One of several siblings.")
 @_http_option
 @output_option
 def get(
-    bucket: bytes, kv_key: bytes, vtag: str | None, client: Client, bucket_type: str, percent: bool, output: str
+    bucket: bytes, kv_key: bytes, vtag: str | None, client: ObjectClient, bucket_type: str, percent: bool, output: str
 ) -> int:
     """Write the value of KEY in BUCKET to standard output, byte by byte.
 
-    Of siblings without --vtag, a table of them on standard error, code 1; an absent or deleted key is code 1, too. With
-    -o json everything that is known of it.
+    Several siblings without --vtag: a table of them on standard error, code 1; an absent or deleted key is code 1, too.
+    -o json prints all siblings with their metadata.
     """
-    status, clock, found = client.batch("/batch/get", (bucket_type, bucket, kv_key))
+    status, clock, found = client.batch("/batch/get", [(bucket_type, bucket, kv_key)])[0]
     siblings = [_sibling(row) for row in found] if isinstance(found, list) else []
     known = [sibling["vtag"] for sibling in siblings]
     siblings = [sibling for sibling in siblings if vtag in (None, sibling["vtag"])]
@@ -278,7 +172,7 @@ def get(
 @click.option("--content-type", default="application/octet-stream", show_default=True)
 @click.option("--meta", multiple=True, metavar="NAME=VALUE", help="Metadata; may be given several times.")
 @CLOCK
-@click.option("--replace", is_flag=True, help="Read the clock first: replaces all that is there at this moment.")
+@click.option("--replace", is_flag=True, help="Read the clock first: replaces the current value with all siblings.")
 @_http_option
 @output_option
 def put(
@@ -290,14 +184,14 @@ def put(
     meta: tuple[str, ...],
     clock: bytes | None,
     replace: bool,
-    client: Client,
+    client: ObjectClient,
     bucket_type: str,
     percent: bool,
     output: str,
 ) -> None:
     """Write VALUE, the bytes of --file, or else standard input, under KEY in BUCKET.
 
-    Without --clock or --replace it becomes a sibling of what is there. Prints the new clock.
+    Without --clock or --replace it becomes a sibling of existing values. Prints the new clock.
     """
     if value is not None and file is not None:
         raise click.UsageError("give the value or --file, not both")
@@ -306,9 +200,9 @@ def put(
     metadata = [_pair(pair) for pair in meta]
     body = os.fsencode(value) if value is not None else _read(file)
     if replace:
-        _, clock, _ = client.batch("/batch/get", (bucket_type, bucket, kv_key))
+        _, clock, _ = client.batch("/batch/get", [(bucket_type, bucket, kv_key)])[0]
     item = (bucket_type, bucket, kv_key, body, content_type, clock, ["", metadata, [], []] if metadata else None)
-    _, written, _ = client.batch("/batch/put", item)
+    _, written, _ = client.batch("/batch/put", [item])[0]
     _echo_clock(output, bucket_type, bucket, kv_key, percent, written)
 
 
@@ -319,10 +213,16 @@ def put(
 @_http_option
 @output_option
 def delete(
-    bucket: bytes, kv_key: bytes, clock: bytes | None, client: Client, bucket_type: str, percent: bool, output: str
+    bucket: bytes,
+    kv_key: bytes,
+    clock: bytes | None,
+    client: ObjectClient,
+    bucket_type: str,
+    percent: bool,
+    output: str,
 ) -> int:
-    """Delete KEY in BUCKET: what --clock has seen, or all that is there. Code 1 when there was nothing."""
-    status, written, _ = client.batch("/batch/put", (bucket_type, bucket, kv_key, None, None, clock))
+    """Delete KEY in BUCKET: the values that --clock has seen, or all. Code 1 when there was none."""
+    status, written, _ = client.batch("/batch/put", [(bucket_type, bucket, kv_key, None, None, clock)])[0]
     if status == 404:
         if output == "json":
             echo_json({"deleted": False, "clock": None if written is None else b64encode(written).decode()})
@@ -339,9 +239,9 @@ def delete(
 @_http_option
 @output_option
 def list_names(
-    bucket: bytes | None, limit: int | None, client: Client, bucket_type: str, percent: bool, output: str
+    bucket: bytes | None, limit: int | None, client: ObjectClient, bucket_type: str, percent: bool, output: str
 ) -> None:
-    """The keys of BUCKET, or all buckets, a line each as they are read; reads every key in its way.
+    """The keys of BUCKET, or all buckets, a line each as they are read; a listing of buckets reads every key.
 
     Names that are not printable text are percent-encoded; --percent encodes all of them, which is exact.
     """
@@ -374,7 +274,7 @@ def _read(file: Path | None) -> bytes:
 
 
 def _not_found(bucket: bytes, bucket_type: str) -> str:
-    """What is said of an absent key; `isthmus explain` writes TYPE/BUCKET, and here that is the name of a bucket."""
+    """Message for an absent key. `isthmus explain` writes TYPE/BUCKET; here that is the name of a bucket."""
     if b"/" not in bucket:
         return "not found"
     return f"not found; '/' is part of a bucket's name here, and --bucket-type names the type (now {bucket_type!r})"

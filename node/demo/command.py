@@ -1,4 +1,4 @@
-"""`isthmus demo`: two clusters on this machine, a history replayed, every key compared. The run is `node.demo.run`."""
+"""`isthmus demo`: two clusters on this machine, a history replayed, every key compared, by `node.demo.run`."""
 
 from __future__ import annotations
 

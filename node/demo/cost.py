@@ -1,44 +1,26 @@
-"""The end of a demo in figures: one structure, shown as a table for people or JSON for programs.
+"""Figures of a demo: its outcome as a table or JSON, and the CPU time and memory of its processes.
 
-What processes cost, read from /proc: CPU seconds and memory, summed over restarts by name.
-
-A process that was killed takes its figures along, so they are sampled while it lives and the last sample
-counts: at most one interval of a killed process's time is missing. Reads only; starts and ends nothing.
+CPU time of a killed process is lost with it, so it is sampled while the process runs: at most one interval is missing.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
+
+import psutil
 
 from isthmus.node.cli.output import echo_json, echo_table, milliseconds
 from isthmus.node.demo.verify import VerifyResult
-
-TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-_USER_TICKS_FIELD: Final = 11
-"""Where user ticks stand in /proc/PID/stat, counted from the field after the command's name (proc(5): field 14);
-system ticks follow."""
 
 
 class ProcessGone(Exception):
     """There is no such process any more."""
 
 
-def _stat(pid: int) -> list[bytes]:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError as error:
-        raise ProcessGone(f"process {pid} has ended") from error
-    return text.rpartition(b")")[2].split()  # the name may hold spaces and parentheses
-
-
 class CpuTime(NamedTuple):
-    """CPU seconds of a process so far: its own code, and the kernel's for it; threads included, children not."""
+    """CPU seconds of a process so far: in user mode and in the kernel; threads included, children not."""
 
     user: float
     system: float
@@ -50,28 +32,30 @@ class CpuTime(NamedTuple):
 
 
 def cpu_time(pid: int) -> CpuTime:
-    """What the process has used. Raises ProcessGone."""
-    user, system = _stat(pid)[_USER_TICKS_FIELD : _USER_TICKS_FIELD + 2]
-    return CpuTime(int(user) / TICKS_PER_SECOND, int(system) / TICKS_PER_SECOND)
+    """CPU time of a process. Raises ProcessGone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error as error:
+        raise ProcessGone(f"process {pid} has ended") from error
+    return CpuTime(times.user, times.system)
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that the process holds in RAM. Raises ProcessGone."""
+    """Memory that a process holds in RAM. Raises ProcessGone."""
     try:
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except OSError as error:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error as error:
         raise ProcessGone(f"process {pid} has ended") from error
-    return int(pages) * PAGE_BYTES
 
 
 class CpuLedger:
-    """CPU seconds by name over all the processes that bore it, one after the other."""
+    """CPU seconds by name, summed over the processes that had the name one after the other."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, dict[int, float]] = {}
 
     def sample(self, pids: Mapping[str, int | None]) -> None:
-        """Note what each process has used so far; None is a name without a process just now."""
+        """Record what each process has used so far; None: no process has the name now."""
         for name, pid in pids.items():
             by_pid = self._seconds.setdefault(name, {})
             if pid is None:
@@ -92,7 +76,7 @@ class CpuLedger:
 
 @dataclass
 class DemoOutcome:
-    """What a run did and found. `equal` is True only when everything was replicated and nothing differs."""
+    """Figures of a run. `equal` is True only when everything was replicated and nothing differs."""
 
     histories: list[str] = field(default_factory=list)
     puts: int = 0
@@ -100,7 +84,7 @@ class DemoOutcome:
     value_bytes: int = 0
     replay_seconds: float = 0.0
     longest_pause_seconds: float = 0.0
-    """Longest time in which no write was acknowledged: what the failures cost a client that is patient."""
+    """Longest time without an acknowledged write: the cost of the failures to a client that retries."""
     whole_seconds: float = 0.0
     settle_seconds: float = 0.0
     compare_seconds: float = 0.0
@@ -109,7 +93,7 @@ class DemoOutcome:
     lag_p50_ms: float | None = None
     lag_p99_ms: float | None = None
     breaks: list[str] = field(default_factory=list)
-    """What was killed and what came of it, a sentence each."""
+    """Sentences about each kill and its consequences."""
     in_sync: dict[str, str] = field(default_factory=dict)
     """Replicas in sync of each cluster at the end: "36 of 36"."""
     retries: dict[str, int] = field(default_factory=dict)
@@ -130,7 +114,7 @@ class DemoOutcome:
         return self.puts + self.deletes
 
     def take(self, verdict: VerifyResult) -> None:
-        """What the comparison found."""
+        """Record the result of the comparison."""
         self.keys_compared = verdict.live_count
         self.deleted_compared = verdict.gone_count
         self.bytes_compared = verdict.value_bytes

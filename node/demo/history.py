@@ -1,18 +1,11 @@
-"""Git history as operations: what to put and delete, in order, and what must be there at the end.
+"""Histories to replay: operations in order, and the expected end. From a git repository, or generated from a seed.
 
-Reads a repository through git's plumbing, streaming: first-parent history, oldest first, each
-commit against its first parent (the root against the empty tree), no rename detection. A key is a
-path's bytes, a value its blob, a symbolic link is its blob, submodules (mode 160000) are left out.
-Nothing here knows of clusters; it must not hold more of the repository in memory than path names
-and one blob. The story goes on in `node.demo.replay` (writes the operations), `node.demo.verify`
-(compares the end).
+Git: first-parent history through git's plumbing, oldest first, each commit against its first parent (the root against
+the empty tree), without rename detection. A key is a path's bytes, a value its blob, a symbolic link is its blob,
+submodules (mode 160000) are left out. Memory holds path names and one blob at most.
 
-A history made from a seed, for machines without a repository that is long enough to watch.
-
-The same shape as a git history: adds, changes, deletes and adds again, over keys of which a few
-change often, with values from 10 bytes to 100 KB. The same seed makes the same operations and the
-same end on every machine. Nothing here does I/O. The story goes on in `node.demo.replay`.
-"""
+Generated: the same shape, adds, changes, deletes and adds again, over keys of which a few change often, with values
+from 10 bytes to 100 KB. The same seed gives the same operations and the same end on every machine."""
 
 from __future__ import annotations
 
@@ -33,7 +26,7 @@ SUBMODULE_MODE: Final = b"160000"
 ABSENT_MODE: Final = b"000000"
 
 READ_CHUNK_BYTES: Final = 256 * 1024
-"""How much of git's output is read at once; large enough that the pipe never waits for Python."""
+"""Bytes of git's output in one read; large enough that the pipe never waits for Python."""
 
 _REDIRECTING: Final = (
     "GIT_DIR",
@@ -47,7 +40,7 @@ _REDIRECTING: Final = (
 """Variables that would point git at another repository than the path given (set inside hooks)."""
 
 _FAILURES: Final = ("fatal: ", "error: ")
-"""How git begins a line that says why it failed."""
+"""Prefixes of git's lines about its failure."""
 
 
 class HistoryFault(LocalFault):
@@ -64,7 +57,7 @@ class HistoryOperation(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What must be there once all operations are in: `live` maps each key to its value's blob id (hex) and
+    """The end after all operations: `live` maps each key to its value's blob id (hex) and
     `sizes` to its bytes, `gone` are the keys that were written once and are deleted now."""
 
     live: dict[bytes, str]
@@ -81,7 +74,7 @@ class DemoHistory(Protocol):
 
     @property
     def title(self) -> str:
-        """What it is, for people: a path and commit, or a seed."""
+        """Title for people: a path and commit, or a seed."""
 
     def count(self) -> int:
         """How many operations there are; walks the history the first time."""
@@ -96,7 +89,7 @@ class DemoHistory(Protocol):
         """The end: from `git ls-tree` or the generator's model, not from the operations' replay."""
 
     def close(self) -> None:
-        """Let go of what reading values held."""
+        """Release processes and files."""
 
 
 def blob_id(value: bytes, like: str) -> str:
@@ -201,7 +194,7 @@ class GitHistory:
         except FileNotFoundError as error:
             raise HistoryFault("git is not installed (no `git` on PATH)") from error
         if done.returncode != 0:
-            raise HistoryFault(_git_said(done.stderr) or f"{self._path} has no commit yet")
+            raise HistoryFault(_git_error(done.stderr) or f"{self._path} has no commit yet")
         return done.stdout
 
     def _stream(self, *arguments: str, feed: _InputWriter | None = None) -> _GitStream:
@@ -247,7 +240,7 @@ class _GitStream:
             with self._child.stdin as sink:
                 self._feed(sink)
         except BrokenPipeError:
-            pass  # the reader stopped early or the child died; its exit code tells
+            pass  # the reader stopped early or the child died; its exit code is checked
         except Exception as error:  # noqa: BLE001 - handed to the reader, which raises it
             self._fault = error
 
@@ -261,13 +254,13 @@ class _GitStream:
             self._feeder.join()
         with self._errors:
             self._errors.seek(0)
-            said = _git_said(self._errors.read())
+            message = _git_error(self._errors.read())
         if kind is not None:
             return
         if self._fault is not None:
             raise self._fault
         if status != 0:
-            raise HistoryFault(said or f"`{' '.join(self._command)}` ended with status {status}")
+            raise HistoryFault(message or f"`{' '.join(self._command)}` ended with status {status}")
 
 
 class _BlobReader:
@@ -313,12 +306,11 @@ def _fields(output: IO[bytes]) -> Iterator[bytes]:
         yield from whole
 
 
-def _git_said(errors: bytes) -> str:
-    """Why git failed, as it wrote to its error output: the last line that says so, without its prefix. Advice follows
-    it."""
+def _git_error(errors: bytes) -> str:
+    """The last line of git's error output about its failure, without its prefix. Advice follows that line."""
     lines = errors.decode(errors="replace").strip().splitlines()
-    said = [line for line in lines if line.startswith(_FAILURES)] or lines
-    return said[-1].strip().removeprefix("fatal: ").removeprefix("error: ") if said else ""
+    failures = [line for line in lines if line.startswith(_FAILURES)] or lines
+    return failures[-1].strip().removeprefix("fatal: ").removeprefix("error: ") if failures else ""
 
 
 VALUE_BYTES_MIN: Final = 10

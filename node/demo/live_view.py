@@ -1,7 +1,6 @@
-"""How a running demo is shown: a live picture on a terminal, else a plain line every few seconds.
+"""Display of a running demo: live tables on a terminal, else a plain line every few seconds.
 
-Shows what it is told and decides nothing. Text from a cluster is shown as text. The story of the run is in
-`node.demo.run`, its end in `node.demo.cost`.
+Text from a cluster is shown as text, without markup.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from isthmus.node.cli.output import milliseconds
 from isthmus.node.demo.watch import DemoSnapshot, ProcessSnapshot
 
 PLAIN_INTERVAL_S: Final = 10.0
-"""Between two plain lines: a run of two minutes leaves a dozen in a build's log, and what happens stands out."""
+"""Between two plain lines: a run of two minutes leaves a dozen in a log, and notes stand out."""
 
 NOTES_SHOWN: Final = 6
 RATE_WINDOW_S: Final = 5.0
-"""Over which the shown rate is taken: short enough to see a killed node, long enough not to flicker."""
+"""Window of the shown rate: short enough to show a killed node, long enough not to flicker."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoProgress:
-    """One moment of the run. `phase` is what is being done, `done` of `total` its `unit`s; `retries` counts attempts
-    repeated so far."""
+    """Progress of a run: `done` of `total` `unit`s of a `phase`; `retries` counts repeated attempts so far."""
 
     phase: str
     unit: str
@@ -41,24 +39,24 @@ class DemoProgress:
     total: int
     elapsed_s: float
     retries: int
-    sight: DemoSnapshot
+    snapshot: DemoSnapshot
 
 
 class DemoView(Protocol):
-    """Where a run is shown."""
+    """Display of a run."""
 
     def note(self, line: str) -> None:
-        """Something worth a line of its own."""
+        """Print a line."""
 
     def update(self, progress: DemoProgress) -> None:
-        """The moment's progress; may be called often."""
+        """Show progress; may be called often."""
 
     def close(self) -> None:
-        """No more updates; notes may follow."""
+        """Remove the progress; notes may follow."""
 
 
 class _Rate:
-    """Units a second over the last moments."""
+    """Units a second over the last RATE_WINDOW_S."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
@@ -77,7 +75,7 @@ class _Rate:
 
 
 class PlainView:
-    """Lines for a log."""
+    """A `DemoView` of lines, for a log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -104,7 +102,7 @@ class PlainView:
 
 
 class LiveView:
-    """A picture that is drawn over itself; notes stay above it."""
+    """A `DemoView` that redraws tables on a terminal; notes stay above them."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -122,14 +120,14 @@ class LiveView:
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
-        self._live.update(self._picture(progress))
+        self._live.update(self._tables(progress))
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _picture(self, progress: DemoProgress) -> RenderableType:
+    def _tables(self, progress: DemoProgress) -> RenderableType:
         head = Table.grid(padding=(0, 2))
         head.add_column(style="bold")
         head.add_column()
@@ -146,28 +144,28 @@ class LiveView:
         processes = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for column in ("process", "state", "pid", "restarts", ""):
             processes.add_column(column, style="dim" if column == "" else "")
-        for process in progress.sight.processes:
+        for process in progress.snapshot.processes:
             processes.add_row(*_process_cells(process))
         return Group(Text(), head, Text(), processes)
 
 
 def facts(progress: DemoProgress) -> Iterable[tuple[str, str]]:
-    """What clusters, queues, sinks and retries say, as (name, text)."""
-    sight = progress.sight
-    for cluster in sight.clusters:
-        yield "cluster", cluster.told()
-    for queue in sight.queues:
+    """State of clusters, queues, sinks and retries, as (name, text)."""
+    snapshot = progress.snapshot
+    for cluster in snapshot.clusters:
+        yield "cluster", cluster.text()
+    for queue in snapshot.queues:
         waiting = "unknown" if queue.waiting is None else f"{queue.waiting:,}"
         in_flight = "unknown" if queue.in_flight is None else f"{queue.in_flight:,}"
         yield "queue", f"{queue.cluster}/{queue.name}: {waiting} waiting, {in_flight} in flight"
-    for sink in sight.sinks:
+    for sink in snapshot.sinks:
         if sink.recent_p50_ms is not None:
             p50, p99 = milliseconds(sink.recent_p50_ms), milliseconds(sink.recent_p99_ms)
             yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
     if progress.retries:
         yield "retries", f"{progress.retries:,}"
-    if sight.unknown:
-        yield "away", ", ".join(who.partition(":")[0] for who in sight.unknown)
+    if snapshot.unknown:
+        yield "away", ", ".join(who.partition(":")[0] for who in snapshot.unknown)
 
 
 def _process_cells(process: ProcessSnapshot) -> tuple[Text, Text, Text, Text, Text]:
@@ -182,7 +180,7 @@ def _process_cells(process: ProcessSnapshot) -> tuple[Text, Text, Text, Text, Te
 
 
 def view_for(output: str) -> DemoView:
-    """The live picture where standard output is a terminal and not wanted for JSON, else plain lines."""
+    """Live tables where standard output is a terminal and is not used for JSON, else plain lines."""
     if output == "json":
         return PlainView(sys.stderr)
     return LiveView() if sys.stdout.isatty() else PlainView(sys.stdout)

@@ -1,11 +1,10 @@
 """Replays histories into a cluster over its HTTP API: several connections, each key strictly in order.
 
-Every write carries the causal context that its key was read with, so a replay makes no siblings. What a killed or
-restarting node causes (refused connections, 503, 504 with an unknown outcome) is retried with back-off at the cluster's
+Every write carries the causal context that its key was read with, so a replay makes no siblings. Failures of a killed
+or restarting node (refused connections, 503, 504 with an unknown outcome) are retried with back-off at the cluster's
 next node: the same write, with the same context and request id, so that it takes effect once. The cluster remembers
-request ids for a while only; so after an unknown outcome the key is read once more, and written anew where the lost
-write has taken effect beside the repeated one. Nothing here prints. The story goes on in `node.demo.verify`.
-"""
+request ids for a limited time; so after an unknown outcome the key is read once more, and written again where the lost
+write has taken effect beside the repeated one. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from isthmus.node.demo.client import BucketClient, RetryPolicy, Transient
+from isthmus.node.demo.client import ObjectWriter, RetryPolicy, Transient
 from isthmus.node.demo.history import DemoHistory, HistoryOperation
 from isthmus.repl.model.errors import IsthmusError
 
 CONNECTIONS: Final = 8
-"""Keys are spread over this many connections. One write waits for an fsync, so a few are needed
-to fill a group commit; more only add threads to this process."""
+"""Connections over which keys are spread. One write waits for an fsync, so a few are needed to fill a group commit;
+more only add threads to this process."""
 
 AHEAD_COUNT: Final = 64
-"""Operations handed to one connection before the reader of the history waits; holds no values."""
+"""Operations queued for one connection before the reader of the history waits; they hold no values."""
 
 
 _Lane = queue.Queue[tuple[DemoHistory, HistoryOperation] | None]
@@ -59,8 +58,8 @@ class HistoryReplay:
         self.longest_pause_s = 0.0
         """Longest time between two operations done, one after the other, by whichever connections."""
         self._done_s = 0.0
-        self.troubles: Counter[str] = Counter()
-        """Attempts that failed and were repeated, by `Trouble.kind`."""
+        self.failures: Counter[str] = Counter()
+        """Attempts that failed and were repeated, by `Transient.kind`."""
 
     def start(self) -> None:
         """Begin; the work is done in threads of this process."""
@@ -124,17 +123,17 @@ class HistoryReplay:
                 if self._stopping.wait(max(0.0, due_s - time.monotonic())):
                     return
             lane = self._lanes[zlib.crc32(history.bucket + operation.key) % len(self._lanes)]
-            if not self._hand_over(lane, (history, operation)):
+            if not self._enqueue(lane, (history, operation)):
                 return
         for lane in self._lanes:
-            self._hand_over(lane, None)
+            self._enqueue(lane, None)
 
     def _all(self) -> Iterator[tuple[DemoHistory, HistoryOperation]]:
         for history in self._histories:
             for operation in history.operations():
                 yield history, operation
 
-    def _hand_over(self, lane: _Lane, item: tuple[DemoHistory, HistoryOperation] | None) -> bool:
+    def _enqueue(self, lane: _Lane, item: tuple[DemoHistory, HistoryOperation] | None) -> bool:
         while not self._stopping.is_set():
             try:
                 lane.put(item, timeout=0.5)
@@ -144,7 +143,7 @@ class HistoryReplay:
         return False
 
     def _work(self, number: int, lane: _Lane) -> None:
-        client = BucketClient(self._urls, number)
+        client = ObjectWriter(self._urls, number)
         try:
             while not self._stopping.is_set():
                 try:
@@ -157,9 +156,9 @@ class HistoryReplay:
         finally:
             client.close()
 
-    def _perform(self, client: BucketClient, history: DemoHistory, operation: HistoryOperation) -> None:
+    def _perform(self, client: ObjectWriter, history: DemoHistory, operation: HistoryOperation) -> None:
         value = None if operation.token is None else history.value(operation.token)
-        patience = RetryPolicy(self._stopping)
+        policy = RetryPolicy(self._stopping)
         write: _Write | None = None
         while True:
             try:
@@ -167,13 +166,13 @@ class HistoryReplay:
                     write = _Write(client, history.bucket, operation.key, value)
                 write.attempt(client)
                 break
-            except Transient as trouble:
+            except Transient as failure:
                 with self._lock:
-                    self.troubles[trouble.kind] += 1
-                client.turn()
-                if not patience.wait(trouble):
+                    self.failures[failure.kind] += 1
+                client.next_node()
+                if not policy.wait(failure):
                     return
-                if isinstance(trouble, TookEffectTwice):
+                if isinstance(failure, TookEffectTwice):
                     write = None
             except IsthmusError as error:
                 key = operation.key.decode(errors="backslashreplace")
@@ -187,36 +186,35 @@ class HistoryReplay:
 
 
 class TookEffectTwice(Transient):
-    """A lost write came through beside its repetition: the key has siblings, and is to be written over them."""
+    """A lost write took effect beside its repetition: the key has siblings, and must be written over them."""
 
     def __init__(self) -> None:
         super().__init__("unknown", "a write of unknown outcome took effect beside its repetition")
 
 
 class _Write:
-    """One write of a key, which may be attempted again and again: its context was read once, its id is its own."""
+    """One write of a key, with the context that was read and a request id, for any number of attempts."""
 
-    def __init__(self, client: BucketClient, bucket: bytes, key: bytes, value: bytes | None) -> None:
-        """Reads the key's context. Raises Trouble, BadInput."""
+    def __init__(self, client: ObjectWriter, bucket: bytes, key: bytes, value: bytes | None) -> None:
+        """Read the key's context. Raises Transient, BadInput."""
         self._bucket, self._key, self._value = bucket, key, value
         self._request_id = uuid.uuid4().hex
         seen = client.get(bucket, key)
         self._clock = seen.clock
-        self._needless = value is None and seen.sibling_count == 0
-        self._doubtful = False
+        self._unnecessary = value is None and seen.sibling_count == 0
+        self._outcome_unknown = False
 
-    def attempt(self, client: BucketClient) -> None:
-        """Once. Raises Trouble, BadInput; TookEffectTwice when it must not be attempted again, but read and written
-        anew."""
-        if self._needless:
+    def attempt(self, client: ObjectWriter) -> None:
+        """Send it once. Raises Transient, BadInput; TookEffectTwice when the key must be read and written again."""
+        if self._unnecessary:
             return
         try:
             if self._value is None:
                 client.delete(self._bucket, self._key, self._clock, self._request_id)
             else:
                 client.put(self._bucket, self._key, self._value, self._clock, self._request_id)
-            if self._doubtful and client.get(self._bucket, self._key).sibling_count != (self._value is not None):
+            if self._outcome_unknown and client.get(self._bucket, self._key).sibling_count != (self._value is not None):
                 raise TookEffectTwice
-        except Transient as trouble:
-            self._doubtful = self._doubtful or trouble.unknown
+        except Transient as failure:
+            self._outcome_unknown = self._outcome_unknown or failure.unknown
             raise

@@ -1,13 +1,10 @@
-"""The demo from beginning to end: clusters up, history replayed, all replicated, every key compared, all down.
+"""The demo from start to end: clusters up, history replayed, everything replicated, every key compared, clusters down.
 
     choose histories -> clusters up -> replay into east, killing one of its nodes and its ZooKeeper meanwhile
     -> wait until every replica is in sync and nothing is outstanding -> compare every key of both clusters -> down
 
-Everything that it starts it stops, also on Ctrl-C and on SIGTERM; if it is killed, the supervisor ends the
-clusters. Nodes and ZooKeepers that others kill are started again while it runs. The parts: `node.demo.history`,
-`replay`, `chaos`, `watch`, `view`, `verify`, `cost`; what it says at the end is `run`.
-
-What is left of a demo: its outcome, where the clusters are, and how to talk to those that were kept.
+Everything that it starts it stops, also on Ctrl-C and on SIGTERM; if it is killed, the supervisor ends the clusters.
+Nodes and ZooKeepers that the user kills are restarted while it runs.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ from types import FrameType
 from typing import Any, Final
 
 from isthmus import config, node
-from isthmus.node.demo.chaos import Breaker, SupervisorControl
-from isthmus.node.demo.client import PatientReader, key_path
+from isthmus.node.demo.chaos import FailureInjector, SupervisorControl
+from isthmus.node.demo.client import RetryingReader, key_path
 from isthmus.node.demo.cost import DemoOutcome
 from isthmus.node.demo.history import DemoHistory, Expectation, GitHistory, HistoryFault, MadeHistory
 from isthmus.node.demo.live_view import DemoProgress, DemoView
@@ -44,17 +41,17 @@ from isthmus.repl.model.errors import LocalFault
 
 @dataclass
 class Demo:
-    """A finished run: what came out, and where the clusters are."""
+    """A finished run: its outcome, and where the clusters are."""
 
     outcome: DemoOutcome
     directory: Path
     clusters: dict[str, Any] = field(default_factory=dict)
     sample_key: tuple[bytes, bytes] | None = None
-    """Bucket and key of something small to read with curl."""
+    """Bucket and key of a small object to read with curl."""
 
 
 def curl_lines(demo: Demo) -> list[str]:
-    """How to talk to clusters that were kept, as commands that work."""
+    """Commands that read from clusters that were kept."""
     lines: list[str] = []
     isthmus = _own_command()
     for name, cluster in demo.clusters.items():
@@ -69,7 +66,7 @@ def curl_lines(demo: Demo) -> list[str]:
 
 
 def _own_command() -> str:
-    """What to type for this program: its name where the shell finds it, else its path."""
+    """The command of this program: its name where the shell finds it, else its path."""
     beside = Path(sys.executable).with_name("isthmus")
     found = shutil.which("isthmus")
     if not beside.exists() or (found is not None and Path(found).resolve() == beside.resolve()):
@@ -79,7 +76,7 @@ def _own_command() -> str:
 
 
 def sample_key(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:
-    """A key that reads well on a terminal: small, and a text by its name if there is one."""
+    """A key to print on a terminal: small, and by its name a text if there is one."""
     small = [key for key, size in expected.sizes.items() if 0 < size < 4_000]
     texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
     chosen = min(texts or small, key=len, default=None)
@@ -87,33 +84,32 @@ def sample_key(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | No
 
 
 SOURCE: Final = "east"
-"""The cluster that is written to; the other one receives."""
+"""The cluster that is written to; the other one receives the changes."""
 
 TOPOLOGY: Final = Path(config.__file__).parent / "samples" / "two-clusters.toml"
 
 CHANGES_MIN: Final = 5_000
-"""A repository with fewer changes is over before one has seen or broken anything: a made history follows."""
+"""A repository with fewer changes ends before anything can be seen or killed: a generated history follows."""
 
 MADE_COUNT: Final = 8_000
-"""Operations of the made history. Six nodes on one machine spend 12 ms of CPU time on one, replicas and the other
-cluster's included."""
+"""Operations of the generated history. Six nodes on one machine spend 12 ms of CPU time on each, replicas and the
+other cluster's included."""
 
 REPLAY_SECONDS: Final = 100.0
-"""How long the replay takes unless a rate is given: time to break things and to watch them heal. A history too long for
-it goes as fast as it can."""
+"""How long the replay takes unless a rate is given: time to kill processes and to watch the recovery. A history too
+long for it is replayed as fast as possible."""
 
 SETTLE_STALL_S: Final = 120.0
-"""The wait for replication ends when the outstanding changes have not become fewer for so long. A killed node is back
-within ten seconds, a sink's longest pause after errors is shorter."""
+"""The wait for replication ends after this time without progress. A killed node is back within ten seconds; a sink's
+longest pause after errors is shorter."""
 
 VIEW_INTERVAL_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. `rate` None means so that the replay takes REPLAY_SECONDS, 0 as fast as possible;
-    `directory` None a temporary one; `made_count` is the length of the made history, where one follows; without
-    `breaks` nothing is killed."""
+    """Options of a run. `rate` None: the replay takes REPLAY_SECONDS; 0: as fast as possible. `directory` None: a
+    temporary one. `made_count`: length of the generated history, where one follows. `breaks`: processes are killed."""
 
     git: Path | None = None
     rate: float | None = None
@@ -125,10 +121,10 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, view: DemoView) -> Demo:
-    """Run it. Raises IsthmusError when it cannot be run, KeyboardInterrupt after stopping all on Ctrl-C."""
+    """Run the demo. Raises IsthmusError when it cannot run, KeyboardInterrupt after stopping everything on Ctrl-C."""
     with ExitStack() as stack:
         stack.callback(view.close)
-        stack.enter_context(_terminated_like_interrupted())
+        stack.enter_context(_sigterm_interrupts())
         histories = choose_histories(options, view)
         for history in histories:
             stack.callback(history.close)
@@ -143,9 +139,11 @@ def run_demo(options: DemoOptions, view: DemoView) -> Demo:
             _DemoRun(options, histories, clusters, demo, view).all()
             demo.outcome.total_seconds = round(time.monotonic() - began_s, 3)
         except BaseException as error:
-            with _deaf_to_signals():
+            with _signals_ignored():
                 interrupted = isinstance(error, KeyboardInterrupt)
-                with suppress(OSError):  # Ctrl-C may have ended who reads our output: all is stopped nevertheless
+                with suppress(
+                    OSError
+                ):  # Ctrl-C may have ended the reader of our output: everything is stopped all the same
                     view.close()
                     view.note(
                         "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
@@ -153,20 +151,20 @@ def run_demo(options: DemoOptions, view: DemoView) -> Demo:
                 clusters.down()
                 with suppress(OSError):
                     view.note("stopped")
-                _clear(directory, temporary and interrupted, view)
+                _remove_or_keep(directory, temporary and interrupted, view)
             raise
-        with _deaf_to_signals():
+        with _signals_ignored():
             if options.keep:
                 clusters.keep()
             else:
                 clusters.down()
-                _clear(directory, temporary and demo.outcome.equal, view)
+                _remove_or_keep(directory, temporary and demo.outcome.equal, view)
         return demo
 
 
 def choose_histories(options: DemoOptions, view: DemoView) -> list[DemoHistory]:
-    """The repository's history and, where that is short or missing, a made one. Raises HistoryFault when the
-    repository that was asked for cannot be read."""
+    """The repository's history and, where that is short or missing, a generated one. Raises HistoryFault when a
+    repository that the user named cannot be read."""
     histories: list[DemoHistory] = []
     count = 0
     try:
@@ -190,7 +188,7 @@ def choose_histories(options: DemoOptions, view: DemoView) -> list[DemoHistory]:
 
 
 class _DemoRun:
-    """One run against clusters that are up."""
+    """One run against clusters that serve."""
 
     def __init__(
         self,
@@ -212,19 +210,19 @@ class _DemoRun:
             name: {node["name"]: node["admin"] for node in cluster["nodes"]} for name, cluster in demo.clusters.items()
         }
         self._watcher = Watcher(clusters, admins)
-        self._breaker = Breaker(SOURCE, SupervisorControl(clusters.directory), self._note_at)
+        self._failures = FailureInjector(SOURCE, SupervisorControl(clusters.directory), self._note_at)
         total = sum(history.count() for history in histories)
         rate = total / REPLAY_SECONDS if options.rate is None else options.rate
         self._replay = HistoryReplay(self._https[SOURCE], histories, rate)
 
     def all(self) -> None:
-        """Replay, settle, compare; fills the outcome."""
+        """Replay, wait, compare; fills the outcome."""
         self._watcher.start()
         finished = False
         try:
             self._replay_all()
-            self._make_whole()
-            self._settle()
+            self._wait_in_sync()
+            self._wait_replicated()
             self._compare_all()
             finished = True
         finally:
@@ -234,48 +232,48 @@ class _DemoRun:
             self._view.close()
             for note in self._watcher.taken_notes():
                 self._note_at(note)
-        self._outcome.breaks = self._breaker.told
+        self._outcome.breaks = self._failures.sentences
         self._outcome.cpu_seconds = {name: round(cpu, 2) for name, cpu in self._watcher.costs.seconds().items()}
         self._outcome.restarts = self._watcher.restarts()
 
     def _replay_all(self) -> None:
         replay, outcome = self._replay, self._outcome
-        looked = self._watcher.look_after(self._began_s, READY_TIMEOUT_S)
-        targets = [f"{process.name} ({process.pid})" for process in looked.processes[1:]]
+        first = self._watcher.snapshot_after(self._began_s, READY_TIMEOUT_S)
+        targets = [f"{process.name} ({process.pid})" for process in first.processes[1:]]
         self._view.note(f"to break more, `kill -9` any of {', '.join(targets)}: it comes back")
-        for cluster in looked.clusters:
-            self._note_at(cluster.told())
+        for cluster in first.clusters:
+            self._note_at(cluster.text())
         replay.start()
         while not replay.wait(VIEW_INTERVAL_S):
             self._show("replay", "operations", replay.done_count, replay.total_count)
             self._note_lag(self._watcher.latest)
             if self._options.breaks and replay.total_count:
-                self._breaker.step(replay.done_count / replay.total_count, self._watcher.latest)
+                self._failures.step(replay.done_count / replay.total_count, self._watcher.latest)
         outcome.puts, outcome.deletes = replay.done["puts"], replay.done["deletes"]
         outcome.value_bytes = replay.done["bytes"]
         outcome.replay_seconds = round(replay.elapsed_s, 3)
         outcome.longest_pause_seconds = round(replay.longest_pause_s, 3)
-        outcome.retries = dict(replay.troubles)
+        outcome.retries = dict(replay.failures)
         assert replay.done_count == replay.total_count
 
-    def _make_whole(self) -> None:
-        """Start what is down, and wait until every replica is in sync, as long as they become more."""
-        self._breaker.mend(self._watcher.latest)
+    def _wait_in_sync(self) -> None:
+        """Start what is down, and wait until every replica is in sync, as long as there is progress."""
+        self._failures.finish(self._watcher.latest)
         began_s = moved_s = time.monotonic()
         most = 0
         while True:
-            sight = self._watcher.look_after(began_s, VIEW_INTERVAL_S)
-            if sight.taken_s > began_s:
-                self._breaker.step(1.0, sight)
-                self._breaker.mend(sight)
-                if len(sight.clusters) == len(self._https) and all(cluster.whole for cluster in sight.clusters):
+            snapshot = self._watcher.snapshot_after(began_s, VIEW_INTERVAL_S)
+            if snapshot.taken_s > began_s:
+                self._failures.step(1.0, snapshot)
+                self._failures.finish(snapshot)
+                if len(snapshot.clusters) == len(self._https) and all(cluster.whole for cluster in snapshot.clusters):
                     break
-            in_sync = sum(cluster.in_sync for cluster in sight.clusters)
+            in_sync = sum(cluster.in_sync for cluster in snapshot.clusters)
             now_s = time.monotonic()
             if in_sync > most:
                 most, moved_s = in_sync, now_s
             if now_s - moved_s > SETTLE_STALL_S:
-                self._outcome.outstanding = sight.why_outstanding()
+                self._outcome.outstanding = snapshot.why_outstanding()
                 self._note_at(f"not whole for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
                 break
             self._show("waiting until every replica is in sync", "replicas", 0, 0)
@@ -283,25 +281,25 @@ class _DemoRun:
         self._outcome.whole_seconds = round(time.monotonic() - began_s, 3)
         self._outcome.in_sync = {c.name: f"{c.in_sync} of {c.replicas}" for c in self._watcher.latest.clusters}
 
-    def _settle(self) -> None:
-        """Wait until every queue is empty, as long as it gets emptier."""
+    def _wait_replicated(self) -> None:
+        """Wait until every queue is empty, as long as there is progress."""
         began_s = moved_s = time.monotonic()
         fewest: int | None = None
         empty_since_s: float | None = None
         while True:
-            sight = self._watcher.look_after(began_s, VIEW_INTERVAL_S)
-            outstanding = sight.outstanding if sight.taken_s > began_s else None
+            snapshot = self._watcher.snapshot_after(began_s, VIEW_INTERVAL_S)
+            outstanding = snapshot.outstanding if snapshot.taken_s > began_s else None
             if outstanding != 0:
                 empty_since_s = None
             elif empty_since_s is None:
-                empty_since_s = sight.taken_s
-            elif sight.taken_s > empty_since_s:
-                break  # two looks in a row: a change on its way between the counters is in one of them
+                empty_since_s = snapshot.taken_s
+            elif snapshot.taken_s > empty_since_s:
+                break  # two snapshots in a row: a change between two counters is in one of them
             now_s = time.monotonic()
             if outstanding is not None and (fewest is None or outstanding < fewest):
                 fewest, moved_s = outstanding, now_s
             if now_s - moved_s > SETTLE_STALL_S:
-                self._outcome.outstanding = sight.why_outstanding()
+                self._outcome.outstanding = snapshot.why_outstanding()
                 self._note_at(f"nothing moved for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
                 break
             self._show("waiting until nothing is outstanding", "changes", 0, 0)
@@ -320,7 +318,7 @@ class _DemoRun:
             done += keys
             self._show("comparing every key of both clusters", "keys", done, total)
 
-        readers = {name: PatientReader(urls, self._stopping) for name, urls in self._https.items()}
+        readers = {name: RetryingReader(urls, self._stopping) for name, urls in self._https.items()}
         verdict = VerifyResult()
         try:
             for history, end in expected:
@@ -333,19 +331,19 @@ class _DemoRun:
         self._outcome.compare_seconds = round(time.monotonic() - began_s, 3)
 
     def _note_at(self, line: str) -> None:
-        """A note with the time since the clusters were up."""
+        """Print a note with the time since the clusters were up."""
         self._view.note(f"{time.monotonic() - self._began_s:5.0f} s  {line}")
 
     def _show(self, phase: str, unit: str, done: int, total: int) -> None:
         for note in self._watcher.taken_notes():
             self._note_at(note)
         elapsed_s = time.monotonic() - self._began_s
-        retries = self._replay.troubles.total()
+        retries = self._replay.failures.total()
         self._view.update(DemoProgress(phase, unit, done, total, elapsed_s, retries, self._watcher.latest))
 
-    def _note_lag(self, sight: DemoSnapshot) -> None:
-        """Keep the receiving sink's newest figures."""
-        for sink in sight.sinks:
+    def _note_lag(self, snapshot: DemoSnapshot) -> None:
+        """Record the receiving sink's newest lag."""
+        for sink in snapshot.sinks:
             if sink.cluster != SOURCE and sink.lag_p50_ms is not None:
                 self._outcome.lag_p50_ms, self._outcome.lag_p99_ms = sink.lag_p50_ms, sink.lag_p99_ms
 
@@ -367,7 +365,7 @@ def _directory(wanted: Path | None) -> tuple[Path, bool]:
     return wanted.absolute(), False
 
 
-def _clear(directory: Path, remove: bool, view: DemoView) -> None:
+def _remove_or_keep(directory: Path, remove: bool, view: DemoView) -> None:
     if remove:
         shutil.rmtree(directory, ignore_errors=True)
     else:
@@ -375,7 +373,7 @@ def _clear(directory: Path, remove: bool, view: DemoView) -> None:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def _sigterm_interrupts() -> Iterator[None]:
     """SIGTERM ends the demo as Ctrl-C does: everything that it started is stopped."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -389,8 +387,8 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf_to_signals() -> Iterator[None]:
-    """While clusters are stopped, another Ctrl-C must not leave half of them running."""
+def _signals_ignored() -> Iterator[None]:
+    """Ignore signals while clusters are stopped, so that another Ctrl-C leaves none of them running."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

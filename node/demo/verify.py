@@ -1,8 +1,7 @@
-"""The comparison at the end: every key of every cluster against what must be there.
+"""The comparison at the end: every key of every cluster against the history's expected end.
 
-Lists each bucket and reads every value, on each cluster by itself: nothing missing, nothing extra, every byte
-equal (by git's own blob id), no siblings, every key that was deleted is deleted. It reads only; it
-does not know how the data came there. The story goes on in `node.demo.cost`, which shows the verdict.
+Lists each bucket and reads every value, on each cluster by itself: nothing missing, nothing extra, every byte equal (by
+git's own blob id), no siblings, every deleted key deleted. It reads only, and does not know how the data came there.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from isthmus.node.demo.history import Expectation, blob_id
 
 CHUNK_COUNT: Final = 200
 CHUNK_BYTES: Final = 4_000_000
-"""Keys and bytes of values asked for at once: few round trips, and two chunks fit into memory easily. One value that
-is larger is asked for alone."""
+"""Keys and bytes of values in one request: few round trips, and two chunks fit into memory easily. A larger value is
+requested alone."""
 
 NAMED_DIFFERENCES: Final = 20
-"""Differences that are kept with their names; the others are counted. Enough to see what they have in common."""
+"""Differences that are kept with their keys; the others are counted. Enough to see what they have in common."""
 
 
 class StoredValues(NamedTuple):
-    """What a cluster holds under a key: the values of its siblings; none when deleted or never written."""
+    """The values of a key's siblings in a cluster; none when deleted or never written."""
 
     values: tuple[bytes, ...]
 
 
 class Reader(Protocol):
-    """How the comparison sees a cluster. Both methods repeat what a restarting node makes fail."""
+    """Reads of one cluster. Both methods retry what fails while a node restarts."""
 
     def list_keys(self, bucket: bytes) -> Iterable[bytes]:
         """Every live key of a bucket, in any order."""
@@ -38,7 +37,7 @@ class Reader(Protocol):
 
 
 class VerifyDifference(NamedTuple):
-    """One key that is not as it must be on one cluster, in words."""
+    """A key that differs from the expected end on one cluster."""
 
     cluster: str
     bucket: bytes
@@ -51,13 +50,13 @@ class VerifyDifference(NamedTuple):
 
 
 class VerifyResult:
-    """What the comparison found, summed over buckets and clusters."""
+    """Result of the comparison, over buckets and clusters."""
 
     def __init__(self) -> None:
         self.live_count = 0
         """Keys compared byte by byte, each counted once for all clusters."""
         self.gone_count = 0
-        """Deleted keys looked for, each counted once."""
+        """Deleted keys that were read, each counted once."""
         self.value_bytes = 0
         """Bytes of all values compared, counted on each cluster."""
         self.difference_count = 0
@@ -70,7 +69,7 @@ class VerifyResult:
         return self.difference_count == 0
 
     def differs(self, cluster: str, bucket: bytes, key: bytes, what: str) -> None:
-        """Note one difference."""
+        """Record one difference."""
         self.difference_count += 1
         if len(self.differences) < NAMED_DIFFERENCES:
             self.differences.append(VerifyDifference(cluster, bucket, key, what))
@@ -83,7 +82,7 @@ def compare(
     verdict: VerifyResult,
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Compare one bucket of every cluster with what is expected, into `verdict`; `progress` is told keys done."""
+    """Compare one bucket of every cluster with its expected end, into `verdict`; `progress` receives counts of keys."""
     for name, reader in clusters.items():
         _compare_listing(name, reader, bucket, expected, verdict)
     for keys in _chunks(expected):

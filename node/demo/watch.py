@@ -1,13 +1,8 @@
-"""One look at everything that a demo shows: processes, leaders and replicas in sync, queues, sinks. Values only.
+"""Snapshots of a demo's clusters, once a second: processes, leaders, replicas in sync, queues, sinks, CPU time.
 
-What is not known is None. Several nodes make a cluster, so what they say of one queue or of what they fetch is summed
-here; whether all of it was seen is told by the partitions that the answers cover. `node.demo.live_view` shows it.
-
-What the demo sees of its clusters once a second: processes, leaders, queues, sinks, and what they cost.
-
-Asks the supervisor and every node's admin listener as an operator would, in a thread of its own, so that a node
-that is dead or paused delays nobody. Changes of processes, of leaders and of replicas in sync become notes in words.
-"""
+Asks the supervisor and every node's admin listener, in a thread of its own, so that a node that is dead or paused
+delays nothing else. Counts of several nodes are added up; a count is None (unknown) unless the answers cover all
+partitions. Changes of processes, leaders and replicas in sync become notes."""
 
 from __future__ import annotations
 
@@ -21,20 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from isthmus.config.text import quantity
-from isthmus.node.demo.client import AdminReader, Transient
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.demo.cost import CpuLedger
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.directory import status_of
 from isthmus.node.local.supervisor_client import START_TRIES
-from isthmus.repl.model.errors import BadInput, LocalFault
+from isthmus.repl.model.errors import LocalFault
 
-UNTOLD: Final = "unknown"
-"""Stands for the queues of a cluster none of whose nodes told of any; each cluster of a demo has one."""
+UNKNOWN_QUEUE: Final = "unknown"
+"""Name of a queue for a cluster whose nodes list none; each cluster of a demo has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """One process: its state in a word, why, and how often it was restarted."""
+    """One process: its state, the reason, and how often it was restarted."""
 
     name: str
     state: str
@@ -45,8 +41,8 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """One cluster, as the first of its nodes that answered sees it. `leaders` counts partitions led by each node that
-    holds replicas; `absent` are the nodes that are not registered."""
+    """One cluster, by the node that read the metastore last. `leaders` counts partitions led by each node that holds
+    replicas; `absent` are the nodes that are not registered."""
 
     name: str
     partitions: int
@@ -61,7 +57,7 @@ class ClusterSnapshot:
         """Every partition online, every replica in sync, every node there."""
         return 0 < self.partitions == self.online and self.in_sync == self.replicas and not self.absent
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Leaders and replicas in one line."""
         led = ", ".join(f"{name} {count}" for name, count in sorted(self.leaders.items()))
         offline = f"; {quantity(self.partitions - self.online, 'partition')} without a leader" * (
@@ -72,7 +68,7 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """One source queue of a cluster, all its nodes together; None is unknown."""
+    """One source queue of a cluster, over all its nodes; None is unknown."""
 
     cluster: str
     name: str
@@ -88,8 +84,8 @@ class QueueSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SinkSnapshot:
-    """What a cluster's sinks say of one queue that they fetch, all links together: lag since their nodes began, and of
-    the last minute, p50 of the middle link and p99 of the worst; None is unknown."""
+    """A cluster's sinks for one queue, over all links: lag since their nodes began, and in the last minute, p50 of the
+    median link and p99 of the worst; None is unknown."""
 
     cluster: str
     queue: str
@@ -104,7 +100,7 @@ class SinkSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class DemoSnapshot:
-    """One look at everything; `taken_s` is monotonic."""
+    """Processes, clusters, queues and sinks at one moment; `taken_s` is monotonic."""
 
     taken_s: float
     processes: tuple[ProcessSnapshot, ...] = ()
@@ -115,7 +111,7 @@ class DemoSnapshot:
     """Nodes that did not answer, each with why."""
 
     def cluster(self, name: str) -> ClusterSnapshot | None:
-        """What was seen of a cluster; None when none of its nodes answered."""
+        """One cluster; None when none of its nodes answered."""
         return next((cluster for cluster in self.clusters if cluster.name == name), None)
 
     @property
@@ -127,9 +123,9 @@ class DemoSnapshot:
         return sum(count for count in counts if count is not None)
 
     def why_outstanding(self) -> str:
-        """What still waits, and what the parts say about it, in one line."""
+        """The outstanding changes and the reasons, in one line."""
         parts = list(self.unknown)
-        parts += [cluster.told() for cluster in self.clusters if not cluster.whole]
+        parts += [cluster.text() for cluster in self.clusters if not cluster.whole]
         for queue in self.queues:
             if queue.outstanding != 0:
                 count = "an unknown number of" if queue.outstanding is None else f"{queue.outstanding:,}"
@@ -140,7 +136,7 @@ class DemoSnapshot:
         return "; ".join(parts) or "nothing is outstanding"
 
 
-def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
+def cluster_snapshot(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
     """A cluster from a node's `/admin/cluster`. Raises KeyError, TypeError for anything else."""
     partitions, replicas = raw["partitions"], raw["replicas"]
     return ClusterSnapshot(
@@ -154,13 +150,15 @@ def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
     )
 
 
-def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSnapshot]:
-    """A cluster's queues from the rows of its nodes' `/admin/queues`. A count is only known when the answers cover all
-    of the cluster's `partitions`: each is counted where it is led. Without rows nobody has told, and there is one that
-    is unknown."""
+def queue_snapshots(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSnapshot]:
+    """A cluster's queues from the rows of its nodes' `/admin/queues`.
+
+    A count is known only when the answers cover all of the cluster's `partitions`: each is counted where it is led.
+    Without rows the result is one unknown queue.
+    """
     if not rows:
-        return [QueueSnapshot(cluster, UNTOLD, None, None, "no node tells of its queues")]
-    sights = []
+        return [QueueSnapshot(cluster, UNKNOWN_QUEUE, None, None, "no node tells of its queues")]
+    snapshots = []
     for name in sorted({row["name"] for row in rows}):
         mine = [row for row in rows if row["name"] == name]
         covered = sum(row["partitions"] for row in mine)
@@ -168,17 +166,17 @@ def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: in
         reason = next((row["reason"] for row in mine if row.get("reason")), "")
         if covered != partitions:
             waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
-        sights.append(QueueSnapshot(cluster, name, waiting, in_flight, reason))
-    return sights
+        snapshots.append(QueueSnapshot(cluster, name, waiting, in_flight, reason))
+    return snapshots
 
 
-def sink_sights(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSnapshot]:
-    """What a cluster's sinks say, from the rows of its nodes' `/admin/sink`, one a link."""
-    sights = []
+def sink_snapshots(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSnapshot]:
+    """A cluster's sinks from the rows of its nodes' `/admin/sink`, one for each link."""
+    snapshots = []
     for queue in sorted({row["queue"] for row in rows}):
         mine = [row for row in rows if row["queue"] == queue]
         troubled = next((row for row in mine if row.get("reason")), mine[0])
-        sights.append(
+        snapshots.append(
             SinkSnapshot(
                 cluster,
                 queue,
@@ -191,7 +189,7 @@ def sink_sights(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSna
                 troubled.get("reason") or "",
             )
         )
-    return sights
+    return snapshots
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
@@ -210,52 +208,52 @@ def _worst(values: Sequence[float | None]) -> float | None:
 
 INTERVAL_S: Final = 1.0
 ANSWER_TIMEOUT_S: Final = 2.0
-"""A node that takes longer to say how it is counts as unknown for this look."""
+"""A node that takes longer is unknown in this snapshot."""
 
 OWN_NAME: Final = "this demo"
 
 
 class Watcher:
-    """Looks once a second until stopped; `latest` is the last look, `notes` what happened to processes and replicas."""
+    """Takes a snapshot every second until stopped; `latest` is the newest one."""
 
     def __init__(self, clusters: LocalClusters, nodes: Mapping[str, Mapping[str, str]]) -> None:
         """`nodes` maps each cluster to the admin URLs of its nodes, by name."""
         self._clusters = clusters
         self._admins = {
-            cluster: {name: AdminReader(url, ANSWER_TIMEOUT_S) for name, url in admins.items()}
+            cluster: {name: AdminClient(url, timeout_s=ANSWER_TIMEOUT_S) for name, url in admins.items()}
             for cluster, admins in nodes.items()
         }
         self._stopping = threading.Event()
         self._last_look = False
-        self._looked = threading.Condition()
+        self._taken = threading.Condition()
         self._notes: list[str] = []
         self._restarts: dict[str, int] = {}
-        self._looping: set[str] = set()
-        self._told: dict[str, str] = {}
+        self._crash_looping: set[str] = set()
+        self._cluster_texts: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name="demo-watch", daemon=True)
         self.costs = CpuLedger()
         self.latest = DemoSnapshot(-math.inf)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin."""
         self._thread.start()
 
     def stop(self, last_look: bool) -> None:
-        """End; with a last look at the costs, or at once."""
+        """End; with `last_look` after a last snapshot, else at once."""
         self._last_look = last_look
         self._stopping.set()
         if last_look and self._thread.is_alive():
             self._thread.join()
 
-    def look_after(self, moment_s: float, timeout_s: float) -> DemoSnapshot:
-        """The first look that began after `moment_s` (monotonic); the last one when none comes in time."""
-        with self._looked:
-            self._looked.wait_for(lambda: self.latest.taken_s > moment_s, timeout_s)
+    def snapshot_after(self, moment_s: float, timeout_s: float) -> DemoSnapshot:
+        """The first snapshot that began after `moment_s` (monotonic); the newest one when none comes in time."""
+        with self._taken:
+            self._taken.wait_for(lambda: self.latest.taken_s > moment_s, timeout_s)
             return self.latest
 
     def taken_notes(self) -> list[str]:
-        """What happened since the last call, one line each."""
-        with self._looked:
+        """Notes since the last call, one line each."""
+        with self._taken:
             notes, self._notes = self._notes, []
             return notes
 
@@ -265,22 +263,22 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._take_look()
+            self._take_snapshot()
             self._stopping.wait(INTERVAL_S)
         if self._last_look:
-            self._take_look()
+            self._take_snapshot()
         for admins in self._admins.values():
             for admin in admins.values():
                 admin.close()
 
-    def _take_look(self) -> None:
-        sight = self._look()
-        with self._looked:
-            self._note_clusters(sight)
-            self.latest = sight
-            self._looked.notify_all()
+    def _take_snapshot(self) -> None:
+        snapshot = self._snapshot()
+        with self._taken:
+            self._note_clusters(snapshot)
+            self.latest = snapshot
+            self._taken.notify_all()
 
-    def _look(self) -> DemoSnapshot:
+    def _snapshot(self) -> DemoSnapshot:
         taken_s = time.monotonic()
         processes = self._processes()
         unknown: list[str] = []
@@ -293,49 +291,49 @@ class Watcher:
             sink_rows: list[dict[str, Any]] = []
             for name, admin in admins.items():
                 try:
-                    views.append(admin.document("/admin/cluster"))
-                    queue_rows += admin.document("/admin/queues")["queues"]
-                    sink_rows += admin.document("/admin/sink")["sinks"]
-                except (Transient, BadInput, ValueError, KeyError, TypeError) as error:
+                    views.append(admin.get("/admin/cluster"))
+                    queue_rows += admin.get("/admin/queues")["queues"]
+                    sink_rows += admin.get("/admin/sink")["sinks"]
+                except (CommandFailed, KeyError, TypeError) as error:
                     unknown.append(f"{name}: {error}")
             newest = max(views, key=lambda view: view["read_at_ms"] or 0, default=None)
-            clusters += [] if newest is None else [cluster_sight(cluster, newest)]
-            queues += queue_sights(cluster, queue_rows, None if newest is None else newest["partitions"]["total"])
-            sinks += sink_sights(cluster, sink_rows)
+            clusters += [] if newest is None else [cluster_snapshot(cluster, newest)]
+            queues += queue_snapshots(cluster, queue_rows, None if newest is None else newest["partitions"]["total"])
+            sinks += sink_snapshots(cluster, sink_rows)
         return DemoSnapshot(taken_s, processes, tuple(clusters), tuple(queues), tuple(sinks), tuple(unknown))
 
-    def _note_clusters(self, sight: DemoSnapshot) -> None:
-        for cluster in sight.clusters:
-            told = cluster.told()
-            if self._told.get(cluster.name, told) != told:
-                self._notes.append(told)
-            self._told[cluster.name] = told
+    def _note_clusters(self, snapshot: DemoSnapshot) -> None:
+        for cluster in snapshot.clusters:
+            text = cluster.text()
+            if self._cluster_texts.get(cluster.name, text) != text:
+                self._notes.append(text)
+            self._cluster_texts[cluster.name] = text
 
     def _processes(self) -> tuple[ProcessSnapshot, ...]:
         try:
             status = status_of(self._clusters.directory, ask_nodes=False)
         except LocalFault as error:
             return (ProcessSnapshot("supervisor", "unknown", None, 0, str(error)),)
-        boss = status["supervisor"]
+        supervisor = status["supervisor"]
         rows = [raw for cluster in status["clusters"].values() for raw in (*cluster["nodes"], *cluster["zookeepers"])]
-        sights = [ProcessSnapshot("supervisor", "running" if boss else "gone", boss, 0, "")]
-        sights += [
+        snapshots = [ProcessSnapshot("supervisor", "running" if supervisor else "gone", supervisor, 0, "")]
+        snapshots += [
             ProcessSnapshot(raw["name"], raw["state"], raw["pid"], raw["restarts"], raw["reason"]) for raw in rows
         ]
-        self.costs.sample({sight.name: sight.pid for sight in sights} | {OWN_NAME: os.getpid()})
-        with self._looked:
-            for sight in sights:
-                if sight.restarts > self._restarts.get(sight.name, 0):
-                    self._notes.append(f"{sight.name} was {sight.reason}")
-                self._restarts[sight.name] = sight.restarts
+        self.costs.sample({snapshot.name: snapshot.pid for snapshot in snapshots} | {OWN_NAME: os.getpid()})
+        with self._taken:
+            for snapshot in snapshots:
+                if snapshot.restarts > self._restarts.get(snapshot.name, 0):
+                    self._notes.append(f"{snapshot.name} was {snapshot.reason}")
+                self._restarts[snapshot.name] = snapshot.restarts
             for raw in rows:
                 self._note_crash_loop(raw)
-        return tuple(sights)
+        return tuple(snapshots)
 
     def _note_crash_loop(self, raw: Mapping[str, Any]) -> None:
-        """Say once of a process that does not stay up what it said last."""
+        """Note once the last output of a process that keeps failing."""
         if raw["failures"] < START_TRIES:
-            self._looping.discard(raw["name"])
-        elif raw["name"] not in self._looping:
-            self._looping.add(raw["name"])
+            self._crash_looping.discard(raw["name"])
+        elif raw["name"] not in self._crash_looping:
+            self._crash_looping.add(raw["name"])
             self._notes.append(f"{raw['name']} does not stay up ({raw['reason']}): {raw['last_words']}")

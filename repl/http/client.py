@@ -107,6 +107,13 @@ class _Adapter(HTTPAdapter):
             pool.ConnectionCls = _reporting(pool.ConnectionCls, self)
         return pool
 
+    def close(self) -> None:
+        """Close idle connections now; urllib3 leaves them to the garbage collector."""
+        pools: Any = self.poolmanager.pools
+        for key in pools.keys():  # noqa: SIM118 -- not a mapping: it cannot be iterated
+            pools[key].close()
+        super().close()
+
     def prepare(self, connection: Any) -> None:
         """A connection is about to be made."""
         if isinstance(connection, HTTPSConnection):

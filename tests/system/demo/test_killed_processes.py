@@ -37,7 +37,7 @@ class Killer:
         moment, name = self._moments[0]
         if progress.done < moment * progress.total:
             return
-        pid = next((p.pid for p in progress.sight.processes if p.name == name), None)
+        pid = next((p.pid for p in progress.snapshot.processes if p.name == name), None)
         if pid is None or pid == self._last_pid.get(name):
             return  # not back yet from the last time
         os.kill(pid, signal.SIGKILL)

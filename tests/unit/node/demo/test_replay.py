@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 from isthmus.node.demo import client as demo_client
-from isthmus.node.demo.client import PatientReader
+from isthmus.node.demo.client import RetryingReader
 from isthmus.node.demo.history import MadeHistory
 from isthmus.node.demo.replay import HistoryReplay
 from isthmus.node.demo.verify import VerifyResult, compare
@@ -160,7 +160,7 @@ def running(fault_share: float) -> Iterator[FakeNode]:
 
 def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
     verdict = VerifyResult()
-    reader = PatientReader([node.url], threading.Event())
+    reader = RetryingReader([node.url], threading.Event())
     compare({"east": reader}, history.bucket, history.expectation(), verdict)
     reader.close()
     return verdict
@@ -179,8 +179,8 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, hee
         verdict = verdict_of(node, history)
     assert verdict.equal, verdict.differences
     assert replay.done_count == replay.total_count == history.count()
-    assert (replay.troubles.total() > 30) == (fault_share > 0)
-    assert set(replay.troubles) <= {"refused", "unknown", "unreachable"}
+    assert (replay.failures.total() > 30) == (fault_share > 0)
+    assert set(replay.failures) <= {"refused", "unknown", "unreachable"}
     assert (node.sibling_writes > 0) == (not heeds_ids), "a late write meets its repetition"
     values: dict[bytes, list[bytes | None]] = {}
     for key, token in history.operations():
@@ -200,11 +200,11 @@ def test_a_node_that_is_gone_is_passed_over() -> None:
         replay.start()
         assert replay.wait(20)
         verdict = verdict_of(node, history)
-        reader = PatientReader([url, node.url], threading.Event())
+        reader = RetryingReader([url, node.url], threading.Event())
         assert sorted(reader.list_keys(history.bucket)) == sorted(history.expectation().live)
         reader.close()
     assert verdict.equal
-    assert set(replay.troubles) == {"unreachable"}
+    assert set(replay.failures) == {"unreachable"}
 
 
 def test_a_replay_is_paced() -> None:
