@@ -1,6 +1,7 @@
-"""Full-sync: proves two clusters equal by comparing trees over their keys, and repairs what differs.
+"""Full-sync: prove two clusters equal by comparing trees over their keys, and repair what differs.
 
-`trees` keeps the trees of a node, `exchange` compares with another cluster, `scheduling` decides when, `scrub`
-checks this cluster's own rows, `reconcile` runs on Spark. Must not import `sink` or `node`. Start at `service`,
-then `scheduling.manager` and `exchange.exchange`.
+`trees` has the trees of a node, `exchange` compares them with another cluster, `scheduling` decides when, `scrub`
+checks the rows of this cluster, `folds` passes over all keys, `reconcile` has the Spark jobs. `ports` lists what the
+node provides. Must not import `sink` or `node`. Start at `service`, then `scheduling.scheduler` and
+`exchange.exchange`.
 """

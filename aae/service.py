@@ -1,37 +1,38 @@
-"""The full-sync actor of a node: the third that every node starts, beside the source and the sink.
+"""Full-sync of one node: composes the trees, checks, repairs and schedule, and starts and stops them.
 
-It keeps the trees of this node's copies, answers other nodes and other clusters about them, and, where the settings
-name clusters to compare with, runs the exchanges. Without such settings it answers only, and says so.
+It keeps trees of the node's replicas and serves them to other nodes and clusters. It starts exchanges only with the
+peers of the settings and those that operators add.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import structlog
 
 from isthmus.aae import status as listing
-from isthmus.aae.exchange.cluster import ClusterTrees, Members
-from isthmus.aae.exchange.local import Handler, Led, LocalTrees
+from isthmus.aae.exchange.cluster import ClusterTrees
+from isthmus.aae.exchange.local import LocalTrees
 from isthmus.aae.exchange.remote import PeerTrees
+from isthmus.aae.ports import LocalReplicas, Members, NodeRpc, PeerAccess, QueueTypes, RpcHandler
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
 from isthmus.aae.scheduling.check import PeerChecker, Repairs
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
 from isthmus.aae.scheduling.history import History
-from isthmus.aae.scheduling.manager import Manager
 from isthmus.aae.scheduling.operator_documents import OperatorDocuments
+from isthmus.aae.scheduling.scheduler import Checkers, CheckScheduler
 from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
 from isthmus.aae.scrub.row_audit import Scrubber
-from isthmus.aae.scrub.row_repair import RowRepair, foreign_objects
-from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache, TreeState
+from isthmus.aae.scrub.row_repair import ForeignObjects, RowRepair, fetch_foreign_objects
+from isthmus.aae.trees.tree_cache import TreeCache, TreeState
 from isthmus.config.settings import FullSyncSettings
-from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.metastore.port import Metastore
-from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
+from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
@@ -39,184 +40,167 @@ from isthmus.repl.telemetry import Sample
 log = structlog.get_logger(__name__)
 
 
-class FullSync:
-    """The actor. `trees` is an after-apply hook; `whole` answers for the cluster."""
+class FullSyncConfig(NamedTuple):
+    """Identity and settings of the node. `directory`: its data directory, with the saved trees and the history."""
+
+    node: str
+    cluster_uuid: bytes
+    directory: Path
+    peers: Sequence[FullSyncSettings]
+    tree_rebuild_ms: int
+
+
+class FullSync(Checkers, ForeignObjects):
+    """All parts of full-sync. `trees` is an AfterApply hook; `cluster_trees` serves other clusters."""
 
     def __init__(
         self,
+        config: FullSyncConfig,
         *,
         store: Store,
-        directory: Path,
-        copies: Callable[[], Sequence[ReplicaSnapshot]],
-        led: Callable[[bytes], Sequence[Led]],
-        members: Members,
-        followed: Callable[[], Iterable[tuple[int, tuple[str, ...]]]],
-        in_sync: Callable[[int], Sequence[str]],
-        request: Callable[[str, str, bytes, int], Awaitable[bytes]],
-        mend: Callable[[int, bytes, bytes | None, int], Awaitable[bool]],
-        drop_change: Callable[[int, int, bytes], Awaitable[bool]],
-        time: TimeSource,
-        read_pool: Executor,
-        settings: Sequence[FullSyncSettings],
         metastore: Metastore,
-        token_for: Callable[[str], Path | None],
-        node: str,
-        cluster_uuid: bytes,
-        access_to: Callable[[FullSyncSettings], PeerCredentials],
+        replicas: LocalReplicas,
+        members: Members,
+        queue_types: QueueTypes,
+        rpc: NodeRpc,
+        access: PeerAccess,
         repairs: Repairs,
         gaps: Gaps,
-        tree_rebuild_ms: int,
-        all_types: Callable[[FullSyncSettings], Sequence[str]],
+        time: TimeSource,
+        read_pool: Executor,
     ) -> None:
-        """`directory` is the node's data directory: saved trees lie in a folder of it, and what is remembered of
-        checks. `access_to` tells how to come in at another cluster, `token_for(urls)` which token is shown to a
-        peer that operators add; the rest as `aae.trees.tree_cache`, `aae.exchange.local`,
-        `aae.exchange.cluster`, `aae.scrub.row_repair` (`in_sync`, `mend`, `drop_change`) and `aae.scheduling.manager`
-        want it."""
+        self._config = config
+        self._access = access
+        self._repairs = repairs
         self._time = time
-        self._access_to = access_to
+        self._random = Random()  # noqa: S311 - the order of checks is no secret
         self.trees = TreeCache(
-            store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms
-        )
-        self.mending = RowRepair(
             store,
-            others=in_sync,
-            request=request,
-            mend=mend,
-            drop_change=drop_change,
-            own=cluster_uuid,
-            leaf_of=self.trees.leaf,
-            elsewhere=self._elsewhere,
+            directory=config.directory / "trees",
+            replicas=replicas,
+            time=time,
+            rebuild_ms=config.tree_rebuild_ms,
+        )
+        self.row_repair = RowRepair(
+            store,
+            replicas=replicas,
+            rpc=rpc,
+            trees=self.trees,
+            foreign=self,
+            cluster_uuid=config.cluster_uuid,
             pool=read_pool,
         )
-        self.mending.on_mended = self.trees.doubt
-        self.audit = Scrubber(self.trees, store, mending=self.mending, copies=copies, pool=read_pool)
-        self.trees.on_wrong = self.audit.wrong
-        self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool, suspect=self.audit.suspect)
-        self.whole = ClusterTrees(self.local, members, request)
-        self.agreement = ReplicaTreeCheck(self.trees, store, mending=self.mending, led=followed, request=request)
-        chance = Random()  # noqa: S311 - the order of checks is no secret
-
-        def checker_of(peer: FullSyncSettings) -> PeerChecker:
-            trees = PeerTrees(
-                peer.urls.split(","),
-                own=cluster_uuid,
-                cluster_name=peer.cluster,
-                timeout_ms=peer.timeout_ms,
-                access=access_to(peer),
-                compress=peer.compress,
-            )
-            return PeerChecker(peer, source=self.whole, sink=trees, repairs=repairs, chance=chance)
-
-        self.manager = Manager(
-            settings,
-            node=node,
-            checker_of=checker_of,
-            memory=History(directory, time.wall_ms()),
-            alarm_of=SchedulerAlarm,
-            live=lambda: [node, *members.nodes()],
+        self.scrubber = Scrubber(self.trees, store, repair=self.row_repair, replicas=replicas, pool=read_pool)
+        self.trees.on_mismatch = self.scrubber.repair_soon
+        self.local_trees = LocalTrees(self.trees, store, replicas=replicas, read_pool=read_pool, scrubber=self.scrubber)
+        self.cluster_trees = ClusterTrees(self.local_trees, members, rpc)
+        self.replica_check = ReplicaTreeCheck(self.trees, store, repair=self.row_repair, replicas=replicas, rpc=rpc)
+        self.scheduler = CheckScheduler(
+            config.peers,
+            node=config.node,
+            checkers=self,
+            history=History(config.directory, time.wall_ms()),
+            alarm=SchedulerAlarm(),
+            members=members,
+            queue_types=queue_types,
             time=time,
-            unplaced=lambda peer: _unplaced(members, self.manager.types_of(peer)),
-            all_types=all_types,
         )
-        self.healing = GapHealer(self.manager, gaps, time)
-        self._token_for = token_for
-        self.documents = OperatorDocuments(metastore, self._follow)
+        self.gap_healer = GapHealer(self.scheduler, gaps, time)
+        self.documents = OperatorDocuments(metastore, self._apply_documents)
 
-    def _follow(self) -> None:
-        self.manager.follow(self.documents, self._token_for)
-        self.healing.start()
+    def open(self, settings: FullSyncSettings) -> PeerChecker:
+        """See Checkers."""
+        trees = PeerTrees(
+            settings.urls.split(","),
+            own=self._config.cluster_uuid,
+            cluster_name=settings.cluster,
+            timeout_ms=settings.timeout_ms,
+            access=self._access.credentials(settings),
+            compress=settings.compress,
+        )
+        return PeerChecker(settings, source=self.cluster_trees, sink=trees, repairs=self._repairs, random=self._random)
 
-    def request_handlers(self) -> dict[str, Handler]:
-        """What other nodes may ask of this one, by method."""
-        parts = (self.local, self.agreement, self.mending)
+    def _apply_documents(self) -> None:
+        self.scheduler.apply_documents(self.documents, self._access)
+        self.gap_healer.start()
+
+    def request_handlers(self) -> dict[str, RpcHandler]:
+        """Handlers of requests from other nodes, by method."""
+        parts = (self.local_trees, self.replica_check, self.row_repair)
         return {method: handler for part in parts for method, handler in part.request_handlers().items()}
 
     def start(self) -> None:
-        """Before anything is applied: take the saved trees, begin to build the others. Raises LocalFault."""
+        """Load the saved trees and begin to build others; call it before anything is applied. Raises LocalFault."""
         self.trees.start()
-        self.agreement.start()
-        self.audit.start()
+        self.replica_check.start()
+        self.scrubber.start()
 
-    def damaged(self, partition: int, segment: int | None) -> None:
-        """Have a row mended soon that could not be given to a follower; without a segment all that cannot be read."""
-        if segment is None:
-            self.audit.wrong(partition, {})
-        else:
-            self.audit.suspect(partition, [segment])
-
-    def begin(self) -> None:
-        """Once this node serves: let checks be due. Raises LocalFault."""
-        self.manager.start()
-        self.healing.start()
+    def start_checks(self) -> None:
+        """Start the schedule of checks; call it once the node serves. Raises LocalFault."""
+        self.scheduler.start()
+        self.gap_healer.start()
         self.documents.start()
 
-    async def rest(self) -> None:
-        """Begin no more checks, and end the one that runs: the node is about to stop."""
+    async def stop_checks(self) -> None:
+        """Cancel the running check and start no other; call it before the node stops to serve."""
         await self.documents.stop()
-        await self.healing.stop()
-        await self.manager.stop()
+        await self.gap_healer.stop()
+        await self.scheduler.stop()
 
     async def stop(self, *, save: bool) -> None:
-        """After everything is applied; `save` when the stop is a clean one."""
-        await self.agreement.stop()
-        await self.audit.stop()
+        """Stop all else; call it once nothing is applied any more. `save`: keep the trees for the next start."""
+        await self.replica_check.stop()
+        await self.scrubber.stop()
         await self.trees.stop(save=save)
 
-    async def _elsewhere(self, partition: int, segment: int) -> Mapping[str, Mapping[bytes, bytes]]:
-        """The objects of a segment as the clusters have them that are compared with; who does not answer has none."""
-        kept = self.trees.kept.get(partition)
+    def on_damaged_row(self, partition: int, segment: int | None) -> None:
+        """Repair a damaged row soon; without a segment all unreadable rows of the partition."""
+        if segment is None:
+            self.scrubber.repair_soon(partition, {})
+        else:
+            self.scrubber.check_soon(partition, [segment])
+
+    async def objects(self, partition: int, segment: int) -> Mapping[str, Mapping[bytes, bytes]]:
+        """See ForeignObjects."""
+        cached = self.trees.cached.get(partition)
         found: dict[str, Mapping[bytes, bytes]] = {}
-        for one in self.manager.peers.values():
-            peer = one.settings
-            if kept is None or kept.bucket_type.decode() not in one.bucket_types:
+        for peer in self.scheduler.peers.values():
+            settings = peer.settings
+            if cached is None or cached.bucket_type.decode() not in peer.bucket_types:
                 continue
             try:
-                found[peer.name] = await asyncio.to_thread(
-                    foreign_objects,
-                    peer.urls.split(","),
-                    self._access_to(peer),
-                    peer.timeout_ms,
-                    kept.bucket_type,
+                found[settings.name] = await asyncio.to_thread(
+                    fetch_foreign_objects,
+                    settings.urls.split(","),
+                    self._access.credentials(settings),
+                    settings.timeout_ms,
+                    cached.bucket_type,
                     segment,
                 )
             except IsthmusError as error:
-                log.info("trees.not_mended_from", fullsync=peer.name, partition=partition, error=str(error))
+                log.info("trees.not_mended_from", fullsync=settings.name, partition=partition, error=str(error))
         return found
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
-        audited: Sample = ("isthmus_tree_rows_audited_total", {}, self.audit.rows_total)
-        own = [*self.trees.metrics(), audited, *self.mending.metrics()]
-        return [*own, *listing.samples(self.manager, self._time.wall_ms())]
+        scrubbed: Sample = ("isthmus_tree_rows_audited_total", {}, self.scrubber.rows_total)
+        own = [*self.trees.metrics(), scrubbed, *self.row_repair.metrics()]
+        return [*own, *listing.samples(self.scheduler, self._time.wall_ms())]
 
     def status(self) -> dict[str, str]:
-        """The actor's state and why: shown as `idle: not configured`."""
-        states = [kept.state for kept in self.trees.kept.values()]
+        """State and reason, shown as `idle: not configured`."""
+        states = [cached.state for cached in self.trees.cached.values()]
         ready = states.count(TreeState.READY)
         trees = f"{ready} of {len(states)} trees ready" if ready < len(states) else f"{ready} trees kept"
-        manager = self.manager
-        if manager.running is not None:
-            state, reason = "running", f"compares {manager.running.bucket_type} with {manager.running.peer}"
-        elif not manager.peers:
+        scheduler = self.scheduler
+        if scheduler.running is not None:
+            state, reason = "running", f"compares {scheduler.running.bucket_type} with {scheduler.running.peer}"
+        elif not scheduler.peers:
             state, reason = "idle", "not configured"
-        elif all(peer.remembered.suspended is not None for peer in manager.peers.values()):
+        elif all(peer.history.suspended is not None for peer in scheduler.peers.values()):
             state, reason = "suspended", "by operators"
-        elif all(peer.plan is None for peer in manager.peers.values()):
+        elif all(peer.plan is None for peer in scheduler.peers.values()):
             state, reason = "idle", "no checks are wanted"
         else:
-            state, reason = "scheduled", "compares with " + ", ".join(manager.peers)
+            state, reason = "scheduled", "compares with " + ", ".join(scheduler.peers)
         return {"actor": "full-sync", "state": state, "reason": f"{reason}; {trees}"}
-
-
-def _unplaced(members: Members, bucket_types: Sequence[str]) -> str:
-    """Why one of the bucket types has no partitions yet. One that there is not is no reason to wait: the check says
-    so."""
-    try:
-        for name in bucket_types:
-            members.partitions(name.encode())
-    except NotReady as error:
-        return str(error)
-    except BadInput:
-        pass
-    return ""

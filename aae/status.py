@@ -1,7 +1,4 @@
-"""How full-sync is shown: to operators as JSON, to Prometheus as numbers.
-
-Reads only; what is not known is None, never a guess. The story goes on in `node` (admin face, command line).
-"""
+"""Full-sync's status: JSON documents for operators, metrics for Prometheus. Reads only; unknown values are None."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.folds.fold_rpc import text_of
-from isthmus.aae.scheduling.check import LOOKED
+from isthmus.aae.scheduling.check import CONCLUSIVE
 from isthmus.aae.scheduling.gap_healing import GapHealer
 from isthmus.aae.scheduling.history import CheckResult
-from isthmus.aae.scheduling.manager import Manager, PeerState
 from isthmus.aae.scheduling.operator_documents import PeerOverride
-from isthmus.aae.scheduling.schedule import RETRIES_MAX, TimeRange, wants_of
+from isthmus.aae.scheduling.schedule import RETRIES_MAX, TimeRange, checks_per_day
+from isthmus.aae.scheduling.scheduler import CheckScheduler, PeerState
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.config.text import quantity
 from isthmus.repl.telemetry import Family, Sample
@@ -35,15 +32,15 @@ HELP: Final[Mapping[str, Family]] = {
         "Time since the peer was proven in sync; absent: never.", "seconds", "full-sync", ("bucket_type", "peer")
     ),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Metric name -> description (see repl.telemetry)."""
 
 
 NAMED_SHOWN: Final = 20
-"""Keys that differed, of a bucket type, in a listing: enough to look at some; `isthmus explain` tells of each."""
+"""Differing keys per bucket type in a listing; `isthmus explain` shows the state of each key."""
 
 
 class Owner(NamedTuple):
-    """The cluster that a queue belongs to."""
+    """The cluster that owns a queue."""
 
     name: str
     uuid: str
@@ -51,10 +48,10 @@ class Owner(NamedTuple):
 
 
 Owners = Mapping[str, Owner | None]
-"""The queues that there are on this node; None: no cluster has fetched from it yet."""
+"""The queues of this node; None: no cluster has fetched from it yet."""
 
 
-def samples(manager: Manager, wall_ms: int) -> list[Sample]:
+def samples(manager: CheckScheduler, wall_ms: int) -> list[Sample]:
     """For Prometheus."""
     found: list[Sample] = [
         ("isthmus_fullsync_running", {}, manager.running is not None),
@@ -71,13 +68,13 @@ def samples(manager: Manager, wall_ms: int) -> list[Sample]:
             max(0, wall_ms - at_ms) / 1000,
         )
         for name, peer in manager.peers.items()
-        for bucket_type, at_ms in peer.remembered.proven_ms.items()
+        for bucket_type, at_ms in peer.history.proven_ms.items()
     ]
     return found
 
 
-def listed(manager: Manager, healing: GapHealer, results: int, wall_ms: int, owners: Owners) -> dict[str, Any]:
-    """The check that runs, and every peer with its newest `results`."""
+def listed(manager: CheckScheduler, healing: GapHealer, results: int, wall_ms: int, owners: Owners) -> dict[str, Any]:
+    """The running check, and every peer with its newest `results`."""
     running = manager.running
     return {
         "running": None
@@ -100,10 +97,10 @@ def listed(manager: Manager, healing: GapHealer, results: int, wall_ms: int, own
     }
 
 
-def _peer(manager: Manager, peer: PeerState, healing: GapHealer, results: int, owners: Owners) -> dict[str, Any]:
-    settings, remembered = peer.settings, peer.remembered
+def _peer(manager: CheckScheduler, peer: PeerState, healing: GapHealer, results: int, owners: Owners) -> dict[str, Any]:
+    settings, history = peer.settings, peer.history
     upcoming = manager.upcoming(settings.name)
-    suspended, learned = remembered.suspended, remembered.standing.learned
+    suspended, learned = history.suspended, history.schedule_state.learned
     bucket_types = peer.bucket_types
     delisted = settings.queue not in owners
     owner = owners.get(settings.queue)
@@ -115,9 +112,9 @@ def _peer(manager: Manager, peer: PeerState, healing: GapHealer, results: int, o
         "cluster": settings.cluster or None,
         "origin": "file" if peer.entries == () else "added" if any(one.added for one in peer.entries) else "set",
         "set": [_act_of(one) | {"values": dict(one.values)} for one in peer.entries],
-        "auto_left_out": remembered.standing.suppressed
-        or (0 if peer.settings.bidirectional else remembered.standing.quiet),
-        "wants": {kind.value: count for kind, count in wants_of(settings).items() if count},
+        "auto_left_out": history.schedule_state.suppressed
+        or (0 if peer.settings.bidirectional else history.schedule_state.quiet),
+        "wants": {kind.value: count for kind, count in checks_per_day(settings).items() if count},
         "all_window": settings.all_window,
         "cluster_slice": settings.cluster_slice,
         "queue": settings.queue,
@@ -140,16 +137,16 @@ def _peer(manager: Manager, peer: PeerState, healing: GapHealer, results: int, o
         "gaps_queues": [] if healed is None else list(healed.open_queues),
         "gaps_wait_s": healing.wait_s(settings.name),
         "gaps_closed": 0 if healed is None else healed.closed_count,
-        "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
+        "proven_ms": {name: history.proven_ms.get(name) for name in bucket_types},
         "named": _named(peer),
         "newest": {name: _newest(peer, name, frozenset(ExchangeVerdict)) for name in bucket_types},
-        "newest_looked": {name: _newest(peer, name, LOOKED) for name in bucket_types},
-        "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
+        "newest_looked": {name: _newest(peer, name, CONCLUSIVE) for name in bucket_types},
+        "results": [shown(result) for result in list(history.results)[-results:]] if results else [],
     }
 
 
-def of_operators(manager: Manager) -> dict[str, Any]:
-    """What operators want of peers that are not listed as they want it: removed ones, and what does not count here."""
+def operator_overrides(manager: CheckScheduler) -> dict[str, Any]:
+    """Peers that operators removed, and overrides that are invalid on this node."""
     return {
         "removed": [{"name": name, **_act_of(one)} for name, one in manager.removed.items()],
         "left_out": [{"name": name, "reason": why} for name, why in manager.faults.items()],
@@ -161,13 +158,13 @@ def _act_of(entry: PeerOverride) -> dict[str, Any]:
 
 
 def _newest(peer: PeerState, bucket_type: str, verdicts: Collection[ExchangeVerdict]) -> dict[str, Any] | None:
-    """The newest check of a bucket type that ended with one of `verdicts`, as far as it is remembered."""
-    results = (one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type)
+    """The newest recorded check of a bucket type with one of `verdicts`."""
+    results = (one for one in reversed(peer.history.results) if one.bucket_type == bucket_type)
     return next((shown(one) for one in results if one.verdict in verdicts), None)
 
 
 def _named(peer: PeerState) -> list[dict[str, str]]:
-    """The first keys that differed in the newest check of each bucket type."""
+    """The first differing keys of the newest check of each bucket type."""
     return [
         {
             "bucket_type": text_of(bucket_type),
@@ -180,12 +177,12 @@ def _named(peer: PeerState) -> list[dict[str, str]]:
     ]
 
 
-def scheduled(manager: Manager) -> list[dict[str, Any]]:
-    """Every peer's rest of the day, and what was left out of it."""
+def scheduled(manager: CheckScheduler) -> list[dict[str, Any]]:
+    """Every peer's remaining checks of the day, and the skipped ones."""
     return [
         {
             "name": name,
-            "suspended": peer.remembered.suspended is not None,
+            "suspended": peer.history.suspended is not None,
             "retry": None
             if peer.retry is None
             else {"at_ms": peer.retry.at_ms, "kind": peer.retry.kind.value, "tries": peer.retry.tries},
@@ -196,8 +193,8 @@ def scheduled(manager: Manager) -> list[dict[str, Any]]:
     ]
 
 
-def trees_listed(trees: TreeCache) -> dict[str, Any]:
-    """Every tree, and the newest alarms."""
+def trees_document(trees: TreeCache) -> dict[str, Any]:
+    """Every tree, and the newest mismatches."""
     return {
         "trees": [
             {
@@ -210,21 +207,21 @@ def trees_listed(trees: TreeCache) -> dict[str, Any]:
                 "building_keys": None if kept.build is None else kept.build.keys,
                 "bytes": None if kept.tree is None else kept.tree.allocated_bytes,
             }
-            for partition, kept in sorted(trees.kept.items())
+            for partition, kept in sorted(trees.cached.items())
         ],
         "mismatches": [one._asdict() for one in trees.mismatches],
     }
 
 
 def shown(result: CheckResult) -> dict[str, Any]:
-    """A result for people and programs."""
+    """A result as a JSON document."""
     return {**asdict(result), "differences": dict(result.differences)}
 
 
 def _misplaced(peer: PeerState, owner: Owner) -> str:
-    """What comes of it that the queue of repairs belongs to another cluster than the one that is compared with; "" when
-    it does not, or that is not known: no cluster has answered yet and the settings name none."""
-    settings, uuid = peer.settings, peer.remembered.cluster
+    """Why repairs go to the wrong cluster: their queue belongs to another cluster than the compared one. "" if it does
+    not, or while the compared cluster is unknown."""
+    settings, uuid = peer.settings, peer.history.cluster
     if (uuid == owner.uuid) if uuid else settings.cluster in ("", owner.name):
         return ""
     compared = settings.cluster or f"cluster {uuid}"
@@ -236,14 +233,14 @@ def _misplaced(peer: PeerState, owner: Owner) -> str:
 
 
 def _why(peer: PeerState) -> str:
-    suspended = peer.remembered.suspended
+    suspended = peer.history.suspended
     if suspended is not None:
         because = f": {suspended.reason}" if suspended.reason else ""
         return f"by {suspended.by}{because}"
     if peer.plan is None:
         return "no checks are wanted: all counts are 0"
-    if peer.waits:
-        return f"waits: {peer.waits}"
+    if peer.waiting_for:
+        return f"waits: {peer.waiting_for}"
     if peer.retry is not None:
         return f"could not look, tried again ({peer.retry.tries} of {RETRIES_MAX}): {peer.retry.reason}"
     return f"{quantity(len(peer.plan.kinds), 'check')} a day"
@@ -255,6 +252,6 @@ def _ranged(times: TimeRange) -> dict[str, Any]:
 
 
 def _estimate_s(began_ms: int, findings: Findings, wall_ms: int) -> float | None:
-    """Seconds that a running check still needs, by the branches done; None while nothing can be said."""
+    """Estimated seconds until the running check ends, by its finished branches; None before the first one."""
     done, every = findings.branches_done, findings.branches_differing
     return round((wall_ms - began_ms) / 1000 * (every - done) / done, 1) if done else None

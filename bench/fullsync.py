@@ -27,7 +27,8 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache
+from isthmus.aae.ports import LocalReplicas, ReplicaSnapshot
+from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.node.demo.client import KeepAliveConnection, Transient
 from isthmus.node.demo.cost import CpuTime
 from isthmus.repl.clock import SystemTime
@@ -110,21 +111,30 @@ def main(as_json: bool, profile: bool, keys: int, few: int, many: int, rate: flo
         raise SystemExit(1) from error
 
 
+class _Replicas(LocalReplicas):
+    def __init__(self, replicas: list[ReplicaSnapshot]) -> None:
+        self._replicas = replicas
+
+    def snapshots(self) -> list[ReplicaSnapshot]:
+        """See LocalReplicas."""
+        return self._replicas
+
+
 async def _keeping() -> Figure:
     """The cost of one XOR an entry, and of what stands around it."""
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as directory:
         entries = [_entry(offset) for offset in range(KEPT_ENTRIES)]
         copy = ReplicaSnapshot(0, b"default", 1, 0, True)
-        trees = TreeCache(MemoryStore(), directory=Path(directory), copies=lambda: [copy], time=SystemTime())
+        trees = TreeCache(MemoryStore(), directory=Path(directory), replicas=_Replicas([copy]), time=SystemTime())
         trees.start()
         await asyncio.sleep(KEEPER_LOOKS_S)
-        assert 0 in trees.kept
+        assert 0 in trees.cached
         parts = [entries[at : at + KEPT_BATCH] for at in range(0, KEPT_ENTRIES, KEPT_BATCH)]
         began_s = time.process_time()
         for part in parts:
             trees.applied(0, part, True)
         seconds = time.process_time() - began_s
-        assert trees.kept[0].tree is not None
+        assert trees.cached[0].tree is not None
         await trees.stop(save=False)
     figure = Figure(
         f"a tree kept by apply, {KEPT_BATCH} entries at once", f"{KEPT_ENTRIES:,} fresh keys", KEPT_ENTRIES, seconds

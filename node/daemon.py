@@ -249,8 +249,8 @@ class Node:
             if identity.partition(record.partition) is not None:  # those to be removed, too: they may be assigned again
                 services.runtime.attach(record)
         services.fullsync.start()
-        services.runtime.report_damage(services.fullsync.damaged)
-        services.queues.on_damaged = services.fullsync.damaged
+        services.runtime.report_damage(services.fullsync.on_damaged_row)
+        services.queues.on_damaged = services.fullsync.on_damaged_row
         services.runtime.start()
         await services.links.start(self._cluster_socket)
         self._credentials.start(services.links.certificates_expire_s)
@@ -263,7 +263,7 @@ class Node:
         services.reaper.start()
         await services.queues.start()
         await services.sink.start()
-        services.fullsync.begin()
+        services.fullsync.start_checks()
         await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
         log.info("node.up", http=http_url, admin=admin_url, cluster_uuid=cluster_uuid.hex())
@@ -329,7 +329,11 @@ class Node:
         PropertyRoutes(services.properties, self.client_api)
         cluster, cluster_name = services.cluster_uuid, settings.node.cluster
         TreeRoutes(
-            services.fullsync.whole, services.repairs, self.client_api, cluster=cluster, cluster_name=cluster_name
+            services.fullsync.cluster_trees,
+            services.repairs,
+            self.client_api,
+            cluster=cluster,
+            cluster_name=cluster_name,
         )
         RowRoutes(
             services.row_streams,
@@ -460,7 +464,7 @@ class Node:
         self.client_api.stop()
         services.row_streams.stop()
         await self._listeners.drain()
-        await services.fullsync.rest()
+        await services.fullsync.stop_checks()
         await services.sink.stop()
         await services.queues.stop()
         await services.reaper.stop()

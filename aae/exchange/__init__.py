@@ -1,5 +1,5 @@
-"""One comparison of two clusters: trees, then differing segments, then keys, then repairs.
+"""Compare two clusters: trees, then differing segments, then keys, then repairs.
 
 Must not import `aae.scheduling`. Start at `exchange`, which is a generator without I/O; `run` drives it; `local`,
-`cluster` and `remote` are the ends that it talks to.
+`cluster` and `remote` are its two ends.
 """

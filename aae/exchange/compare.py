@@ -1,8 +1,8 @@
-"""Which keys differ, and how: the rows of the same segments of two clusters, key by key.
+"""Compare the rows of the same segments of two clusters key by key.
 
-The words are the product's everywhere: a key that differs is `missing`, `behind`, `concurrent` or `corrupt`, on a side.
-One look cannot tell a difference from a change that is on its way, so `lasting` asks a second one, made later: what the
-side that lacked something has got meanwhile was `transient`. Pure. Rules: docs/protocol.md I-AAE-CONFIRM.
+A key that differs is `missing`, `behind`, `concurrent` or `corrupt` on a side; these words are used everywhere. A
+difference may be a change that is still being replicated. So `confirm` compares rows that are read again later: a key
+that the other side has received meanwhile was `transient`. Pure. Rules: docs/protocol.md I-AAE-CONFIRM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.repl.model.vclock import decode_clock, descends
 
 
 class ComparedRow(NamedTuple):
-    """A key as one cluster has it: canonical clock, hash of the object's bytes, newest last-modified (ms)."""
+    """A key's row in one cluster: canonical clock, hash of the object's bytes, newest last-modified time (ms)."""
 
     bucket: bytes
     key: bytes
@@ -27,7 +27,7 @@ class ComparedRow(NamedTuple):
 
 
 class DifferenceKind(StrEnum):
-    """How a key differs."""
+    """How the row of a key differs."""
 
     MISSING = "missing"
     BEHIND = "behind"
@@ -36,7 +36,7 @@ class DifferenceKind(StrEnum):
 
 
 class BehindSide(StrEnum):
-    """Who lacks something. Of a concurrent or corrupt key both do."""
+    """The side that lacks a write; both for concurrent and corrupt keys."""
 
     SOURCE = "source"
     SINK = "sink"
@@ -44,7 +44,7 @@ class BehindSide(StrEnum):
 
 
 class KeyDifference(NamedTuple):
-    """A key that differs: `kind` as seen from the side that lacks something."""
+    """A key that differs; `kind` describes the row of `side`."""
 
     bucket: bytes
     key: bytes
@@ -58,20 +58,20 @@ Rows = dict[tuple[bytes, bytes], ComparedRow]
 
 
 def by_key(rows: Iterable[ComparedRow]) -> Rows:
-    """Rows by (bucket, key)."""
+    """{(bucket, key): row}."""
     return {row[:2]: row for row in rows}
 
 
-def compared(source: Rows, sink: Rows) -> list[KeyDifference]:
-    """What differs between the rows of both sides, in key order; a key that is deleted on one side and deleted, reaped
-    or never written on the other is the same (R-TREE). A clock that is none is a row that is damaged: corrupt."""
+def compare(source: Rows, sink: Rows) -> list[KeyDifference]:
+    """The differing keys in key order. A deleted key equals one that is deleted, reaped or missing on the other side
+    (R-TREE). A row whose clock cannot be decoded is corrupt."""
     differing = [name for name, mine in source.items() if not _equal(mine, sink.get(name))]
     differing += [name for name in sink.keys() - source.keys() if not _equal(None, sink[name])]
     return [_difference(name, source.get(name), sink.get(name)) for name in sorted(differing)]
 
 
 def _equal(mine: ComparedRow | None, theirs: ComparedRow | None) -> bool:
-    """Whether readers see the same: a deleted key and one that is not there are no difference."""
+    """True if readers see the same: a deleted key equals a missing one."""
     if mine is None or mine.tombstone:
         return theirs is None or theirs.tombstone
     return theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64
@@ -97,9 +97,9 @@ def _difference(name: tuple[bytes, bytes], source: ComparedRow | None, sink: Com
     return KeyDifference(*name, DifferenceKind.CONCURRENT, BehindSide.BOTH, source, sink)
 
 
-def lasting(first: Iterable[KeyDifference], source: Rows, sink: Rows) -> tuple[list[KeyDifference], int]:
-    """The differences that a second look, later and of both sides, still finds, as they are now; and how many were
-    transient: whoever lacked something has by now what the other one had at the first look."""
+def confirm(first: Iterable[KeyDifference], source: Rows, sink: Rows) -> tuple[list[KeyDifference], int]:
+    """(differences that rows read again still show, with their current rows; number of transient ones, whose behind
+    side has received the write of the other side meanwhile)."""
     still = []
     transient = 0
     for before in first:
@@ -123,7 +123,7 @@ def _arrived(before: KeyDifference, source: ComparedRow | None, sink: ComparedRo
 
 
 def _has(row: ComparedRow | None, wanted: ComparedRow | None) -> bool:
-    """True when `row` has seen all that `wanted` had, as far as anybody can tell."""
+    """True if `row` descends from `wanted`, as far as their clocks can be decoded."""
     if wanted is None:
         return True
     try:

@@ -1,14 +1,14 @@
-"""The exchange: how two clusters find out where they differ, each step as cheap as the last one lets.
+"""The exchange: find where two clusters differ, with as few data as possible at each step.
 
-    roots    -> the hashes of all branches; equal: in sync, nothing else is asked
-    confirm  -> a pause, and again, as long as fewer differ; only what differs each time counts
-    leaves   -> of a bounded set of branches, and confirmed likewise
-    clocks   -> the rows of a bounded set of segments, compared key by key; and once more for keys that differ
-    repair   -> what still differs is handed over, before the next set is begun
+    roots    -> the hashes of all branches; if equal: in sync, nothing else is requested
+    confirm  -> pause and compare again while fewer differ; only what differs every time counts
+    leaves   -> of a limited set of branches, confirmed likewise
+    clocks   -> the rows of a limited set of segments, compared key by key; keys that differ are read again
+    repair   -> hand over the keys that still differ, before the next set begins
 
-until every branch that differed has been through it: one run drains all. A pure machine, written as a generator: it
-yields what it wants to know, the driver (`aae.exchange.run`) sends both sides' answers, and one that cannot be had ends
-the run with a reason. So nothing is ever called in sync that was not compared. Rules: docs/protocol.md I-AAE-*.
+until every differing branch was processed. A pure generator: it yields a Step, and the driver (`aae.exchange.run`)
+sends the results of both sides. If a result cannot be had, the driver ends the run with a reason: nothing is called in
+sync that was not compared. Rules: docs/protocol.md I-AAE-*.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from isthmus.aae.exchange.compare import (
     KeyDifference,
     Rows,
     by_key,
-    compared,
-    lasting,
+    compare,
+    confirm,
 )
 from isthmus.aae.trees.tree import BRANCH_BITS, Hashes, differing
 from isthmus.repl.model.keys import SEGMENT_BITS, key_hash
 
 BRANCHES_AT_ONCE: Final = 512
-"""Branches whose leaves are asked for at once: 4 MB of hashes a side in a full tree, before compression. Each such set
-has pauses of its own: a thousand keys anywhere are in two."""
+"""Branches whose leaves are requested at once: 4 MB of hashes per side in a full tree, before compression. Every set
+has its own pauses; a thousand differing keys fit into two sets."""
 
 SEGMENTS_AT_ONCE: Final = 16_384
-"""Segments whose rows are asked for at once; an answer may cover fewer, if it would be too large."""
+"""Segments whose rows are requested at once; a response may cover fewer if it would be too large."""
 
 CONFIRMS_MAX: Final = 8
-"""Confirms of one step, at most: under load there is always something that differs for a moment."""
+"""Confirmations per step: under load something always differs for a moment."""
 
-WHOLE_LOOKS_MAX: Final = 256
-"""Segments of a set that no row of the time range explains, and that are still looked at with all their rows: under
-load a few change between two looks. Where there are more, old changes differ, and to read them is another check's."""
+FULL_COMPARE_MAX: Final = 256
+"""Unexplained segments of a set that a run of a time range compares with all their rows: under load a few change
+between two reads. More than that means that older changes differ, which another check compares."""
 
 T = TypeVar("T")
 
 
 class Roots(NamedTuple):
-    """Ask both sides for the hashes of all branches. Answer: a pair of Hashes."""
+    """Request the hashes of all branches from both sides. Result: a pair of Hashes."""
 
 
 class Leaves(NamedTuple):
-    """Ask both sides for the leaves of `branches` in the tree of 2^size_bits segments. Answer: a pair of Hashes, the
-    branches' leaves one behind the other."""
+    """Request the leaves of `branches` in the tree of 2^size_bits segments from both sides. Result: a pair of Hashes,
+    with the leaves of the branches concatenated."""
 
     branches: tuple[int, ...]
     size_bits: int
 
 
 class Clocks(NamedTuple):
-    """Ask both sides for the rows of `segments` (of the tree of 2^size_bits, in order); only of those
-    changed within the run's time range unless `all_times`. Answer: a pair of Listed."""
+    """Request the rows of `segments` (of the tree of 2^size_bits, ascending) from both sides; only rows changed within
+    the run's time range unless `all_times`. Result: a pair of RowPage."""
 
     segments: tuple[int, ...]
     size_bits: int
@@ -71,27 +71,27 @@ class Clocks(NamedTuple):
 
 
 class RowPage(NamedTuple):
-    """Rows of the first `segments_covered` segments that were asked for: at least one."""
+    """Rows of the first `segments_covered` of the requested segments, of one at least."""
 
     rows: Sequence[ComparedRow]
     segments_covered: int
 
 
 class Pause(NamedTuple):
-    """Wait the pause between two looks. Answer: None."""
+    """Wait before a confirmation. Result: None."""
 
 
 class Repair(NamedTuple):
-    """Hand over what differs. Answer: how many of them were queued."""
+    """Hand over differing keys. Result: how many of them were enqueued."""
 
     differences: Sequence[KeyDifference]
 
 
-Ask = Roots | Leaves | Clocks | Pause | Repair
+Step = Roots | Leaves | Clocks | Pause | Repair
 
 
 class ExchangeVerdict(StrEnum):
-    """What a run found out. Only `in-sync` says that both are equal."""
+    """Result of a run. Only `in-sync` means that both clusters are equal."""
 
     IN_SYNC = "in-sync"
     REPAIRED = "repaired"
@@ -103,7 +103,7 @@ class ExchangeVerdict(StrEnum):
 
 @dataclass(slots=True)
 class Findings:
-    """What a run knows so far: shown while it runs, recorded when it ends."""
+    """Progress of a run: shown while it runs, recorded when it ends."""
 
     state: str = "new"
     branches_differing: int = 0
@@ -112,49 +112,49 @@ class Findings:
     keys_compared: int = 0
     transient: int = 0
     filtered: int = 0
-    """Keys that differ, and that the filter leaves out."""
+    """Differing keys that the filter leaves out."""
     segments_unexplained: int = 0
-    """Segments whose leaves differed at every look while none of the rows that this run looks at did: something else
+    """Segments whose leaves differed every time although none of the compared rows did: something outside the scope
     differs."""
     segments_left: int = 0
-    """Segments, at least, that differ and are left to later checks by the limit; unexplained ones, too."""
+    """Lower bound of the differing segments left to later checks by the limit; they are unexplained as well."""
     segments_wrong: int = 0
-    """Segments whose rows are equal and whose leaves are not, though neither changes: a tree is wrong."""
+    """Segments with equal rows and different leaves, neither of which changes: one tree is wrong."""
     queued: int = 0
     by_kind: Counter[tuple[DifferenceKind, BehindSide]] = field(default_factory=Counter)
 
     @property
     def differences(self) -> int:
-        """Keys that differed at both looks."""
+        """Keys that differed at both reads."""
         return self.by_kind.total()
 
 
-Machine = Generator[Ask, object, ExchangeVerdict]
+Machine = Generator[Step, object, ExchangeVerdict]
 
 
 class CompareFilter(NamedTuple):
-    """What counts (`wanted`; None: all), and what of it is looked at: of one bucket (None: of every one), and, if
-    `partial`, of a time range alone."""
+    """The keys that count (`key_filter`; None: all), the bucket that is compared (None: all), and whether rows are of a
+    time range only (`partial`)."""
 
-    wanted: Callable[[bytes, bytes], bool] | None
+    key_filter: Callable[[bytes, bytes], bool] | None
     bucket: bytes | None
     partial: bool
 
     @property
-    def narrow(self) -> bool:
-        """Something may differ that is not looked at."""
+    def is_partial(self) -> bool:
+        """True if keys may differ that are not compared."""
         return self.partial or self.bucket is not None
 
     def counts(self, difference: KeyDifference) -> bool:
-        """True unless a filter leaves it out."""
-        return self.wanted is None or self.wanted(difference.bucket, difference.key)
+        """False if the filter leaves the key out."""
+        return self.key_filter is None or self.key_filter(difference.bucket, difference.key)
 
 
 def exchange(
     findings: Findings,
     *,
     size_bits: int = SEGMENT_BITS,
-    wanted: Callable[[bytes, bytes], bool] | None = None,
+    key_filter: Callable[[bytes, bytes], bool] | None = None,
     partial: bool = False,
     bucket: bytes | None = None,
     branches_at_once: int = BRANCHES_AT_ONCE,
@@ -162,27 +162,26 @@ def exchange(
     segment_limit: int = 0,
     start: int = 0,
 ) -> Machine:
-    """The machine of one run over trees of 2^size_bits segments. `wanted(bucket, key)`: what counts. `partial`: rows
-    come of a time range alone; `bucket`: only its rows are looked at. `segment_limit`: rows of no more segments are
-    compared, 0: no limit; which ones are chosen depends on `start`, any number, so that what lasts in some does not
-    keep others from their turn.
+    """The generator of one run over trees of 2^size_bits segments. `key_filter(bucket, key)`: False for keys that may
+    differ. `partial`: rows are of a time range only; `bucket`: only its rows are compared. `segment_limit`: compare the
+    rows of no more segments, 0: no limit; `start`, any number, selects them, so that lasting differences in some do not
+    starve the others.
 
-    The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
-    differs was queued, DIFFERING, or INCOMPLETE when leaves differ and nothing that was looked at explains it, or a
-    tree is wrong. IN_SYNC speaks of all that counts, also when only a part was looked at: each segment that differed
-    was explained.
+    The driver sends the result of each Step and receives the next. Returns IN_SYNC; REPAIRED when all that differs was
+    enqueued; DIFFERING; or INCOMPLETE when leaves differ that no compared row explains, or a tree is wrong. IN_SYNC
+    covers all keys that count, also in a partial run: each differing segment was explained.
     """
-    choice = CompareFilter(wanted, bucket, partial)
+    scope = CompareFilter(key_filter, bucket, partial)
     findings.state = "root-compare"
-    branches = yield from _confirmed(_roots, findings, "root-confirm")
+    branches = yield from _confirm(_compare_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
     if segment_limit:
-        branches = _rotated(branches, start)
+        branches = _rotate(branches, start)
     for part in _parts(branches, branches_at_once):
         if segment_limit and findings.segments_compared >= segment_limit:
-            _leave(findings, len(part))  # one segment of each branch, at least
+            _skip_segments(findings, len(part))  # one segment of each branch, at least
         else:
-            yield from _branches(findings, sorted(part), size_bits, choice, segments_at_once, segment_limit, start)
+            yield from _branches(findings, sorted(part), size_bits, scope, segments_at_once, segment_limit, start)
         findings.branches_done += len(part)
     findings.state = "done"
     if not findings.differences:
@@ -195,62 +194,62 @@ def _branches(
     findings: Findings,
     branches: Sequence[int],
     size_bits: int,
-    choice: CompareFilter,
+    scope: CompareFilter,
     segments_at_once: int,
     segment_limit: int,
     start: int,
-) -> Generator[Ask, object, None]:
+) -> Generator[Step, object, None]:
     findings.state = "branch-compare"
 
-    def look() -> Generator[Ask, object, list[int]]:
-        return _leaves(branches, size_bits)
+    def compare_once() -> Generator[Step, object, list[int]]:
+        return _compare_leaves(branches, size_bits)
 
-    segments = yield from _confirmed(look, findings, "branch-confirm")
+    segments = yield from _confirm(compare_once, findings, "branch-confirm")
     if segment_limit:
         room = segment_limit - findings.segments_compared
-        _leave(findings, max(0, len(segments) - room))
-        segments = sorted(_rotated(segments, start)[:room])
+        _skip_segments(findings, max(0, len(segments) - room))
+        segments = sorted(_rotate(segments, start)[:room])
     for part in _parts(segments, segments_at_once):
         left = part
         while left:
-            done = yield from _segments(findings, left, size_bits, choice)
+            done = yield from _segments(findings, left, size_bits, scope)
             left = left[done:]
 
 
-def _rotated(numbers: list[int], start: int) -> list[int]:
-    """The same, beginning at another one."""
+def _rotate(numbers: list[int], start: int) -> list[int]:
+    """The list rotated to begin at index `start`, modulo its length."""
     first = start % len(numbers) if numbers else 0
     return numbers[first:] + numbers[:first]
 
 
-def _leave(findings: Findings, count: int) -> None:
+def _skip_segments(findings: Findings, count: int) -> None:
     findings.segments_left += count
     findings.segments_unexplained += count
 
 
 def _segments(
-    findings: Findings, segments: Sequence[int], size_bits: int, choice: CompareFilter
-) -> Generator[Ask, object, int]:
-    """Compare the rows of the first of `segments`, as many as the answers cover; returns how many."""
+    findings: Findings, segments: Sequence[int], size_bits: int, scope: CompareFilter
+) -> Generator[Step, object, int]:
+    """Compare the rows of the first of `segments`, as many as the responses cover; returns how many."""
     findings.state = "clock-compare"
-    source, sink, covered = yield from _rows(segments, size_bits, all_times=False)
+    source, sink, covered = yield from _fetch_rows(segments, size_bits, all_times=False)
     findings.segments_compared += covered
     findings.keys_compared += len(source.keys() | sink.keys())
     shift = 64 - size_bits
-    every = [each for each in compared(source, sink) if choice.bucket in (None, each.bucket)]
+    every = [each for each in compare(source, sink) if scope.bucket in (None, each.bucket)]
     explained = {_segment(difference, shift) for difference in every}
     unexplained = [segment for segment in segments[:covered] if segment not in explained]
     equal: Sequence[int] = unexplained
-    if choice.narrow:
+    if scope.is_partial:
         equal = ()
-        if choice.wanted is not None or len(unexplained) <= WHOLE_LOOKS_MAX:
-            unexplained, equal = yield from _outside(findings, unexplained, size_bits, choice)
+        if scope.key_filter is not None or len(unexplained) <= FULL_COMPARE_MAX:
+            unexplained, equal = yield from _differing_beyond_range(findings, unexplained, size_bits, scope)
         findings.segments_unexplained += len(unexplained)
-    findings.segments_wrong += yield from _wrong(equal, size_bits)
+    findings.segments_wrong += yield from _count_wrong_trees(equal, size_bits)
     findings.state = "clock-compare"
-    first = [each for each in every if choice.counts(each)]
+    first = [each for each in every if scope.counts(each)]
     findings.filtered += len(every) - len(first)
-    suspects = every if choice.narrow else first
+    suspects = every if scope.is_partial else first
     if not suspects:
         return covered
     findings.state = "clock-confirm"
@@ -259,15 +258,15 @@ def _segments(
     left: Sequence[int] = again
     more: list[KeyDifference] = []
     while left:
-        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        source, sink, done = yield from _fetch_rows(left, size_bits, all_times=True)
         looked = set(left[:done])
         mine = [difference for difference in first if _segment(difference, shift) in looked]
         left = left[done:]
-        still, transient = lasting(mine, source, sink)
+        still, transient = confirm(mine, source, sink)
         findings.transient += transient
-        if choice.narrow:  # beside what was looked at there may be more in the same segments, or on the other side
+        if scope.is_partial:  # all times are read now: keys beyond the range may differ in the same segments
             known = {(difference.bucket, difference.key) for difference in still}
-            more += [d for d in compared(source, sink) if (d.bucket, d.key) not in known and choice.counts(d)]
+            more += [d for d in compare(source, sink) if (d.bucket, d.key) not in known and scope.counts(d)]
         if still:
             findings.by_kind.update((difference.kind, difference.side) for difference in still)
             findings.state = "repair"
@@ -275,40 +274,40 @@ def _segments(
             assert isinstance(queued, int)
             findings.queued += queued
             findings.state = "clock-confirm"
-    findings.segments_unexplained += len((yield from _lasting(findings, more, size_bits)))
+    findings.segments_unexplained += len((yield from _confirm_segments(findings, more, size_bits)))
     return covered
 
 
-def _outside(
-    findings: Findings, segments: Sequence[int], size_bits: int, choice: CompareFilter
-) -> Generator[Ask, object, tuple[list[int], list[int]]]:
-    """Those of `segments` in which something that counts differs at two looks at all of their rows; and those in which
-    nothing does. What a queue's filter leaves out differs for ever, so with a filter it is the only way to know that
-    nothing else does."""
+def _differing_beyond_range(
+    findings: Findings, segments: Sequence[int], size_bits: int, scope: CompareFilter
+) -> Generator[Step, object, tuple[list[int], list[int]]]:
+    """Compare all rows of `segments` twice. Returns (segments in which a key that counts differs, segments in which no
+    key differs). With a filter this is necessary: keys that it leaves out differ forever and hide others in their
+    segments."""
     shift = 64 - size_bits
     suspects: list[KeyDifference] = []
     explained: set[int] = set()
     left = segments
     while left:
-        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        source, sink, done = yield from _fetch_rows(left, size_bits, all_times=True)
         left = left[done:]
-        found = compared(source, sink)
+        found = compare(source, sink)
         explained |= {_segment(difference, shift) for difference in found}
-        counting = [difference for difference in found if choice.counts(difference)]
+        counting = [difference for difference in found if scope.counts(difference)]
         findings.filtered += len(found) - len(counting)
         suspects += counting
-    outside = yield from _lasting(findings, suspects, size_bits)
+    outside = yield from _confirm_segments(findings, suspects, size_bits)
     return outside, [segment for segment in segments if segment not in explained]
 
 
-def _wrong(segments: Sequence[int], size_bits: int) -> Generator[Ask, object, int]:
-    """How many of `segments`, whose rows are equal, have leaves that differ, and are the same before and after one more
-    look at the rows, which are equal still: what is compared there is not what is there, so a tree is wrong."""
+def _count_wrong_trees(segments: Sequence[int], size_bits: int) -> Generator[Step, object, int]:
+    """How many of `segments`, whose rows are equal, have leaves that differ. Both are read again to exclude changes; a
+    lasting contradiction means that a tree does not match its rows."""
     if not segments:
         return 0
     before = yield from _leaf_pairs(segments, size_bits)
     suspects: Sequence[int] = [segment for segment, (mine, theirs) in before.items() if mine != theirs][
-        :WHOLE_LOOKS_MAX
+        :FULL_COMPARE_MAX
     ]
     if not suspects:
         return 0
@@ -317,15 +316,15 @@ def _wrong(segments: Sequence[int], size_bits: int) -> Generator[Ask, object, in
     differing_rows: set[int] = set()
     left = suspects
     while left:
-        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        source, sink, done = yield from _fetch_rows(left, size_bits, all_times=True)
         left = left[done:]
-        differing_rows |= {_segment(difference, shift) for difference in compared(source, sink)}
+        differing_rows |= {_segment(difference, shift) for difference in compare(source, sink)}
     after = yield from _leaf_pairs(suspects, size_bits)
     return sum(after[segment] == before[segment] and segment not in differing_rows for segment in suspects)
 
 
-def _leaf_pairs(segments: Sequence[int], size_bits: int) -> Generator[Ask, object, dict[int, tuple[int, int]]]:
-    """The leaves of segments on both sides."""
+def _leaf_pairs(segments: Sequence[int], size_bits: int) -> Generator[Step, object, dict[int, tuple[int, int]]]:
+    """{segment: (leaf of the source, leaf of the sink)}."""
     bits = size_bits - BRANCH_BITS
     branches = sorted({segment >> bits for segment in segments})
     answer = yield Leaves(tuple(branches), size_bits)
@@ -336,10 +335,10 @@ def _leaf_pairs(segments: Sequence[int], size_bits: int) -> Generator[Ask, objec
     return {segment: (int(mine[place]), int(theirs[place])) for segment, place in places.items()}
 
 
-def _lasting(
+def _confirm_segments(
     findings: Findings, suspects: Sequence[KeyDifference], size_bits: int
-) -> Generator[Ask, object, list[int]]:
-    """The segments of those `suspects` that differ at one more look, after a pause."""
+) -> Generator[Step, object, list[int]]:
+    """The segments of those `suspects` that still differ after a pause."""
     if not suspects:
         return []
     shift = 64 - size_bits
@@ -348,10 +347,10 @@ def _lasting(
     found: set[int] = set()
     left = sorted({_segment(difference, shift) for difference in suspects})
     while left:
-        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        source, sink, done = yield from _fetch_rows(left, size_bits, all_times=True)
         looked = set(left[:done])
         left = left[done:]
-        still, _ = lasting((d for d in suspects if _segment(d, shift) in looked), source, sink)
+        still, _ = confirm((d for d in suspects if _segment(d, shift) in looked), source, sink)
         found |= {_segment(difference, shift) for difference in still}
     return sorted(found)
 
@@ -360,30 +359,30 @@ def _segment(difference: KeyDifference, shift: int) -> int:
     return key_hash(difference.bucket, difference.key) >> shift
 
 
-def _rows(
+def _fetch_rows(
     segments: Sequence[int], size_bits: int, *, all_times: bool
-) -> Generator[Ask, object, tuple[Rows, Rows, int]]:
+) -> Generator[Step, object, tuple[Rows, Rows, int]]:
     answer = yield Clocks(tuple(segments), size_bits, all_times)
     source, sink = _pair(answer, RowPage)
     covered = min(source.segments_covered, sink.segments_covered)
     assert 1 <= covered <= len(segments)
     if covered == len(segments):
         return by_key(source.rows), by_key(sink.rows), covered
-    kept = _within(segments[covered - 1], size_bits)
+    kept = _in_covered_segments(segments[covered - 1], size_bits)
     return by_key(filter(kept, source.rows)), by_key(filter(kept, sink.rows)), covered
 
 
-def _within(last: int, size_bits: int) -> Callable[[ComparedRow], bool]:
+def _in_covered_segments(last: int, size_bits: int) -> Callable[[ComparedRow], bool]:
     shift = 64 - size_bits
     return lambda row: key_hash(row.bucket, row.key) >> shift <= last
 
 
-def _roots() -> Generator[Ask, object, list[int]]:
+def _compare_roots() -> Generator[Step, object, list[int]]:
     answer = yield Roots()
     return list(differing(*_hashes(answer)))
 
 
-def _leaves(branches: Sequence[int], size_bits: int) -> Generator[Ask, object, list[int]]:
+def _compare_leaves(branches: Sequence[int], size_bits: int) -> Generator[Step, object, list[int]]:
     answer = yield Leaves(tuple(branches), size_bits)
     places = differing(*_hashes(answer))
     bits = size_bits - BRANCH_BITS
@@ -391,17 +390,17 @@ def _leaves(branches: Sequence[int], size_bits: int) -> Generator[Ask, object, l
     return [(branches[place >> bits] << bits) + (place & mask) for place in places]
 
 
-def _confirmed(
-    look: Callable[[], Generator[Ask, object, list[int]]], findings: Findings, state: str
-) -> Generator[Ask, object, list[int]]:
-    """What differs at every look; after the first one there is at least one more, and more as long as it helps."""
-    found = yield from look()
+def _confirm(
+    compare_once: Callable[[], Generator[Step, object, list[int]]], findings: Findings, state: str
+) -> Generator[Step, object, list[int]]:
+    """What differs in every comparison: at least two, and more as long as the set shrinks."""
+    found = yield from compare_once()
     for _ in range(CONFIRMS_MAX):
         if not found:
             break
         findings.state = state
         yield Pause()
-        again = set((yield from look()))
+        again = set((yield from compare_once()))
         kept = [number for number in found if number in again]
         helped = len(kept) < len(found)
         found = kept

@@ -1,29 +1,36 @@
-"""What this node tells of the partitions that it leads: roots, leaves, and the rows of segments.
+"""Trees and rows of the partitions that this node leads: roots, leaves, and the rows of segments.
 
-Answers are of one moment each, and say for which partitions they speak; a partition whose tree is being built is named
-with the reason, never left out. Rows are read in a thread, from one snapshot a partition, whole segments at a time.
-Who adds up the nodes is `aae.exchange.cluster`.
+Every response is of one moment and lists its partitions. A partition without a ready tree is listed with the reason.
+Rows are read in a thread, from one snapshot per partition, in whole segments. `aae.exchange.cluster` adds up the nodes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.compare import ComparedRow
-from isthmus.aae.exchange.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, TreeReadiness
+from isthmus.aae.exchange.wire import (
+    ClocksRequest,
+    HashesResponse,
+    LeavesRequest,
+    RootsRequest,
+    RowsResponse,
+    TreeReadiness,
+)
+from isthmus.aae.ports import LedPartition, LocalReplicas, RpcHandler
+from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.trees.tree import BRANCH_COUNT, LEAF_COUNT, Hashes
 from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import Corruption, IsthmusError
-from isthmus.repl.model.keys import SEGMENT_BITS, SEGMENT_COUNT
+from isthmus.repl.model.keys import SEGMENT_BITS
 from isthmus.repl.store.port import Store
 from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
@@ -32,107 +39,89 @@ LEAVES: Final = "aae.leaves"
 CLOCKS: Final = "aae.clocks"
 
 ANSWER_BYTES: Final = 8 * 1024 * 1024
-"""Of rows, of one node: the answer ends with the segment that passes it. More than rows take as a rule, and enough for
-few of those with long names and clocks."""
+"""A node's response ends with the segment that exceeds this size: more than common rows take, and enough for a few with
+long names and clocks."""
 
 READ_ROWS_MAX: Final = 500_000
-"""Rows that are read for one answer, those outside of its times included: a second or two of a thread."""
-
-Handler = Callable[[str, bytes], Awaitable[bytes]]
-
-
-class Led(NamedTuple):
-    """A partition that this node leads and serves: the `place`-th of `of`, which gives its range of segments."""
-
-    partition: int
-    place: int
-    of: int
-
-    @property
-    def segments(self) -> tuple[int, int]:
-        """Its segments [first, end) of 2^20."""
-        return -(-self.place * SEGMENT_COUNT // self.of), -(-(self.place + 1) * SEGMENT_COUNT // self.of)
-
-    def places(self, segments: Sequence[int], shift: int) -> range:
-        """Where among `segments`, ascending and of 2^(20 - shift), those stand that it has a part of."""
-        first, end = self.segments
-        return range(bisect_left(segments, first >> shift), bisect_left(segments, -(-end >> shift)))
+"""Rows read for one response, also those outside its time range: a second or two of a thread."""
 
 
 class LocalTrees:
-    """Answers for the partitions led here. `led(bucket_type)` names them as they are now."""
+    """Serves the partitions that this node leads."""
 
     def __init__(
         self,
         trees: TreeCache,
         store: Store,
         *,
-        led: Callable[[bytes], Sequence[Led]],
+        replicas: LocalReplicas,
         read_pool: Executor,
-        suspect: Callable[[int, Iterable[int]], None],
+        scrubber: Scrubber,
     ) -> None:
-        """`suspect(partition, segments)` is told of segments whose rows are read: see `aae.scrub.row_audit`."""
+        """`scrubber` checks segments soon after an exchange has read them."""
         self._trees = trees
         self._store = store
-        self._led = led
+        self._replicas = replicas
         self._pool = read_pool
-        self._suspect = suspect
+        self._scrubber = scrubber
 
-    def request_handlers(self) -> dict[str, Handler]:
-        """What other nodes may ask of this one, by method."""
-        return {ROOTS: self._answer_roots, LEAVES: self._answer_leaves, CLOCKS: self._answer_clocks}
+    def request_handlers(self) -> dict[str, RpcHandler]:
+        """Handlers of requests from other nodes, by method."""
+        return {ROOTS: self._serve_roots, LEAVES: self._serve_leaves, CLOCKS: self._serve_clocks}
 
-    def roots(self, asked: RootsAsked) -> HashesTold:
-        """The hashes of all branches, as they are now."""
+    def roots(self, request: RootsRequest) -> HashesResponse:
+        """The current hashes of all branches."""
         hashes: Hashes = np.zeros(BRANCH_COUNT, dtype=np.uint64)
-        standings = []
-        for led in self._led(asked.bucket_type):
-            kept = self._trees.kept.get(led.partition)
-            if kept is not None and kept.tree is not None:
-                hashes ^= kept.tree.branch_hashes()
-            standings.append(_standing(led.partition, kept))
-        return HashesTold(tuple(standings), hashes)
+        readiness = []
+        for led in self._replicas.led(request.bucket_type):
+            cached = self._trees.cached.get(led.partition)
+            if cached is not None and cached.tree is not None:
+                hashes ^= cached.tree.branch_hashes()
+            readiness.append(_readiness(led.partition, cached))
+        return HashesResponse(tuple(readiness), hashes)
 
-    def leaves(self, asked: LeavesAsked) -> HashesTold:
-        """The leaves of the branches, as they are now."""
-        standings = []
-        whole: Hashes = np.zeros(wire.leaf_count(asked), dtype=np.uint64)
-        rows = whole.reshape(len(asked.branches), -1)
-        for led in self._led(asked.bucket_type):
-            kept = self._trees.kept.get(led.partition)
-            standings.append(_standing(led.partition, kept))
-            if kept is None or kept.tree is None:
+    def leaves(self, request: LeavesRequest) -> HashesResponse:
+        """The current leaves of the requested branches."""
+        readiness = []
+        whole: Hashes = np.zeros(wire.leaf_count(request), dtype=np.uint64)
+        rows = whole.reshape(len(request.branches), -1)
+        for led in self._replicas.led(request.bucket_type):
+            cached = self._trees.cached.get(led.partition)
+            readiness.append(_readiness(led.partition, cached))
+            if cached is None or cached.tree is None:
                 continue
             first, end = led.segments
-            for at, branch in enumerate(asked.branches):
+            for at, branch in enumerate(request.branches):
                 if first < (branch + 1) * LEAF_COUNT and branch * LEAF_COUNT < end:
-                    rows[at] ^= kept.tree.leaves(branch, asked.size_bits)
-        return HashesTold(tuple(standings), whole)
+                    rows[at] ^= cached.tree.leaves(branch, request.size_bits)
+        return HashesResponse(tuple(readiness), whole)
 
-    async def clocks(self, asked: ClocksAsked) -> RowsTold:
-        """The rows of the segments. Raises Corruption, LocalFault."""
-        led = self._led(asked.bucket_type)
-        rows, covered = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, asked)
-        if asked.size_bits == SEGMENT_BITS:
+    async def clocks(self, request: ClocksRequest) -> RowsResponse:
+        """The rows of the requested segments. Raises Corruption, LocalFault."""
+        led = self._replicas.led(request.bucket_type)
+        rows, covered = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, request)
+        if request.size_bits == SEGMENT_BITS:
             for one in led:
-                mine = one.places(asked.segments, 0)
-                self._suspect(one.partition, asked.segments[mine.start : min(mine.stop, covered)])
-        still = {one.partition for one in self._led(asked.bucket_type)}  # of one that moved, the copy may be going
+                mine = one.places(request.segments, 0)
+                self._scrubber.check_soon(one.partition, request.segments[mine.start : min(mine.stop, covered)])
+        # The replica of a partition that moved may have been removed while it was read.
+        still = {one.partition for one in self._replicas.led(request.bucket_type)}
         moved = "it moved from its node while its rows were read"
-        standings = (TreeReadiness(p, p in still, "" if p in still else moved) for p in (one.partition for one in led))
-        return RowsTold(tuple(standings), covered, rows)
+        readiness = (TreeReadiness(p, p in still, "" if p in still else moved) for p in (one.partition for one in led))
+        return RowsResponse(tuple(readiness), covered, rows)
 
-    def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[ComparedRow], int]:
-        """In a thread. Segment after segment, through all partitions, until the rows, or their bytes, are passed."""
-        shift = SEGMENT_BITS - asked.size_bits
+    def _read(self, led: Sequence[LedPartition], request: ClocksRequest) -> tuple[list[ComparedRow], int]:
+        """In a thread: (rows, number of segments covered). Reads all partitions until a limit of rows or bytes is
+        reached."""
+        shift = SEGMENT_BITS - request.size_bits
         found: list[tuple[int, ComparedRow]] = []
-        covered = len(asked.segments)
+        covered = len(request.segments)
         read = size = 0
         for one in sorted(led, key=lambda one: one.segments):
             first, end = one.segments
             mine = [
-                (at, max(first, asked.segments[at] << shift), min(end, (asked.segments[at] + 1) << shift))
-                for at in one.places(asked.segments, shift)
+                (at, max(first, request.segments[at] << shift), min(end, (request.segments[at] + 1) << shift))
+                for at in one.places(request.segments, shift)
                 if at < covered
             ]
             if not mine:
@@ -144,30 +133,30 @@ class LocalTrees:
                 for (at, _, _), part in zip(mine, parts, strict=True):
                     for name, row in part:
                         listed = _row(*split_tail(name[SEGMENT_BYTES:]), row)
-                        if _within(listed, asked):
+                        if _within(listed, request):
                             found.append((at, listed))
                             size += row_bytes(listed)
                     read += len(part)
-                    if len(found) >= asked.rows or size >= ANSWER_BYTES or read >= READ_ROWS_MAX:
-                        covered = at + 1  # but for what the next partition has of the same segment
+                    if len(found) >= request.rows or size >= ANSWER_BYTES or read >= READ_ROWS_MAX:
+                        covered = at + 1  # the next partition may have rows of the same segment
                         break
         return list(_kept(found, covered)), covered
 
-    async def _answer_roots(self, _node: str, body: bytes) -> bytes:
-        return wire.encode_hashes(self.roots(wire.decode_roots_asked(body)))
+    async def _serve_roots(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_hashes(self.roots(wire.decode_roots_request(body)))
 
-    async def _answer_leaves(self, _node: str, body: bytes) -> bytes:
-        return wire.encode_hashes(self.leaves(wire.decode_leaves_asked(body)))
+    async def _serve_leaves(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_hashes(self.leaves(wire.decode_leaves_request(body)))
 
-    async def _answer_clocks(self, _node: str, body: bytes) -> bytes:
-        return wire.encode_rows(await self.clocks(wire.decode_clocks_asked(body)))
+    async def _serve_clocks(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_rows(await self.clocks(wire.decode_clocks_request(body)))
 
 
-def _standing(partition: int, kept: CachedTree | None) -> TreeReadiness:
-    if kept is None:
-        return TreeReadiness(partition, False, "its tree is not looked at yet")
-    if kept.tree is None:
-        return TreeReadiness(partition, False, kept.reason or str(kept.state))
+def _readiness(partition: int, cached: CachedTree | None) -> TreeReadiness:
+    if cached is None:
+        return TreeReadiness(partition, False, "its tree is not known yet")
+    if cached.tree is None:
+        return TreeReadiness(partition, False, cached.reason or str(cached.state))
     return TreeReadiness(partition, True, "")
 
 
@@ -180,16 +169,16 @@ def _row(bucket: bytes, key: bytes, data: bytes) -> ComparedRow:
 
 
 def row_bytes(row: ComparedRow) -> int:
-    """About what it takes in an answer."""
+    """Approximate size of a row in a response."""
     return len(row.bucket) + len(row.key) + len(row.clock) + ROW_BYTES
 
 
 ROW_BYTES: Final = 32
-"""What a row takes in an answer besides its names and clock: numbers, and what tells their lengths."""
+"""Size of a row in a response besides its names and clock: numbers and length prefixes."""
 
 
-def _within(row: ComparedRow, asked: ClocksAsked) -> bool:
-    return row.modified_ms >= asked.since_ms and (not asked.before_ms or row.modified_ms < asked.before_ms)
+def _within(row: ComparedRow, request: ClocksRequest) -> bool:
+    return row.modified_ms >= request.since_ms and (not request.before_ms or row.modified_ms < request.before_ms)
 
 
 def _kept(found: list[tuple[int, ComparedRow]], covered: int) -> Iterator[ComparedRow]:

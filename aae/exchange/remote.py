@@ -1,8 +1,7 @@
-"""The trees of another cluster, asked over HTTP: the sink of an exchange, with the face of `aae.exchange.cluster`.
+"""The trees of another cluster, over HTTP: the other end of an exchange.
 
-Any node of the other cluster answers for all of it; when one does not, the next one is asked. An answer of another
-cluster than the one that is meant is an error, as is one in another form. Requests run in threads; how bytes travel
-is `repl.http.client`'s.
+Any node of the other cluster serves all of it; after a failure the next node is tried. A response from an unexpected
+cluster, or in another format, is an error. Requests run in threads; `repl.http.client` transports them.
 """
 
 from __future__ import annotations
@@ -13,42 +12,42 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RepairAsked, RootsAsked, RowsTold
+from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RepairRequest, RootsRequest, RowsResponse
 from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
 from isthmus.repl.http.client import OPEN, HttpPeer, HttpRefused, PeerCredentials
 from isthmus.repl.model.errors import PeerFault
 
 CONNECTIONS: Final = 2
-"""Of one peer node; an exchange asks one thing at a time, and folds may run beside it."""
+"""Connections per peer node: an exchange sends one request at a time, folds may run beside it."""
 
-NAMES_BYTES: Final = wire.QUESTION_BYTES_MAX // 2
-"""Names of keys in one question to repair, which are few where names are long: config allows 64 KB."""
+NAMES_BYTES: Final = wire.REQUEST_BYTES_MAX // 2
+"""Size of the names in one repair request; config allows names of 64 KB."""
 
 NAME_HEAD_BYTES: Final = 16
-"""More than a name takes besides itself."""
+"""Upper bound of what a name takes in a request besides its own bytes."""
 
-OF_A_NODE: Final = frozenset({401, 403, 408, 429})
-"""Refusals that say something of the node, such as that its file of tokens is an old one: the next one is asked. With
-the others the question is wrong, and would be for every node."""
+NODE_FAULTS: Final = frozenset({401, 403, 408, 429})
+"""HTTP statuses that concern the node alone, such as one with an outdated token file: the next node is tried. Other
+refusals would be the same at every node."""
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class TypeLacking(PeerFault):
-    """The other cluster has no such bucket type."""
+    """The other cluster does not have the bucket type."""
 
     reason = "unknown-bucket-type"
 
 
 class WrongPeerCluster(PeerFault):
-    """Another cluster answers than the one that is compared with."""
+    """The response is from another cluster than the expected one."""
 
     reason = "other-cluster"
 
 
 class PeerTrees:
-    """One other cluster. `urls` are some of its nodes' HTTP listeners; `cluster_name`, if given, must be its name, and
-    `own` must not be it. `cluster`: its uuid, known from the first answer on, and held to."""
+    """One other cluster. `urls`: HTTP listeners of some of its nodes. `cluster_name`, unless empty, must match; `own`
+    must not be its uuid. `cluster`: its uuid, set by the first response; later responses must have the same."""
 
     def __init__(
         self,
@@ -70,81 +69,85 @@ class PeerTrees:
         self.cluster: bytes | None = None
         self.bytes_received = 0
 
-    async def roots(self, asked: RootsAsked) -> Hashes:
+    async def roots(self, request: RootsRequest) -> Hashes:
         """See ClusterTrees. Raises PeerFault, CodecError; so do all."""
-        return await self._ask(
-            0, wire.encode_roots_asked(asked), lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes
+        return await self._request(
+            0, wire.encode_roots_request(request), lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes
         )
 
-    async def leaves(self, asked: LeavesAsked) -> Hashes:
+    async def leaves(self, request: LeavesRequest) -> Hashes:
         """See ClusterTrees."""
-        count = wire.leaf_count(asked)
-        return await self._ask(1, wire.encode_leaves_asked(asked), lambda body: wire.decode_hashes(body, count).hashes)
+        count = wire.leaf_count(request)
+        return await self._request(
+            1, wire.encode_leaves_request(request), lambda body: wire.decode_hashes(body, count).hashes
+        )
 
-    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+    async def clocks(self, request: ClocksRequest) -> RowsResponse:
         """See ClusterTrees."""
-        return await self._ask(2, wire.encode_clocks_asked(asked), lambda body: wire.decode_rows(body, asked))
+        return await self._request(2, wire.encode_clocks_request(request), lambda body: wire.decode_rows(body, request))
 
     async def repair(self, queue: str, bucket_type: bytes, names: Sequence[tuple[bytes, bytes]]) -> int:
-        """Let the other cluster put what is ahead there into its queue; how many keys it took."""
+        """Have the other cluster enqueue keys that are ahead there; returns how many it took."""
         taken = 0
-        for part in _fitting(names):
-            question = wire.encode_repair_asked(RepairAsked(queue, bucket_type, part))
-            taken += await self._ask(3, question, wire.decode_repaired)
+        for part in _batches(names):
+            body = wire.encode_repair_request(RepairRequest(queue, bucket_type, part))
+            taken += await self._request(3, body, wire.decode_repair_response)
         return taken
 
     def close(self) -> None:
-        """End what is under way; every further question fails."""
+        """Abort running requests; all further requests fail."""
         for peer in self._peers:
             peer.abort()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _ask(self, path: int, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
+    async def _request(self, path: int, body: bytes, decode: Callable[[bytes], Response]) -> Response:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._asked, wire.PATHS[path] + self._suffix, question, decode)
+        return await loop.run_in_executor(self._pool, self._post, wire.PATHS[path] + self._suffix, body, decode)
 
-    def _asked(self, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
-        """In a thread: from the node that answered last, or the next one that does."""
-        trouble: PeerFault | None = None
+    def _post(self, path: str, body: bytes, decode: Callable[[bytes], Response]) -> Response:
+        """In a thread: the response of the node that responded last, or of the next one that does."""
+        failure: PeerFault | None = None
         for turn in range(len(self._peers)):
             at = (self._first + turn) % len(self._peers)
             peer = self._peers[at]
             try:
                 data = peer.post(
                     path,
-                    question,
+                    body,
                     media_type=wire.MEDIA_TYPE,
                     timeout_ms=self._timeout_ms,
                     limit_bytes=wire.MESSAGE_BYTES_MAX,
                 )
             except HttpRefused as error:
-                told = error if str(error).startswith(peer.url) else _named(peer.url, error)
-                if error.status < 500 and error.status not in OF_A_NODE:
-                    raise (TypeLacking(str(told)) if error.reason == TypeLacking.reason else told) from error
-                trouble = told
+                response = error if str(error).startswith(peer.url) else _with_url(peer.url, error)
+                if error.status < 500 and error.status not in NODE_FAULTS:
+                    raise (TypeLacking(str(response)) if error.reason == TypeLacking.reason else response) from error
+                failure = response
             except PeerFault as error:
-                trouble = error
+                failure = error
             else:
                 self._first = at
                 self.bytes_received += len(data)
                 return decode(self._checked(peer.url, data))
-        assert trouble is not None
-        raise trouble
+        assert failure is not None
+        raise failure
 
     def _checked(self, url: str, data: bytes) -> bytes:
-        told = wire.decode_told(data)
-        if told.cluster == self._own:
-            raise WrongPeerCluster(f"{url} is a node of this cluster: full-sync points at home")
-        if self._name and told.cluster_name != self._name:
-            raise WrongPeerCluster(f"{url} answers for cluster {told.cluster_name}, the settings say {self._name}")
-        if self.cluster is not None and told.cluster != self.cluster:
-            raise WrongPeerCluster(f"{url} answers for cluster {told.cluster.hex()}, others for {self.cluster.hex()}")
-        self.cluster = told.cluster
-        return told.body
+        response = wire.decode_peer_response(data)
+        if response.cluster == self._own:
+            raise WrongPeerCluster(f"{url} is a node of this cluster: full-sync compares with another one")
+        if self._name and response.cluster_name != self._name:
+            raise WrongPeerCluster(f"{url} answers for cluster {response.cluster_name}, the settings say {self._name}")
+        if self.cluster is not None and response.cluster != self.cluster:
+            raise WrongPeerCluster(
+                f"{url} answers for cluster {response.cluster.hex()}, others for {self.cluster.hex()}"
+            )
+        self.cluster = response.cluster
+        return response.body
 
 
-def _fitting(names: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[tuple[bytes, bytes], ...]]:
-    """Parts of `names` that have room in a question."""
+def _batches(names: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[tuple[bytes, bytes], ...]]:
+    """Parts of `names` whose size fits into a request."""
     part: list[tuple[bytes, bytes]] = []
     size = 0
     for bucket, key in names:
@@ -158,6 +161,6 @@ def _fitting(names: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[tuple[bytes
         yield tuple(part)
 
 
-def _named(url: str, error: HttpRefused) -> HttpRefused:
-    """What a node refused, with its name: who reads it does not know yet on which side to look."""
+def _with_url(url: str, error: HttpRefused) -> HttpRefused:
+    """The refusal with the node's URL in its message, so that the operator knows on which side to look."""
     return HttpRefused(f"{url}: {error}", error.status, error.reason)

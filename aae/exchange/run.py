@@ -1,8 +1,7 @@
-"""One run of full-sync: drives the exchange between this cluster and another one, and says how it ended.
+"""Drive one exchange between two clusters, and report its verdict.
 
-What both sides tell is asked for at the same time; what the machine wants repaired goes to `repair`, which waits for
-room where there is none. A run that could not look at everything is `incomplete`, `timed-out` or `error`, with the
-reason, never in sync. The machine is `aae.exchange.exchange`; when a run is due, `aae.scheduling.schedule` knows.
+Both ends are requested concurrently. Only a run that compared everything can be in sync; others end as `incomplete`,
+`timed-out` or `error`, with a reason. The protocol is the generator `aae.exchange.exchange.exchange`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from isthmus.aae.exchange.cluster import Incomplete
-from isthmus.aae.exchange.compare import BehindSide as Where
-from isthmus.aae.exchange.compare import DifferenceKind, KeyDifference
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, KeyDifference
 from isthmus.aae.exchange.exchange import (
     SEGMENTS_AT_ONCE,
-    Ask,
     Clocks,
     ExchangeVerdict,
     Findings,
@@ -27,10 +24,11 @@ from isthmus.aae.exchange.exchange import (
     Repair,
     Roots,
     RowPage,
+    Step,
     exchange,
 )
 from isthmus.aae.exchange.remote import TypeLacking
-from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest, RowsResponse
 from isthmus.aae.trees.tree import Hashes
 from isthmus.config.text import clause
 from isthmus.repl.model.errors import IsthmusError, Retryable
@@ -39,32 +37,42 @@ from isthmus.repl.model.keys import SEGMENT_BITS
 T = TypeVar("T")
 
 ROWS_AT_ONCE: Final = 50_000
-"""Rows of one answer after which it ends with the segment: about 5 MB."""
+"""A response ends with the segment in which it exceeds this number of rows, about 5 MB."""
 
 
 class ExchangeEnd(Protocol):
-    """One cluster of an exchange. All raise IsthmusError."""
+    """One cluster of an exchange. All methods raise IsthmusError."""
 
-    async def roots(self, asked: RootsAsked) -> Hashes:
+    async def roots(self, request: RootsRequest) -> Hashes:
         """The hashes of all branches."""
 
-    async def leaves(self, asked: LeavesAsked) -> Hashes:
-        """The leaves of some."""
+    async def leaves(self, request: LeavesRequest) -> Hashes:
+        """The leaves of the requested branches."""
 
-    async def clocks(self, asked: ClocksAsked) -> RowsTold:
-        """The rows of the first segments."""
+    async def clocks(self, request: ClocksRequest) -> RowsResponse:
+        """The rows of the first of the requested segments."""
+
+
+class ExchangeActions(Protocol):
+    """What a run does besides comparing."""
+
+    async def repair(self, differences: Sequence[KeyDifference]) -> int:
+        """Enqueue differing keys, waiting for capacity; returns how many were enqueued."""
+
+    async def pause(self) -> None:
+        """Wait between two comparisons."""
 
 
 class ExchangeScope(NamedTuple):
-    """What a run looks at. Trees are compared whole; rows are read of what was changed in [since_ms, before_ms) (0: no
-    bound), and in `bucket` alone if it is given. `wanted(bucket, key)`: what counts, None: everything. `segment_limit`,
-    `start`: see `aae.exchange.exchange`."""
+    """What a run compares. Trees are always compared whole; rows only if changed in [since_ms, before_ms) (0: no bound)
+    and of `bucket`, if given. `key_filter(bucket, key)`: False for keys that may differ; None: none may.
+    `segment_limit`, `start`: see `aae.exchange.exchange.exchange`."""
 
     bucket_type: bytes
     since_ms: int = 0
     before_ms: int = 0
     size_bits: int = SEGMENT_BITS
-    wanted: Callable[[bytes, bytes], bool] | None = None
+    key_filter: Callable[[bytes, bytes], bool] | None = None
     bucket: bytes | None = None
     segment_limit: int = 0
     start: int = 0
@@ -72,16 +80,16 @@ class ExchangeScope(NamedTuple):
 
 @dataclass(slots=True)
 class ExchangeOutcome:
-    """How a run ended: the verdict, and why it is not more. `unseen`: something could not be looked at that soon may
-    be, so the run tells nothing of what differs. `lacking`: the other cluster has no such bucket type."""
+    """Verdict of a run and its reason. `retryable`: something could not be compared for now, so the run proves nothing.
+    `type_missing`: the other cluster does not have the bucket type."""
 
     verdict: ExchangeVerdict
     reason: str = ""
     findings: Findings = field(default_factory=Findings)
-    unseen: bool = False
-    lacking: bool = False
+    retryable: bool = False
+    type_missing: bool = False
     refused: int = 0
-    """Repairs of the check before that the other cluster has refused for good since."""
+    """Repairs of the previous check that the other cluster has refused for good."""
 
 
 async def run(
@@ -90,34 +98,33 @@ async def run(
     scope: ExchangeScope,
     *,
     findings: Findings,
-    repair: Callable[[Sequence[KeyDifference]], Awaitable[int]],
-    pause: Callable[[], Awaitable[None]],
+    actions: ExchangeActions,
     timeout_s: float | None,
     segments_at_once: int = SEGMENTS_AT_ONCE,
 ) -> ExchangeOutcome:
-    """Compare, and hand over what differs; how it ended. `findings` fills while it runs. `pause` waits between two
-    looks; `repair` returns how many differences it queued. Never raises but for a cancellation."""
+    """Compare both ends and hand over what differs. `findings` is updated meanwhile. Raises nothing but
+    cancellation."""
     try:
         async with asyncio.timeout(timeout_s):
-            verdict = await _driven(source, sink, scope, findings, repair, pause, segments_at_once)
+            verdict = await _drive(source, sink, scope, findings, actions, segments_at_once)
     except TimeoutError:
         return ExchangeOutcome(
             ExchangeVerdict.TIMED_OUT, f"not done after {timeout_s:g} s, at {findings.state}", findings
         )
     except Incomplete as error:
-        return ExchangeOutcome(ExchangeVerdict.INCOMPLETE, str(error), findings, unseen=True)
+        return ExchangeOutcome(ExchangeVerdict.INCOMPLETE, str(error), findings, retryable=True)
     except Retryable as error:
-        return ExchangeOutcome(ExchangeVerdict.INCOMPLETE, f"{findings.state}: {error}", findings, unseen=True)
+        return ExchangeOutcome(ExchangeVerdict.INCOMPLETE, f"{findings.state}: {error}", findings, retryable=True)
     except TypeLacking as error:
         return ExchangeOutcome(
-            ExchangeVerdict.ERROR, f"the other cluster has no such bucket type: {error}", findings, lacking=True
+            ExchangeVerdict.ERROR, f"the other cluster has no such bucket type: {error}", findings, type_missing=True
         )
     except IsthmusError as error:
-        return ExchangeOutcome(ExchangeVerdict.ERROR, f"{findings.state}: {error}", findings, unseen=True)
-    return ExchangeOutcome(verdict, _why(verdict, findings), findings)
+        return ExchangeOutcome(ExchangeVerdict.ERROR, f"{findings.state}: {error}", findings, retryable=True)
+    return ExchangeOutcome(verdict, _reason(verdict, findings), findings)
 
 
-def _why(verdict: ExchangeVerdict, findings: Findings) -> str:
+def _reason(verdict: ExchangeVerdict, findings: Findings) -> str:
     match verdict:
         case ExchangeVerdict.INCOMPLETE | ExchangeVerdict.REPAIRED if findings.segments_wrong:
             wrong = clause(findings.segments_wrong, "segment", "has", "have")
@@ -129,9 +136,9 @@ def _why(verdict: ExchangeVerdict, findings: Findings) -> str:
                 f"{clause(findings.segments_unexplained, 'segment', 'differs', 'differ')} by changes outside the range"
             )
         case ExchangeVerdict.DIFFERING if findings.segments_left:
-            return f"{_left(findings)}; {_limited(findings)}"
+            return f"{_unqueued(findings)}; {_limited(findings)}"
         case ExchangeVerdict.DIFFERING:
-            return _left(findings)
+            return _unqueued(findings)
         case _:
             return ""
 
@@ -141,10 +148,10 @@ def _limited(findings: Findings) -> str:
     return f"at least {left} left to the next checks (segment_limit)"
 
 
-def _left(findings: Findings) -> str:
-    """How many keys were not queued, and what would bring them."""
+def _unqueued(findings: Findings) -> str:
+    """How many keys were not enqueued, and what would repair them."""
     left = findings.differences - findings.queued
-    there = sum(count for (_, side), count in findings.by_kind.items() if side is Where.SOURCE)
+    there = sum(count for (_, side), count in findings.by_kind.items() if side is BehindSide.SOURCE)
     corrupt = sum(count for (kind, _), count in findings.by_kind.items() if kind is DifferenceKind.CORRUPT)
     found = [f"{clause(left, 'key', 'differs and was', 'differ and were')} not queued"]
     if there and left >= there:
@@ -154,51 +161,52 @@ def _left(findings: Findings) -> str:
     return ": ".join((found[0], ", ".join(found[1:]))) if found[1:] else found[0]
 
 
-async def _driven(
+async def _drive(
     source: ExchangeEnd,
     sink: ExchangeEnd,
     scope: ExchangeScope,
     findings: Findings,
-    repair: Callable[[Sequence[KeyDifference]], Awaitable[int]],
-    pause: Callable[[], Awaitable[None]],
+    actions: ExchangeActions,
     segments_at_once: int,
 ) -> ExchangeVerdict:
     machine = exchange(
         findings,
         size_bits=scope.size_bits,
-        wanted=scope.wanted,
+        key_filter=scope.key_filter,
         partial=scope.since_ms > 0 or scope.before_ms > 0,
         bucket=scope.bucket,
         segments_at_once=segments_at_once,
         segment_limit=scope.segment_limit,
         start=scope.start,
     )
-    ask = _step(machine, None)
+    step = _step(machine, None)
     while True:
         answer: object = None
-        match ask:
+        match step:
             case ExchangeVerdict():
-                return ask
+                return step
             case Roots():
-                roots = RootsAsked(scope.bucket_type)
+                roots = RootsRequest(scope.bucket_type)
                 answer = await _both(source.roots(roots), sink.roots(roots))
             case Leaves():
-                leaves = LeavesAsked(scope.bucket_type, ask.branches, ask.size_bits)
+                leaves = LeavesRequest(scope.bucket_type, step.branches, step.size_bits)
                 answer = await _both(source.leaves(leaves), sink.leaves(leaves))
             case Clocks():
-                since_ms, before_ms = (0, 0) if ask.all_times else (scope.since_ms, scope.before_ms)
-                clocks = ClocksAsked(scope.bucket_type, ask.segments, ask.size_bits, since_ms, before_ms, ROWS_AT_ONCE)
+                since_ms, before_ms = (0, 0) if step.all_times else (scope.since_ms, scope.before_ms)
+                clocks = ClocksRequest(
+                    scope.bucket_type, step.segments, step.size_bits, since_ms, before_ms, ROWS_AT_ONCE
+                )
                 first, second = await _both(source.clocks(clocks), sink.clocks(clocks))
                 answer = (RowPage(first.rows, first.covered), RowPage(second.rows, second.covered))
             case Pause():
-                await pause()
+                await actions.pause()
             case Repair():
-                answer = await repair(ask.differences)
-        ask = await _beside(machine, answer) if isinstance(ask, Clocks | Leaves) else _step(machine, answer)
+                answer = await actions.repair(step.differences)
+        step = await _step_in_thread(machine, answer) if isinstance(step, Clocks | Leaves) else _step(machine, answer)
 
 
-def _step(machine: Machine, answer: object) -> Ask | ExchangeVerdict:
-    """What the machine wants next, or how it ended."""
+def _step(machine: Machine, answer: object) -> Step | ExchangeVerdict:
+    """The generator's next step, or its verdict."""
     try:
         return machine.send(answer)
     except StopIteration as end:
@@ -206,9 +214,9 @@ def _step(machine: Machine, answer: object) -> Ask | ExchangeVerdict:
         return verdict
 
 
-async def _beside(machine: Machine, answer: object) -> Ask | ExchangeVerdict:
-    """A step beside the event loop: to compare the rows of 16,000 segments takes a tenth of a second. Whoever ends the
-    run waits for its step."""
+async def _step_in_thread(machine: Machine, answer: object) -> Step | ExchangeVerdict:
+    """A step off the event loop: comparing the rows of 16,000 segments takes a tenth of a second. A cancellation waits
+    for the step's end."""
     step = asyncio.ensure_future(asyncio.to_thread(_step, machine, answer))
     try:
         return await asyncio.shield(step)
@@ -218,8 +226,8 @@ async def _beside(machine: Machine, answer: object) -> Ask | ExchangeVerdict:
 
 
 async def _both(first: Awaitable[T], second: Awaitable[T]) -> tuple[T, T]:
-    """Both answers; the error of one, once both have ended."""
-    one, other = await asyncio.gather(_tried(first), _tried(second))
+    """Both results; raises the error of one once both have ended."""
+    one, other = await asyncio.gather(_try(first), _try(second))
     for answer in (one, other):
         if isinstance(answer, IsthmusError):
             raise answer
@@ -228,7 +236,7 @@ async def _both(first: Awaitable[T], second: Awaitable[T]) -> tuple[T, T]:
     return one, other
 
 
-async def _tried(answer: Awaitable[T]) -> T | IsthmusError:
+async def _try(answer: Awaitable[T]) -> T | IsthmusError:
     try:
         return await answer
     except IsthmusError as error:

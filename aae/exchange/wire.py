@@ -1,9 +1,8 @@
-"""What nodes and clusters ask each other about trees: msgpack, each message with the version of its form.
+"""Messages about trees between nodes and between clusters: msgpack lists that begin with a version.
 
-The same three questions go to a node (about the partitions that it leads) and to a cluster (about all of a bucket
-type); an answer says for which partitions it speaks, so that whoever adds them up sees that each was counted once.
-Sizes are checked before anything is believed. Who asks and answers: `aae.exchange.local`, `aae.exchange.cluster`,
-`aae.exchange.remote`.
+The same requests go to a node (for the partitions that it leads) and to a cluster (for a bucket type). A node's
+response lists its partitions, so that the sum over the nodes counts each once. Sizes are checked before anything is
+used.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from isthmus.repl.model.keys import SEGMENT_BITS
 VERSION: Final = 1
 
 PARTITIONS_MAX: Final = 65_536
-"""Partitions that one answer may speak for."""
+"""Partitions in one response."""
 
 ROWS_MAX: Final = 1_000_000
-"""Rows of one answer that are read. An answer ends with the segment in which it passed the rows asked for."""
+"""Rows of one response that are decoded. A response ends with the segment in which it exceeds the requested rows."""
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Largest answer; larger ones are refused unread."""
+"""Largest response; larger ones are refused unread."""
 
 REASON_MAX: Final = 300
 
@@ -37,13 +36,13 @@ CLUSTER_BYTES: Final = 16
 MEDIA_TYPE: Final = "application/msgpack"
 
 PATHS: Final = ("/trees/roots", "/trees/leaves", "/trees/clocks", "/trees/repair")
-"""Where a cluster answers another one: roots, leaves, clocks, and takes keys to repair."""
+"""HTTP paths of requests from another cluster: roots, leaves, clocks, repair."""
 
 REPAIRS_MAX: Final = 10_000
-"""Keys of one request to repair."""
+"""Keys of one repair request."""
 
-QUESTION_BYTES_MAX: Final = 1024 * 1024
-"""Largest question: 2^17 segments, several times what is asked for at once."""
+REQUEST_BYTES_MAX: Final = 1024 * 1024
+"""Largest request: 2^17 segments, several times what an exchange requests at once."""
 
 
 class UnknownExchangeVersion(CodecError):
@@ -53,30 +52,30 @@ class UnknownExchangeVersion(CodecError):
 
 
 class TreeReadiness(NamedTuple):
-    """What a node says of one partition that it leads: `ready`, or why its tree cannot answer."""
+    """A partition that the responding node leads: `ready`, or why its tree is not."""
 
     partition: int
     ready: bool
     reason: str
 
 
-class RootsAsked(NamedTuple):
-    """The hashes of all branches of a bucket type."""
+class RootsRequest(NamedTuple):
+    """Request the hashes of all branches of a bucket type."""
 
     bucket_type: bytes
 
 
-class LeavesAsked(NamedTuple):
-    """The leaves of some branches, in the tree of 2^size_bits segments."""
+class LeavesRequest(NamedTuple):
+    """Request the leaves of some branches in the tree of 2^size_bits segments."""
 
     bucket_type: bytes
     branches: tuple[int, ...]
     size_bits: int
 
 
-class ClocksAsked(NamedTuple):
-    """The rows of some segments of 2^size_bits, in ascending order, changed in [since_ms, before_ms) (0: no bound);
-    until `rows` are passed."""
+class ClocksRequest(NamedTuple):
+    """Request the rows of some segments of 2^size_bits, ascending, changed in [since_ms, before_ms) (0: no bound); the
+    response ends with the segment in which it exceeds `rows`."""
 
     bucket_type: bytes
     segments: tuple[int, ...]
@@ -86,55 +85,53 @@ class ClocksAsked(NamedTuple):
     rows: int
 
 
-class HashesTold(NamedTuple):
-    """The XOR of what each ready partition of `standings` has."""
+class HashesResponse(NamedTuple):
+    """The XOR of the hashes of all ready partitions in `readiness`."""
 
-    standings: tuple[TreeReadiness, ...]
+    readiness: tuple[TreeReadiness, ...]
     hashes: Hashes
 
 
-class RowsTold(NamedTuple):
-    """The rows of the first `covered` segments that were asked for."""
+class RowsResponse(NamedTuple):
+    """The rows of the first `covered` of the requested segments."""
 
-    standings: tuple[TreeReadiness, ...]
+    readiness: tuple[TreeReadiness, ...]
     covered: int
     rows: list[ComparedRow]
 
 
-def encode_roots_asked(asked: RootsAsked) -> bytes:
-    """Its bytes."""
-    return _pack([VERSION, asked.bucket_type])
+def encode_roots_request(request: RootsRequest) -> bytes:
+    return _pack([VERSION, request.bucket_type])
 
 
-def decode_roots_asked(data: bytes) -> RootsAsked:
+def decode_roots_request(data: bytes) -> RootsRequest:
     """Raises CodecError."""
     match _unpack(data, "a question for roots"):
         case [bytes(bucket_type)]:
-            return RootsAsked(bucket_type)
+            return RootsRequest(bucket_type)
     raise CodecError("not a question for roots")
 
 
-def encode_leaves_asked(asked: LeavesAsked) -> bytes:
-    """Its bytes."""
-    return _pack([VERSION, asked.bucket_type, asked.branches, asked.size_bits])
+def encode_leaves_request(request: LeavesRequest) -> bytes:
+    return _pack([VERSION, request.bucket_type, request.branches, request.size_bits])
 
 
-def decode_leaves_asked(data: bytes) -> LeavesAsked:
+def decode_leaves_request(data: bytes) -> LeavesRequest:
     """Raises CodecError."""
     match _unpack(data, "a question for leaves"):
         case [bytes(bucket_type), list(branches), int(size_bits)] if (
             SIZE_BITS_MIN <= size_bits <= SEGMENT_BITS and len(branches) > 0 and _ascending(branches, BRANCH_COUNT)
         ):
-            return LeavesAsked(bucket_type, tuple(branches), size_bits)
+            return LeavesRequest(bucket_type, tuple(branches), size_bits)
     raise CodecError("not a question for leaves: type, ascending branches, a size of 12 to 20 bits")
 
 
-def encode_clocks_asked(asked: ClocksAsked) -> bytes:
+def encode_clocks_request(request: ClocksRequest) -> bytes:
     """Its bytes."""
-    return _pack([VERSION, *asked])
+    return _pack([VERSION, *request])
 
 
-def decode_clocks_asked(data: bytes) -> ClocksAsked:
+def decode_clocks_request(data: bytes) -> ClocksRequest:
     """Raises CodecError."""
     match _unpack(data, "a question for clocks"):
         case [bytes(bucket_type), list(segments), int(size_bits), int(since_ms), int(before_ms), int(rows)] if (
@@ -144,57 +141,57 @@ def decode_clocks_asked(data: bytes) -> ClocksAsked:
             and min(since_ms, before_ms) >= 0
             and 0 < rows <= ROWS_MAX
         ):
-            return ClocksAsked(bucket_type, tuple(segments), size_bits, since_ms, before_ms, rows)
+            return ClocksRequest(bucket_type, tuple(segments), size_bits, since_ms, before_ms, rows)
     raise CodecError("not a question for clocks: type, ascending segments, size, time range, a number of rows")
 
 
-def encode_hashes(told: HashesTold) -> bytes:
+def encode_hashes(response: HashesResponse) -> bytes:
     """Its bytes."""
-    return _pack([VERSION, _standings(told.standings), hashes_to_wire(told.hashes)])
+    return _pack([VERSION, _encode_readiness(response.readiness), hashes_to_wire(response.hashes)])
 
 
-def decode_hashes(data: bytes, count: int) -> HashesTold:
-    """An answer of `count` hashes. Raises CodecError."""
+def decode_hashes(data: bytes, count: int) -> HashesResponse:
+    """Decode a response of `count` hashes. Raises CodecError."""
     match _unpack(data, "tree hashes"):
-        case [list(standings), bytes(hashes)]:
-            return HashesTold(_decoded_standings(standings), hashes_from_wire(hashes, count))
+        case [list(readiness), bytes(hashes)]:
+            return HashesResponse(_decode_readiness(readiness), hashes_from_wire(hashes, count))
     raise CodecError("not tree hashes")
 
 
 ZSTD: Final = "zstd"
-"""The one word that `?compress=` knows; a node that does not know the parameter answers without."""
+"""The only value of the parameter `?compress=`; nodes that do not know the parameter send uncompressed bodies."""
 
 ZSTD_LEVEL: Final = 1
-"""The fastest: a link is to be spared, not an archive made."""
+"""The fastest level: the aim is to spare the link."""
 
 ZSTD_FROM_BYTES: Final = 512
-"""Smaller answers are not compressed: nothing is gained."""
+"""Smaller bodies are not compressed: there is nothing to gain."""
 
 
-class RepairAccepted(NamedTuple):
-    """An answer to another cluster: who answers, and the answer's bytes."""
+class PeerResponse(NamedTuple):
+    """A response to another cluster: the responding cluster's uuid and name, and the body."""
 
     cluster: bytes
     cluster_name: str
     body: bytes
 
 
-def encode_told(told: RepairAccepted, compress: str = "") -> bytes:
-    """Its bytes; with ZSTD the answer's are one zstd frame that tells its size, and the word stands behind. Then beside
-    the event loop: compressing takes milliseconds a megabyte."""
-    if compress == ZSTD and len(told.body) >= ZSTD_FROM_BYTES:
-        frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(told.body)
-        return _pack([VERSION, told.cluster, told.cluster_name, frame, ZSTD])
-    return _pack([VERSION, *told])
+def encode_peer_response(response: PeerResponse, compress: str = "") -> bytes:
+    """With ZSTD the body becomes one zstd frame with its size, and ZSTD is appended to the list. Compressing takes
+    milliseconds per megabyte: run it off the event loop."""
+    if compress == ZSTD and len(response.body) >= ZSTD_FROM_BYTES:
+        frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(response.body)
+        return _pack([VERSION, response.cluster, response.cluster_name, frame, ZSTD])
+    return _pack([VERSION, *response])
 
 
-def decode_told(data: bytes) -> RepairAccepted:
+def decode_peer_response(data: bytes) -> PeerResponse:
     """Raises CodecError."""
     match _unpack(data, "an answer about trees"):
         case [bytes(cluster), str(name), bytes(body)] if len(cluster) == CLUSTER_BYTES:
-            return RepairAccepted(cluster, name, body)
+            return PeerResponse(cluster, name, body)
         case [bytes(cluster), str(name), bytes(frame), "zstd"] if len(cluster) == CLUSTER_BYTES:
-            return RepairAccepted(cluster, name, _unzipped(frame))
+            return PeerResponse(cluster, name, _unzipped(frame))
     raise CodecError("not an answer about trees: cluster, its name, and the answer")
 
 
@@ -208,33 +205,34 @@ def _unzipped(frame: bytes) -> bytes:
     return plain
 
 
-class RepairAsked(NamedTuple):
-    """Put references to these (bucket, key) into `queue`, at full-sync's priority: what is ahead here."""
+class RepairRequest(NamedTuple):
+    """Enqueue references to these (bucket, key), which are ahead at the receiver, in its `queue` at full-sync's
+    priority."""
 
     queue: str
     bucket_type: bytes
     names: tuple[tuple[bytes, bytes], ...]
 
 
-def encode_repair_asked(asked: RepairAsked) -> bytes:
+def encode_repair_request(request: RepairRequest) -> bytes:
     """Its bytes."""
-    return _pack([VERSION, *asked])
+    return _pack([VERSION, *request])
 
 
-def decode_repair_asked(data: bytes) -> RepairAsked:
+def decode_repair_request(data: bytes) -> RepairRequest:
     """Raises CodecError."""
     match _unpack(data, "a request to repair"):
         case [str(queue), bytes(bucket_type), list(names)] if len(names) <= REPAIRS_MAX and all(map(_is_name, names)):
-            return RepairAsked(queue, bucket_type, tuple((bucket, key) for bucket, key in names))
+            return RepairRequest(queue, bucket_type, tuple((bucket, key) for bucket, key in names))
     raise CodecError(f"not a request to repair: queue, bucket type, up to {REPAIRS_MAX} pairs of bucket and key")
 
 
-def encode_repaired(count: int) -> bytes:
-    """The answer: how many were queued."""
+def encode_repair_response(count: int) -> bytes:
+    """Encode how many references were enqueued."""
     return _pack([VERSION, count])
 
 
-def decode_repaired(data: bytes) -> int:
+def decode_repair_response(data: bytes) -> int:
     """Raises CodecError."""
     match _unpack(data, "an answer to a repair"):
         case [int(count)] if 0 <= count <= REPAIRS_MAX:
@@ -249,21 +247,21 @@ def _is_name(raw: object) -> bool:
     return False
 
 
-def leaf_count(asked: LeavesAsked) -> int:
-    """Hashes of the answer."""
-    return len(asked.branches) << (asked.size_bits - BRANCH_BITS)
+def leaf_count(request: LeavesRequest) -> int:
+    """Number of hashes in the response."""
+    return len(request.branches) << (request.size_bits - BRANCH_BITS)
 
 
-def encode_rows(told: RowsTold) -> bytes:
+def encode_rows(response: RowsResponse) -> bytes:
     """Its bytes."""
-    return _pack([VERSION, _standings(told.standings), told.covered, told.rows])
+    return _pack([VERSION, _encode_readiness(response.readiness), response.covered, response.rows])
 
 
-def decode_rows(data: bytes, asked: ClocksAsked) -> RowsTold:
-    """The answer to `asked`. Raises CodecError."""
+def decode_rows(data: bytes, request: ClocksRequest) -> RowsResponse:
+    """Decode the response to `request`. Raises CodecError."""
     match _unpack(data, "rows"):
-        case [list(standings), int(covered), list(rows)] if 1 <= covered <= len(asked.segments):
-            return RowsTold(_decoded_standings(standings), covered, [_row(raw) for raw in rows])
+        case [list(readiness), int(covered), list(rows)] if 1 <= covered <= len(request.segments):
+            return RowsResponse(_decode_readiness(readiness), covered, [_row(raw) for raw in rows])
     raise CodecError("not rows of segments, or of none")
 
 
@@ -278,14 +276,14 @@ def _row(raw: object) -> ComparedRow:
     raise CodecError("not a row: bucket, key, clock, hash, last modified, tombstone")
 
 
-def _standings(standings: Sequence[TreeReadiness]) -> list[TreeReadiness]:
-    return [standing._replace(reason=standing.reason[:REASON_MAX]) for standing in standings]
+def _encode_readiness(readiness: Sequence[TreeReadiness]) -> list[TreeReadiness]:
+    return [standing._replace(reason=standing.reason[:REASON_MAX]) for standing in readiness]
 
 
-def _decoded_standings(raw: Sequence[object]) -> tuple[TreeReadiness, ...]:
+def _decode_readiness(raw: Sequence[object]) -> tuple[TreeReadiness, ...]:
     found: list[TreeReadiness] = []
     if len(raw) > PARTITIONS_MAX:
-        raise CodecError(f"standings of {len(raw)} partitions, at most {PARTITIONS_MAX} are read")
+        raise CodecError(f"readiness of {len(raw)} partitions, at most {PARTITIONS_MAX} are read")
     for one in raw:
         match one:
             case [int(partition), bool(ready), str(reason)] if partition >= 0:

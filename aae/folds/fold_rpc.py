@@ -1,77 +1,75 @@
-"""Pages of folds from wherever their partitions are led: any node passes a page on to the leader, once.
+"""Route fold pages to the leaders of their partitions; the page's formats between nodes and in the admin API.
 
-The bytes of a page's question and answer between nodes are msgpack with a version; towards people the same as JSON,
-with names as text where they are UTF-8 (`shown`). How a page is read stands in `aae.folds.folds`.
+Between nodes requests and pages are msgpack lists with a version. In JSON names are text where they are UTF-8, and
+percent-encoded otherwise.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgpack
 
 from isthmus.aae.folds.folds import FOUND_MAX, FoldCursor, FoldKind, FoldMatch, FoldRequest, Folds, FoldScope, Page
+from isthmus.aae.ports import Leaders, NodeRpc, RpcHandler
 from isthmus.repl.model.errors import CodecError, NotReady
 
 METHOD: Final = "aae.fold"
 
 TIMEOUT_MS: Final = 60_000
-"""How long a page may take: one that acts waits for room in a queue, or for writes."""
+"""Time-out of a page: an act waits for capacity of a queue, or for writes."""
 
 VERSION: Final = 1
 
 NUMBER_MAX: Final = 1 << 63
-"""What a node can tell another in msgpack ends here."""
-
-Handler = Callable[[str, bytes], Awaitable[bytes]]
+"""Upper bound of integers in msgpack between nodes."""
 
 
-class Folding:
-    """Asks the leader of a partition. `leader(partition)` is a node's name, None when there is none."""
+class FoldRouter:
+    """Reads pages from the leaders of partitions."""
 
     def __init__(
         self,
         folds: Folds,
         *,
         node: str,
-        leader: Callable[[int], str | None],
-        request: Callable[[str, str, bytes, int], Awaitable[bytes]],
+        leaders: Leaders,
+        rpc: NodeRpc,
     ) -> None:
         self._folds = folds
         self._node = node
-        self._leader = leader
-        self._request = request
+        self._leaders = leaders
+        self._rpc = rpc
 
-    def request_handlers(self) -> dict[str, Handler]:
-        """What other nodes may ask of this one, by method."""
-        return {METHOD: self._answer}
+    def request_handlers(self) -> dict[str, RpcHandler]:
+        """Handlers of requests from other nodes, by method."""
+        return {METHOD: self._serve_page}
 
-    async def page(self, partition: int, asked: FoldRequest) -> Page:
-        """One page of a partition. Raises NotReady when nobody leads it, and what the leader raises."""
-        leader = self._leader(partition)
+    async def page(self, partition: int, request: FoldRequest) -> Page:
+        """One page of a partition. Raises NotReady without a leader, and the leader's errors."""
+        leader = self._leaders.leader(partition)
         if leader is None:
             raise NotReady(f"partition {partition} has no leader")
         if leader == self._node:
-            return await self._folds.page(partition, asked)
-        return decode_page(await self._request(leader, METHOD, encode_asked(partition, asked), TIMEOUT_MS))
+            return await self._folds.page(partition, request)
+        return decode_page(await self._rpc.request(leader, METHOD, encode_request(partition, request), TIMEOUT_MS))
 
-    async def _answer(self, _node: str, body: bytes) -> bytes:
-        return encode_page(await self._folds.page(*decode_asked(body)))
+    async def _serve_page(self, _node: str, body: bytes) -> bytes:
+        return encode_page(await self._folds.page(*decode_request(body)))
 
 
-def encode_asked(partition: int, asked: FoldRequest) -> bytes:
-    """A page's question."""
+def encode_request(partition: int, request: FoldRequest) -> bytes:
     packed: bytes = msgpack.packb(
-        [VERSION, partition, asked.kind.value, asked.scope, asked.place, asked.queue, asked.dry]
+        [VERSION, partition, request.kind.value, request.scope, request.cursor, request.queue, request.dry]
     )
     return packed
 
 
-def decode_asked(data: bytes) -> tuple[int, FoldRequest]:
-    """(partition, question). Raises CodecError."""
+def decode_request(data: bytes) -> tuple[int, FoldRequest]:
+    """(partition, request). Raises CodecError."""
     match _unpack(data, "a question for a page of a fold"):
         case [int(partition), str(kind), list(scope), [int(segment), bytes(name)], str(queue), bool(dry)]:
             try:
@@ -87,7 +85,6 @@ def decode_asked(data: bytes) -> tuple[int, FoldRequest]:
 
 
 def encode_page(page: Page) -> bytes:
-    """A page."""
     packed: bytes = msgpack.packb(
         [
             VERSION,
@@ -107,7 +104,7 @@ def encode_page(page: Page) -> bytes:
 
 
 def decode_page(data: bytes) -> Page:
-    """A page. Raises CodecError."""
+    """Raises CodecError."""
     match _unpack(data, "a page of a fold"):
         case [
             behind,
@@ -151,11 +148,11 @@ def _unpack(data: bytes, what: str) -> list[Any]:
     return raw[1:]
 
 
-# -- towards people ---------------------------------------------------------------------------------------------------
+# -- JSON of the admin API --------------------------------------------------------------------------------------------
 
 
-def shown(page: Page) -> dict[str, Any]:
-    """A page as JSON."""
+def page_document(page: Page) -> dict[str, Any]:
+    """A page as a JSON document."""
     return {
         "next": None if page.next is None else {"segment": page.next.segment, "name": page.next.name.hex()},
         "scanned": page.scanned,
@@ -183,7 +180,7 @@ def shown(page: Page) -> dict[str, Any]:
 
 
 def text_of(name: bytes) -> str:
-    """A name as text, percent-encoded where it is not UTF-8 that can be shown."""
+    """A name as text; percent-encoded unless it is printable UTF-8 without "%"."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -193,40 +190,40 @@ def text_of(name: bytes) -> str:
     return "".join(chr(byte) if chr(byte).isalnum() and byte < 128 else f"%{byte:02X}" for byte in name)
 
 
-def asked_of(wish: Mapping[str, Any]) -> FoldRequest:
-    """A page's question from JSON. Raises CodecError that says what would be right."""
+def parse_fold_request(body: Mapping[str, Any]) -> FoldRequest:
+    """A request from a JSON document. Raises CodecError with the correct form."""
     kinds = ", ".join(kind.value for kind in FoldKind)
     try:
-        kind = FoldKind(wish.get("kind", ""))
+        kind = FoldKind(body.get("kind", ""))
     except ValueError:
-        raise CodecError(f"kind {str(wish.get('kind'))[:40]!r} is not known; write one of {kinds}") from None
-    raw = wish.get("next") or {"segment": 0, "name": ""}
+        raise CodecError(f"kind {str(body.get('kind'))[:40]!r} is not known; write one of {kinds}") from None
+    raw = body.get("next") or {"segment": 0, "name": ""}
     try:
-        place = FoldCursor(int(raw["segment"]), bytes.fromhex(raw["name"]))
-        if not 0 <= place.segment < NUMBER_MAX:
+        cursor = FoldCursor(int(raw["segment"]), bytes.fromhex(raw["name"]))
+        if not 0 <= cursor.segment < NUMBER_MAX:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise CodecError("next must be what the page before gave") from None
-    queue = wish.get("queue") or ""
+    queue = body.get("queue") or ""
     if not isinstance(queue, str) or (kind is FoldKind.REPL_KEYS and not queue):
         raise CodecError("repl-keys needs the name of a queue")
-    return FoldRequest(kind, _scope(wish), place, queue, wish.get("dry_run") is not False)
+    return FoldRequest(kind, _scope(body), cursor, queue, body.get("dry_run") is not False)
 
 
-def _scope(wish: Mapping[str, Any]) -> FoldScope:
+def _scope(body: Mapping[str, Any]) -> FoldScope:
     names: dict[str, bytes | None] = {}
     for name in ("bucket", "key_from", "key_to"):
-        value = wish.get(name)
+        value = body.get(name)
         if value is not None and (not isinstance(value, str) or not value):
             raise CodecError(f"{name} must be a text")
         names[name] = None if value is None else unquote_to_bytes(value)
     numbers: dict[str, int | None] = {}
     for name in ("since_ms", "before_ms", "siblings_over", "size_over", "segment_from", "segment_to"):
-        value = wish.get(name)
+        value = body.get(name)
         if value is not None and (type(value) is not int or not 0 <= value < NUMBER_MAX):
             raise CodecError(f"{name} must be a whole number below 2^63")
         numbers[name] = value
-    if numbers["before_ms"] == 0:  # which would stand for no bound, and so for everything
+    if numbers["before_ms"] == 0:  # 0 means no bound on the wire
         raise CodecError("before_ms must be above 0: nothing is older; without it there is no bound")
     segments = None
     if numbers["segment_from"] is not None or numbers["segment_to"] is not None:
@@ -239,7 +236,7 @@ def _scope(wish: Mapping[str, Any]) -> FoldScope:
         "before_ms": (numbers["since_ms"], numbers["before_ms"]),
     }
     for name, (first, end) in ranges.items():
-        if first is not None and end is not None and first >= end:  # nothing would be found, and nothing said of it
+        if first is not None and end is not None and first >= end:
             raise CodecError(f"{name} must be above where the range begins: nothing lies between")
     return FoldScope(
         names["bucket"],

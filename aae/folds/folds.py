@@ -1,9 +1,9 @@
-"""Folds: questions and acts over all keys of a partition, a page at a time, by the node that leads it.
+"""Folds: passes over the keys of a partition that list, count or change them, one page at a time.
 
-A page reads a bounded number of rows, from where the last one ended, and says where the next one begins; nobody holds
-anything between two pages. So whoever asks sees how far it is, and stops it by asking no more. A page is as of its own
-moment. What a row must be like stands in the scope, what is made of it in the kind. Rows are read in a thread; what a
-kind does with what it found (references, tombstones) it does on the event loop. Who asks all: `aae.folds.fold_rpc`.
+The partition's leader reads a page: a bounded number of rows from where the previous page ended. It returns a cursor
+and keeps no state between pages, so a caller sees the progress, and stops by sending no further request. Each page
+reads its own snapshot. FoldScope selects the rows, FoldKind what is done with them. Rows are read in a thread; acts
+(references, tombstones) run on the event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from xxhash import xxh64_intdigest
 
-from isthmus.aae.exchange.local import Led
+from isthmus.aae.ports import LedPartition, LocalReplicas
 from isthmus.repl.model.entry import KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, NotLeader, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, segment_of
@@ -27,24 +27,24 @@ from isthmus.repl.store.port import Snapshot, Store
 from isthmus.repl.store.rows import bucket_head
 
 ROWS_MAX: Final = 20_000
-"""Rows that one page reads at most: about 50 ms of a core."""
+"""Rows read for one page: about 50 ms of a core."""
 
 FOUND_MAX: Final = 2_000
-"""Keys that one page names or acts upon at most."""
+"""Keys that one page returns or acts upon."""
 
 
 READS_AT_ONCE: Final = 1
-"""Pages that are read at once: one of a node's two reading threads stays for listings, queues and exchanges."""
+"""Pages read concurrently: one of a node's two reading threads stays free for listings, queues and exchanges."""
 
 UNREADABLE: Final = "a damaged key row was passed over; the node mends it, or: isthmus fold repair-keys --mend"
-"""Why a page leaves a key out, in its `refused`."""
+"""Why a page left out a key; a key of its `refused`."""
 
 WAITING_MAX: Final = 32
-"""Pages that wait for their turn, some seconds in all; one more is told to come back."""
+"""Pages that wait for the reader, some seconds in all; further ones are refused."""
 
 
 class FoldKind(StrEnum):
-    """What is made of the rows of a scope."""
+    """What a fold does with the rows of its scope."""
 
     LIST_BUCKETS = "list-buckets"
     FIND_KEYS = "find-keys"
@@ -57,12 +57,12 @@ class FoldKind(StrEnum):
 
 
 ACTS: Final = frozenset({FoldKind.REPL_KEYS, FoldKind.REPAIR_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS})
-"""Kinds that change something, and so can be tried dry first."""
+"""Kinds that change something, and therefore have a dry run."""
 
 
 class FoldScope(NamedTuple):
-    """Which rows count; None: any. Segments [first, end) of 2^20; keys [key_from, key_to) in byte order; last modified
-    in [since_ms, before_ms). `siblings_over`, `size_over`: for find-keys, either is enough."""
+    """The rows that a fold reads; None: all. Segments [first, end) of 2^20; keys [key_from, key_to) in byte order; last
+    modified in [since_ms, before_ms), 0: no bound. `siblings_over`, `size_over`: of find-keys; either suffices."""
 
     bucket: bytes | None = None
     key_from: bytes | None = None
@@ -75,25 +75,25 @@ class FoldScope(NamedTuple):
 
 
 class FoldCursor(NamedTuple):
-    """Behind which row a page begins: one of a segment, by its name in the key store (b"": with its first row); in
-    scopes of one bucket without segments, a key, but for repair-keys."""
+    """The last row of the previous page: its segment, and its name in the key store (b"": none yet). With a bucket and
+    without segments the name is a key, except for repair-keys."""
 
     segment: int = 0
     name: bytes = b""
 
 
 class FoldRequest(NamedTuple):
-    """One page of one partition. `queue` is for repl-keys; with `dry` nothing is changed."""
+    """One page of one partition. `queue` is for repl-keys; `dry`: change nothing."""
 
     kind: FoldKind
     scope: FoldScope
-    place: FoldCursor = FoldCursor()
+    cursor: FoldCursor = FoldCursor()
     queue: str = ""
     dry: bool = False
 
 
 class FoldMatch(NamedTuple):
-    """A key that a fold names, and why if it is not plain."""
+    """A key that a fold returns; `note`: what is wrong with it."""
 
     bucket: bytes
     key: bytes
@@ -105,9 +105,9 @@ class FoldMatch(NamedTuple):
 
 @dataclass(slots=True)
 class Page:
-    """What a page found. `next` is None after the last one. `done`: what was acted upon; `refused`: what was not, by
-    reason, and what was left out as UNREADABLE. The counters are for object-stats (and list-buckets, by bucket); sizes
-    by powers of two, as the exponent."""
+    """Result of a page. `next` is None after the last one. `done`: number of keys acted upon; `refused`: number of
+    others by reason. The counters are for object-stats (`buckets` for list-buckets); `sizes` by powers of two, as the
+    exponent."""
 
     next: FoldCursor | None = None
     scanned: int = 0
@@ -124,92 +124,94 @@ class Page:
 
 
 class FoldActions(Protocol):
-    """What folds that act need. Each returns how many keys it took and why others were refused."""
+    """Acts of folds. Each returns how many keys it took, and how many it refused by reason."""
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """References at the lowest priority, waiting for room."""
+        """Enqueue references at the lowest priority, waiting for capacity."""
 
     async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """Take tombstones away, where every queue has passed them."""
+        """Remove tombstones that every queue has passed."""
 
-    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
-        """Fetch the damaged rows of these (bucket, key) again, from another replica."""
+    async def repair(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """Repair the damaged rows of these (bucket, key)."""
 
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
-        """Delete keys, each with the clock that was found: what was written since stays, as a sibling."""
+        """Delete keys, each with the clock that was read: a later write stays, as a sibling."""
 
 
 class Folds:
-    """Answers for the partitions led here. `led(partition)` is None for others."""
+    """Reads pages of the partitions that this node leads."""
 
     def __init__(
         self,
         store: Store,
         *,
-        led: Callable[[int], tuple[bytes, Led] | None],
-        hands: FoldActions,
+        replicas: LocalReplicas,
+        actions: FoldActions,
         read_pool: Executor,
     ) -> None:
         self._store = store
-        self._led = led
-        self._hands = hands
+        self._replicas = replicas
+        self._actions = actions
         self._pool = read_pool
         self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
-        """Called with the partition and segment of a key row that is damaged. Set by whoever mends rows."""
-        self._turns = asyncio.Semaphore(READS_AT_ONCE)
+        """Called with partition and segment of a damaged key row."""
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._waiting = 0
 
-    async def page(self, partition: int, asked: FoldRequest) -> Page:
-        """One page. Raises NotLeader, Overloaded, Corruption, LocalFault, and what acting raises."""
-        led = self._led(partition)
+    async def page(self, partition: int, request: FoldRequest) -> Page:
+        """One page. Raises NotLeader, Overloaded, Corruption, LocalFault, and the errors of an act."""
+        led = self._replicas.led_partition(partition)
         if led is None:
             raise NotLeader(f"this node does not lead partition {partition}")
-        bucket_type, place = led
-        if asked.kind is FoldKind.REPL_KEYS:
-            await self._hands.push(asked.queue, ())  # a queue that is not there is told of at once, and dry, too
-        page, rows, damaged = await self._in_turn(place, asked)
-        if self._led(partition) is None:  # and the copy that was read may have been going already
+        bucket_type, partition_led = led
+        if request.kind is FoldKind.REPL_KEYS:
+            await self._actions.push(request.queue, ())  # raises for an unknown queue, also in a dry run
+        page, rows, damaged = await self._read_in_turn(partition_led, request)
+        if self._replicas.led_partition(partition) is None:  # the replica may have been removed while it was read
             raise NotLeader(f"partition {partition} moved from this node while its rows were read")
         for segment in damaged:
             self.on_damaged(partition, segment)
-        if asked.dry or not (rows or page.found):
+        if request.dry or not (rows or page.found):
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]
         acting: Awaitable[tuple[int, Counter[str]]]
-        match asked.kind:
+        match request.kind:
             case FoldKind.REPL_KEYS:
-                acting = self._hands.push(asked.queue, keys)
+                acting = self._actions.push(request.queue, keys)
             case FoldKind.REPAIR_KEYS:
-                acting = self._hands.mend(partition, [(found.bucket, found.key) for found in page.found])
+                acting = self._actions.repair(partition, [(found.bucket, found.key) for found in page.found])
             case FoldKind.REAP_TOMBS:
-                acting = self._hands.reap(keys)
+                acting = self._actions.reap(keys)
             case FoldKind.ERASE_KEYS:
-                acting = self._hands.erase([(key, row.clock) for key, (_, row) in zip(keys, rows, strict=True)])
+                acting = self._actions.erase([(key, row.clock) for key, (_, row) in zip(keys, rows, strict=True)])
             case _:
                 return page
         page.done, refused = await acting
         page.refused.update(refused)
         return page
 
-    async def _in_turn(self, led: Led, asked: FoldRequest) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
+    async def _read_in_turn(
+        self, led: LedPartition, request: FoldRequest
+    ) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
         if self._waiting >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} pages of folds wait on this node; ask again")
         self._waiting += 1
         try:
-            async with self._turns:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, asked)
+            async with self._reads:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, request)
         finally:
             self._waiting -= 1
 
-    def _read(self, led: Led, asked: FoldRequest) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
-        """In a thread: the page, the rows that are to be acted upon, and segments with a row that is damaged."""
+    def _read(self, led: LedPartition, request: FoldRequest) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
+        """In a thread: (page, rows to act upon, segments with a damaged row)."""
         page = Page()
         acts: list[tuple[FoldMatch, KeyRow]] = []
         damaged: set[int] = set()
-        last = asked.place
+        last = request.cursor
         with (
             closing(self._store.far.snapshot(led.partition)) as snapshot,
-            closing(self._rows(led, asked, snapshot)) as rows,
+            closing(self._rows(led, request, snapshot)) as rows,
         ):
             for place, bucket, key, data in rows:
                 if page.scanned >= ROWS_MAX or len(page.found) + len(acts) >= FOUND_MAX:
@@ -219,28 +221,28 @@ class Folds:
                 page.scanned += 1
                 try:
                     row = decode_key_row(data)
-                except CodecError:  # its times are not known
-                    if not _named(asked.scope, bucket, key):
+                except CodecError:  # its times are unknown
+                    if not _in_key_range(request.scope, bucket, key):
                         continue
-                    if asked.kind is FoldKind.REPAIR_KEYS:
+                    if request.kind is FoldKind.REPAIR_KEYS:
                         page.matched += 1
                         page.found.append(FoldMatch(bucket, key, 0, 0, 0, "its key row cannot be read"))
                     else:
                         page.refused[UNREADABLE] += 1
                         damaged.add(segment_of(key_hash(bucket, key)))
                     continue
-                if _within(asked.scope, bucket, key, row):
-                    self._take(asked, page, acts, snapshot, bucket, key, row)
+                if _in_scope(request.scope, bucket, key, row):
+                    self._process(request, page, acts, snapshot, bucket, key, row)
         return page, acts, damaged
 
     def _rows(
-        self, led: Led, asked: FoldRequest, snapshot: Snapshot
+        self, led: LedPartition, request: FoldRequest, snapshot: Snapshot
     ) -> Generator[tuple[FoldCursor, bytes, bytes, bytes], None, None]:
-        """The rows behind the page's place, each with its own: (place, bucket, key, encoded key row)."""
-        scope, place = asked.scope, asked.place
-        # A listing is of objects: a key whose object is lost is not in it.
-        if scope.bucket is not None and scope.segments is None and asked.kind is not FoldKind.REPAIR_KEYS:
-            for one in self._store.list_keys(led.partition, scope.bucket, _behind(scope, place)):
+        """(cursor, bucket, key, encoded key row) of the rows behind the request's cursor."""
+        scope, place = request.scope, request.cursor
+        # repair-keys reads key rows, since a listing omits keys whose object is lost.
+        if scope.bucket is not None and scope.segments is None and request.kind is not FoldKind.REPAIR_KEYS:
+            for one in self._store.list_keys(led.partition, scope.bucket, _resume_after(scope, place)):
                 if scope.key_to is not None and one.key >= scope.key_to:
                     return
                 yield FoldCursor(0, one.key), one.bucket, one.key, one.row
@@ -256,9 +258,9 @@ class Folds:
             if segment != place.segment or name > place.name:  # a segment may have more rows than a page
                 yield FoldCursor(segment, name), bucket, key, row
 
-    def _take(
+    def _process(
         self,
-        asked: FoldRequest,
+        request: FoldRequest,
         page: Page,
         acts: list[tuple[FoldMatch, KeyRow]],
         snapshot: Snapshot,
@@ -267,13 +269,13 @@ class Folds:
         row: KeyRow,
     ) -> None:
         found = FoldMatch(bucket, key, row.sibling_count, row.size_bytes, row.last_modified_ms)
-        match asked.kind:
+        match request.kind:
             case FoldKind.LIST_BUCKETS:
                 if not row.tombstone:
                     page.buckets[bucket] += 1
                     page.matched += 1
             case FoldKind.FIND_KEYS:
-                if not row.tombstone and _large(asked.scope, row):
+                if not row.tombstone and _large(request.scope, row):
                     page.found.append(found)
                     page.matched += 1
             case FoldKind.FIND_TOMBS:
@@ -283,26 +285,26 @@ class Folds:
             case FoldKind.OBJECT_STATS:
                 _count(page, row)
             case FoldKind.REPAIR_KEYS:
-                note = _damage(snapshot, bucket, key, row)
+                note = _damage_note(snapshot, bucket, key, row)
                 page.matched += 1
                 if note:
                     page.found.append(found._replace(note=note))
             case FoldKind.REAP_TOMBS | FoldKind.ERASE_KEYS | FoldKind.REPL_KEYS:
-                if asked.kind is FoldKind.REPL_KEYS or row.tombstone == (asked.kind is FoldKind.REAP_TOMBS):
+                if request.kind is FoldKind.REPL_KEYS or row.tombstone == (request.kind is FoldKind.REAP_TOMBS):
                     acts.append((found, row))
                     page.matched += 1
 
 
-def _behind(scope: FoldScope, place: FoldCursor) -> tuple[bytes, bytes] | None:
-    """Behind which (bucket, key) a listing resumes."""
+def _resume_after(scope: FoldScope, place: FoldCursor) -> tuple[bytes, bytes] | None:
+    """The (bucket, key) behind which a listing resumes."""
     assert scope.bucket is not None
     if place.name:
         return scope.bucket, place.name
-    start = (scope.key_from or b"")[:-1]  # less than `key_from`, and little lies between
+    start = (scope.key_from or b"")[:-1]  # a little below `key_from`
     return (scope.bucket, start) if start else None
 
 
-def _named(scope: FoldScope, bucket: bytes, key: bytes) -> bool:
+def _in_key_range(scope: FoldScope, bucket: bytes, key: bytes) -> bool:
     return (
         (scope.bucket is None or bucket == scope.bucket)
         and (scope.key_from is None or key >= scope.key_from)
@@ -311,9 +313,9 @@ def _named(scope: FoldScope, bucket: bytes, key: bytes) -> bool:
     )
 
 
-def _within(scope: FoldScope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
+def _in_scope(scope: FoldScope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
     return (
-        _named(scope, bucket, key)
+        _in_key_range(scope, bucket, key)
         and row.last_modified_ms >= scope.since_ms
         and (not scope.before_ms or row.last_modified_ms < scope.before_ms)
     )
@@ -338,7 +340,7 @@ def _count(page: Page, row: KeyRow) -> None:
     page.siblings[row.sibling_count] += 1
 
 
-def _damage(snapshot: Snapshot, bucket: bytes, key: bytes, row: KeyRow) -> str:
+def _damage_note(snapshot: Snapshot, bucket: bytes, key: bytes, row: KeyRow) -> str:
     data = snapshot.object(bucket, key)
     if data is None:
         return "the key row has no object"

@@ -21,7 +21,7 @@ from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges, ranges_of
 from isthmus.aae.reconcile.verdicts import Name, ObservedKey
 from isthmus.aae.row_stream import wire as row_wire
-from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsAsked, RowView
+from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsRequest, RowView
 from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
 from isthmus.repl.http.client import HttpPeer, HttpRefused
 from isthmus.repl.model.entry import KEY_ROW_VERSION, decode_key_row
@@ -120,16 +120,16 @@ def scattered(runs: Runs) -> bool:
 
 def roots_of(side: SideSpec) -> Hashes:
     """The hashes of all branches. Raises PeerFault, CodecError."""
-    question = wire.encode_roots_asked(wire.RootsAsked(side.bucket_type.encode()))
+    question = wire.encode_roots_request(wire.RootsRequest(side.bucket_type.encode()))
     return _asked(side, wire.PATHS[0], question, lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes)[0]
 
 
 def leaves_of(side: SideSpec, branches: Sequence[int]) -> Hashes:
     """The leaves of branches in the full tree. Raises PeerFault, CodecError."""
-    asked = wire.LeavesAsked(side.bucket_type.encode(), tuple(branches), SEGMENT_BITS)
+    asked = wire.LeavesRequest(side.bucket_type.encode(), tuple(branches), SEGMENT_BITS)
     count = wire.leaf_count(asked)
     return _asked(
-        side, wire.PATHS[1], wire.encode_leaves_asked(asked), lambda body: wire.decode_hashes(body, count).hashes
+        side, wire.PATHS[1], wire.encode_leaves_request(asked), lambda body: wire.decode_hashes(body, count).hashes
     )[0]
 
 
@@ -190,7 +190,7 @@ def frames_of(
         except RangeUnreadable:
             plan, parts = asked_ranges(ask, run, 1, consistency, side.give_up_after_s)
         for part in parts:
-            asked = RowsAsked(
+            asked = RowsRequest(
                 side.bucket_type.encode(), part.partition, part.first, part.end,
                 RowView.OBJECTS if bodies else RowView.KEYS, consistency=consistency,
             )  # fmt: skip
@@ -217,11 +217,11 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
     pace = TaskRate(side.rows_per_second)
     left = list(segments)
     while left:
-        asked = wire.ClocksAsked(
+        asked = wire.ClocksRequest(
             side.bucket_type.encode(), tuple(left[:SCATTERED_MAX]), SEGMENT_BITS, 0, 0, CLOCK_ROWS
         )  # fmt: skip
-        decode = partial(wire.decode_rows, asked=asked)
-        told, length = _asked(side, wire.PATHS[2], wire.encode_clocks_asked(asked), decode)
+        decode = partial(wire.decode_rows, request=asked)
+        told, length = _asked(side, wire.PATHS[2], wire.encode_clocks_request(asked), decode)
         size += length
         for row in told.rows:
             taken.rows[row.bucket, row.key] = ObservedKey(row.clock, row.hash64, row.modified_ms, row.tombstone)
@@ -241,7 +241,7 @@ def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes],
                 path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=side.give_up_after_s * 1000,
                 limit_bytes=wire.MESSAGE_BYTES_MAX,
             )  # fmt: skip
-            told = wire.decode_told(data)
+            told = wire.decode_peer_response(data)
             if side.cluster and told.cluster != side.cluster:
                 raise UnexpectedCluster(
                     f"{url} answers for cluster {told.cluster_name}, uuid {told.cluster.hex()}, not the run's"

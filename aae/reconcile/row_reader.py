@@ -35,7 +35,7 @@ from isthmus.aae.reconcile.manifest import ReadRange, write_json
 from isthmus.aae.reconcile.options import RunOptions
 from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, Head, Rows, RowsAsked, RowView, SkippedTo
+from isthmus.aae.row_stream.wire import ChangesRequest, Consistency, Head, Rows, RowsRequest, RowView, SkippedTo
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Overloaded, PeerFault
@@ -143,7 +143,7 @@ class RangeStream:
 
     def __init__(
         self,
-        asked: RowsAsked | ChangesAsked,
+        asked: RowsRequest | ChangesRequest,
         part: SegmentPartition,
         credentials: Credentials,
         *,
@@ -202,7 +202,7 @@ class RangeStream:
         """Take the copies that there are now; those known before when nobody tells."""
         if self._ask is None:
             return
-        consistency = self._asked.consistency if isinstance(self._asked, RowsAsked) else Consistency.ANY
+        consistency = self._asked.consistency if isinstance(self._asked, RowsRequest) else Consistency.ANY
         try:
             plan = self._ask()
         except (PeerFault, CodecError):
@@ -211,12 +211,14 @@ class RangeStream:
         if found and found[0] and plan.cluster == self._part.cluster:
             self._copies = found[0]
 
-    def _from(self, copy: ReplicaEndpoint, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows | SkippedTo]]:
+    def _from(
+        self, copy: ReplicaEndpoint, asked: RowsRequest | ChangesRequest
+    ) -> Iterator[tuple[Head, Rows | SkippedTo]]:
         part = self._part
-        if isinstance(asked, RowsAsked):
-            path, question, after = wire.ROWS_PATH, wire.encode_rows_asked(asked), asked.after.hex()
+        if isinstance(asked, RowsRequest):
+            path, question, after = wire.ROWS_PATH, wire.encode_rows_request(asked), asked.after.hex()
         else:
-            path, question, after = wire.CHANGES_PATH, wire.encode_changes_asked(asked), ""
+            path, question, after = wire.CHANGES_PATH, wire.encode_changes_request(asked), ""
         timeout_ms = min(STREAM_TIMEOUT_MS, max(1_000, int(self._give_up_after_s * 1000)))
         with streamed(copy.url, self._credentials, path, question, timeout_ms) as (head, frames):
             if head.cluster != part.cluster:
@@ -245,18 +247,18 @@ class RangeStream:
 
     def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
         part = self._part
-        of = "segments" if isinstance(self._asked, RowsAsked) else "offsets"
+        of = "segments" if isinstance(self._asked, RowsRequest) else "offsets"
         last = "; ".join(dict.fromkeys(trouble[-2 * len(self._copies) :]))
         return RangeUnreadable(f"partition {part.partition}, {of} {part.first} to {part.end}: {why}: {last}")
 
 
-def _behind(asked: RowsAsked | ChangesAsked, rows: Rows | SkippedTo) -> RowsAsked | ChangesAsked:
+def _behind(asked: RowsRequest | ChangesRequest, rows: Rows | SkippedTo) -> RowsRequest | ChangesRequest:
     """What is left to ask once these rows have been handed on, or passed over. Raises CodecError."""
     if isinstance(rows, SkippedTo):
-        if not isinstance(asked, RowsAsked) or rows.name <= asked.after:
+        if not isinstance(asked, RowsRequest) or rows.name <= asked.after:
             raise CodecError("a stream of rows says that it is behind where it was")
         return asked._replace(after=rows.name)
-    if isinstance(asked, RowsAsked):
+    if isinstance(asked, RowsRequest):
         return asked._replace(after=rows.names[-1])
     for row in reversed(rows.key_rows):
         with suppress(CodecError):  # a damaged row does not tell where it is: that of the one before it will do
@@ -300,7 +302,7 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
     def read(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
         """The batches of a range, as it is now."""
         options, part = self._options, partition
-        asked = RowsAsked(
+        asked = RowsRequest(
             options.bucket_type.encode(), part.partition, part.first, part.end, RowView(options.view), options.bucket,
             options.prefix, options.modified_since_ms, options.modified_before_ms, b"", options.consistency,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from isthmus.aae.reconcile.queue_handover import QueueHandOver
 from isthmus.aae.reconcile.row_reader import RangeStream, ranges_of
 from isthmus.aae.reconcile.seed_tasks import SeedChunk
 from isthmus.aae.row_stream.blobs import Blobs
-from isthmus.aae.row_stream.wire import Consistency, RowsAsked
+from isthmus.aae.row_stream.wire import Consistency, RowsRequest
 from isthmus.repl.http.client import HttpPeer
 from isthmus.repl.model.errors import BadInput, IsthmusError, PeerFault
 
@@ -194,7 +194,7 @@ def _object_bytes(side: SideSpec, plan: ReplicaDirectory) -> float | None:
     try:
         for one in [each for each in plan.partitions if each.rows_estimate][:SAMPLED]:
             [part] = ranges_of(plan, (one.first, one.end), 1, Consistency.ANY)
-            asked = RowsAsked(side.bucket_type.encode(), one.partition, one.first, one.end)
+            asked = RowsRequest(side.bucket_type.encode(), one.partition, one.first, one.end)
             stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s)
             with closing(stream.frames()) as frames:  # type: ignore[type-var]
                 for _, rows in frames:

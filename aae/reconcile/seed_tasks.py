@@ -24,7 +24,7 @@ from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges
 from isthmus.aae.reconcile.row_writer import BATCH_BYTES, pushed, send_all
 from isthmus.aae.row_stream.blobs import Blobs
-from isthmus.aae.row_stream.wire import Consistency, Rows, RowsAsked, RowView, why_no_object
+from isthmus.aae.row_stream.wire import Consistency, Rows, RowsRequest, RowView, why_no_object
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
@@ -111,7 +111,7 @@ def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
             f"partition {chunk.partition}, segments {chunk.first} to {chunk.end}: partitions are others now than when"
             " the seed was planned; begin a new one"
         )
-    asked = RowsAsked(side.bucket_type.encode(), chunk.partition, *wanted, view=RowView.OBJECTS)
+    asked = RowsRequest(side.bucket_type.encode(), chunk.partition, *wanted, view=RowView.OBJECTS)
     return RangeStream(asked, ranges[0], side.credentials, give_up_after_s=job.give_up_after_s, ask=ask)
 
 

@@ -35,7 +35,7 @@ from isthmus.aae.reconcile.row_reader import (
     UnplannedCluster,
     usable,
 )
-from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, RowView
+from isthmus.aae.row_stream.wire import ChangesRequest, Consistency, RowView
 from isthmus.repl.model.errors import BadInput
 
 CLUSTER: Final = "cluster"
@@ -137,7 +137,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         if not partition.copies:
             return
         options = self._options
-        asked = ChangesAsked(options.bucket_type.encode(), 0, 0, 0, RowView(options.view))
+        asked = ChangesRequest(options.bucket_type.encode(), 0, 0, 0, RowView(options.view))
         stream = RangeStream(
             asked, partition, options.credentials,
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._plan,

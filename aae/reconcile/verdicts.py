@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compared, lasting
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compare, confirm
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import decode_clock
 
@@ -132,7 +132,7 @@ def difference(
     corrupt = _corrupt(left, right)
     if corrupt is not None:
         return DifferenceKind.CORRUPT, corrupt
-    [found] = compared(_row(name, left), _row(name, right))
+    [found] = compare(_row(name, left), _row(name, right))
     return found.kind, found.side
 
 
@@ -146,8 +146,8 @@ def second_look(first: CandidateKey, left: ObservedKey | None, right: ObservedKe
     if now is None:
         return KeyVerdict(VerdictKind.TRANSIENT, *before)
     if _corrupt(first.left, first.right) is None and _corrupt(left, right) is None:
-        differed = compared(_row(name, first.left), _row(name, first.right))
-        still, transient = lasting(differed, _row(name, left), _row(name, right))
+        differed = compare(_row(name, first.left), _row(name, first.right))
+        still, transient = confirm(differed, _row(name, left), _row(name, right))
         if transient and not still:
             return KeyVerdict(VerdictKind.TRANSIENT, *before)
     return KeyVerdict(VerdictKind.DIVERGED, *now)

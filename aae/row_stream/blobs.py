@@ -1,7 +1,7 @@
-"""Many byte strings as one: their bytes end to end, and where each of them ends. Pure.
+"""Many byte strings in one buffer, with their lengths. Pure.
 
-So rows travel: a node joins what it read, and a batch job makes columns of the joined bytes without taking the strings
-apart (`aae.reconcile.arrow_rows`). For everybody else it is a sequence of bytes.
+The format of rows on the wire: a node joins what it read, and a batch job makes columns of the joined bytes without
+splitting them (`aae.reconcile.arrow_rows`). Also usable as a sequence of bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from isthmus.repl.model.errors import CodecError
 
 LENGTHS: Final = "<u4"
-"""Lengths on the wire: 32 bits each, little-endian, as the machines that read them have them."""
+"""Lengths on the wire: 32 bits, little-endian, the byte order of the machines that read them."""
 
 LENGTH_BYTES: Final = 4
 
@@ -24,7 +24,7 @@ Places = npt.NDArray[np.int64]
 
 
 class Blobs(Sequence[bytes]):
-    """`data` holds `len(self)` strings, the n-th in [places[n], places[n + 1])."""
+    """`data` holds `len(self)` strings; string n is [places[n], places[n + 1])."""
 
     __slots__ = ("data", "places")
 
@@ -34,14 +34,14 @@ class Blobs(Sequence[bytes]):
 
     @staticmethod
     def of(items: Sequence[bytes]) -> Blobs:
-        """Any sequence as one of these."""
+        """A sequence as Blobs."""
         if isinstance(items, Blobs):
             return items
         return Blobs(b"".join(items), _places(np.fromiter(map(len, items), np.int64, len(items))))
 
     @staticmethod
     def parsed(data: object, lengths: object) -> Blobs:
-        """Of what came over a wire. Raises CodecError."""
+        """Decode two fields of a frame. Raises CodecError."""
         if not isinstance(data, bytes) or not isinstance(lengths, bytes) or len(lengths) % LENGTH_BYTES:
             raise CodecError("not joined strings: bytes and their lengths")
         places = _places(np.frombuffer(lengths, LENGTHS))
@@ -77,7 +77,7 @@ class Blobs(Sequence[bytes]):
 
 
 def lengths_of(items: Sequence[bytes]) -> bytes:
-    """Their lengths as they travel."""
+    """The lengths as encoded on the wire."""
     return np.fromiter(map(len, items), LENGTHS, len(items)).tobytes()
 
 

@@ -1,34 +1,34 @@
-"""Who holds which rows: for each partition of a bucket type its segments, and its copies with how far each is applied.
+"""The plan of a bucket type: for each partition its segments, and its replicas with their applied offsets.
 
-Any node answers for its cluster by asking all others; one that does not answer in time is left out, and a partition
-without a copy that answers has none in the plan: whoever reads then knows that it cannot. A plan is a hint, of one
-moment: what a stream is of, its head says (`aae.row_stream.wire`).
+Any node serves it by requests to all others; a node that does not respond in time is left out, so a partition may have
+no replica in the plan. A plan is a hint of one moment; a stream's head has the facts (`aae.row_stream.wire`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgpack
 
-from isthmus.aae.row_stream.streams import LocalReplica, RowStreams
+from isthmus.aae.ports import NodeRpc, RpcHandler
+from isthmus.aae.row_stream.streams import RowStreams, StreamReplicas
 from isthmus.repl.model.errors import CodecError, IsthmusError
 
 METHOD: Final = "aae.rows_held"
 
 TIMEOUT_MS: Final = 5_000
-"""How long a node may take: it reads SAMPLE_ROWS rows of each of its copies."""
+"""Time-out of a request to a node, which reads SAMPLE_ROWS rows of each of its replicas."""
 
 VERSION: Final = 1
 
-COPIES_MAX: Final = 65_536
-"""Copies of one answer, many times what a node holds."""
+REPLICAS_MAX: Final = 65_536
+"""Replicas in one response, many times what a node has."""
 
 
 class ReplicaStatus(NamedTuple):
-    """A copy as its node tells of it."""
+    """A replica as its node reports it."""
 
     partition: int
     leads: bool
@@ -38,94 +38,102 @@ class ReplicaStatus(NamedTuple):
     rows_estimate: int | None
 
 
+class ClusterLayout(Protocol):
+    """The cluster's partitions and nodes as this node knows them."""
+
+    def ranges(self, bucket_type: bytes) -> Mapping[int, tuple[tuple[int, int], int]]:
+        """{partition: (segments [first, end), lineage)}. Raises BadInput for an unknown bucket type, NotReady."""
+
+    def urls(self) -> Mapping[str, str]:
+        """{live node: URL of its HTTP listener}."""
+
+
 class RowPlan:
-    """Plans. `copies(bucket_type)` are this node's; `ranges(bucket_type)` gives partition -> segments [first, end) and
-    lineage, and raises BadInput when there is no such bucket type; `urls()` gives node -> URL of all live nodes."""
+    """Makes plans."""
 
     def __init__(
         self,
         streams: RowStreams,
         *,
         node: str,
-        copies: Callable[[bytes], Iterable[LocalReplica]],
-        ranges: Callable[[bytes], Mapping[int, tuple[tuple[int, int], int]]],
-        urls: Callable[[], Mapping[str, str]],
-        request: Callable[[str, str, bytes, int], Awaitable[bytes]],
+        replicas: StreamReplicas,
+        layout: ClusterLayout,
+        rpc: NodeRpc,
     ) -> None:
         self._streams = streams
         self._node = node
-        self._copies = copies
-        self._ranges = ranges
-        self._urls = urls
-        self._request = request
+        self._replicas = replicas
+        self._layout = layout
+        self._rpc = rpc
 
-    def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
-        """What other nodes may ask of this one, by method."""
-        return {METHOD: self._answer}
+    def request_handlers(self) -> dict[str, RpcHandler]:
+        """Handlers of requests from other nodes, by method."""
+        return {METHOD: self._serve_replicas}
 
     async def plan(self, bucket_type: bytes) -> list[dict[str, Any]]:
-        """One row a partition, by segments; the copies leaders last. Raises BadInput, NotReady."""
-        ranges = self._ranges(bucket_type)
-        urls = self._urls()
+        """One row per partition, ordered by segments; the leader is the last of its replicas. Raises BadInput,
+        NotReady."""
+        ranges = self._layout.ranges(bucket_type)
+        urls = self._layout.urls()
         nodes = sorted(urls)
-        told = dict(zip(nodes, await asyncio.gather(*(self._ask(node, bucket_type) for node in nodes)), strict=True))
+        responses = await asyncio.gather(*(self._replicas_of(node, bucket_type) for node in nodes))
         plan = []
         for partition, (segments, lineage) in sorted(ranges.items(), key=lambda one: one[1]):
-            copies = [
-                (copy, {"node": node, "http": urls[node], **copy._asdict()})
-                for node in nodes
-                for copy in told[node]
-                if copy.partition == partition
+            replicas = [
+                (replica, {"node": node, "http": urls[node], **replica._asdict()})
+                for node, statuses in zip(nodes, responses, strict=True)
+                for replica in statuses
+                if replica.partition == partition
             ]
-            copies.sort(key=lambda one: (one[0].leads, -one[0].offset))
-            estimates = [copy.rows_estimate for copy, _ in copies if copy.whole and copy.rows_estimate is not None]
+            replicas.sort(key=lambda one: (one[0].leads, -one[0].offset))
+            estimates = [one.rows_estimate for one, _ in replicas if one.whole and one.rows_estimate is not None]
             plan.append(
                 {
                     "partition": partition,
                     "segments": list(segments),
                     "lineage": lineage,
                     "rows_estimate": max(estimates, default=None),
-                    "copies": [shown for _, shown in copies],
+                    "copies": [document for _, document in replicas],
                 }
             )
         return plan
 
-    async def _own(self, bucket_type: bytes) -> list[ReplicaStatus]:
-        held = list(self._copies(bucket_type))
+    async def _own_replicas(self, bucket_type: bytes) -> list[ReplicaStatus]:
+        held = list(self._replicas.stream_replicas(bucket_type))
         estimates = await self._streams.estimates(held)
         return [
             ReplicaStatus(one.partition, one.leads, one.whole, *self._streams.applied(one.partition), estimate)
             for one, estimate in zip(held, estimates, strict=True)
         ]
 
-    async def _ask(self, node: str, bucket_type: bytes) -> Sequence[ReplicaStatus]:
+    async def _replicas_of(self, node: str, bucket_type: bytes) -> Sequence[ReplicaStatus]:
         if node == self._node:
-            return await self._own(bucket_type)
+            return await self._own_replicas(bucket_type)
         try:
-            return _decoded(await self._request(node, METHOD, bucket_type, TIMEOUT_MS))
+            return _decode(await self._rpc.request(node, METHOD, bucket_type, TIMEOUT_MS))
         except IsthmusError:
             return ()
 
-    async def _answer(self, _node: str, body: bytes) -> bytes:
-        packed: bytes = msgpack.packb([VERSION, await self._own(body)])
+    async def _serve_replicas(self, _node: str, body: bytes) -> bytes:
+        packed: bytes = msgpack.packb([VERSION, await self._own_replicas(body)])
         return packed
 
 
-def _decoded(data: bytes) -> list[ReplicaStatus]:
+def _decode(data: bytes) -> list[ReplicaStatus]:
     try:
-        raw = msgpack.unpackb(data, max_array_len=COPIES_MAX, max_map_len=0, max_ext_len=0)
+        raw = msgpack.unpackb(data, max_array_len=REPLICAS_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise CodecError(f"not a list of copies: {error}") from error
+        raise CodecError(f"not a list of replicas: {error}") from error
     match raw:
         case [1, list(rows)]:
-            return [_copy(row) for row in rows]
-    raise CodecError("not a list of copies")
+            return [_decode_replica(row) for row in rows]
+    raise CodecError("not a list of replicas")
 
 
-def _copy(row: object) -> ReplicaStatus:
+def _decode_replica(row: object) -> ReplicaStatus:
     match row:
         case [int(partition), bool(leads), bool(whole), int(epoch), int(offset), int() | None as estimate] if (
             min(partition, epoch, offset) >= 0
         ):
             return ReplicaStatus(partition, leads, whole, epoch, offset, estimate)
-    raise CodecError("not a copy: partition, leads, whole, epoch, offset, estimate of rows")
+    raise CodecError("not a replica: partition, leads, whole, epoch, offset, estimate of rows")

@@ -1,36 +1,35 @@
-"""Streams of rows from this node's copies: one snapshot each, a frame at a time, in a thread of their own.
+"""Stream the rows of this node's replicas from one snapshot each, a frame at a time.
 
-A stream holds one snapshot and one frame; the next frame is read when the last one has gone, so a slow reader costs no
-memory. All streams of a node share one thread: what they take from the loop that serves writes is that of one, however
-many there are. More than STREAMS_MAX are refused; a reader then asks another node, or again. What is asked and sent is
-`aae.row_stream.wire`'s, who holds which copy `aae.row_stream.plan`'s.
+A stream holds one snapshot and one frame; it reads the next frame when the last one was sent, so a slow reader costs no
+memory. All streams of a node share one thread, which bounds what they take from the event loop. Beyond STREAMS_MAX a
+stream is refused; its reader tries another node, or retries.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from time import perf_counter, process_time, sleep, thread_time
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from isthmus.aae.row_stream.wire import (
     FRAME_BYTES,
     FRAME_ROWS_MAX,
     OBJECT_BYTES_MAX,
-    ChangesAsked,
+    ChangesRequest,
     Consistency,
     Head,
     Rows,
-    RowsAsked,
+    RowsRequest,
     RowView,
     SkippedTo,
     Tail,
     encode_frame,
     encode_head,
-    encode_passed,
+    encode_skipped_to,
     encode_tail,
 )
 from isthmus.aae.trees.throttle import TreeThrottle
@@ -41,40 +40,39 @@ from isthmus.repl.store.rows import bucket_head, segment_name
 from isthmus.repl.telemetry import Family, Sample
 
 STREAMS_MAX: Final = 16
-"""Streams open on a node at once. Each holds a frame of about 1 MB, and a moment of the store, whose old tables stay on
-disk until it is let go."""
+"""Streams open on a node. Each holds a frame of about 1 MB and a snapshot, which keeps old tables on disk."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_row_streams": Family("Streams of rows to batch jobs that are open now.", "streams", "full-sync"),
     "isthmus_row_stream_rows_total": Family("Rows sent on streams of rows.", "rows", "full-sync"),
     "isthmus_row_stream_bytes_total": Family("Bytes sent on streams of rows.", "bytes", "full-sync"),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Metric name -> description (see repl.telemetry)."""
 
 SAMPLE_ROWS: Final = 1_000
-"""Rows of a partition that are counted to estimate how many it has: a millisecond, and 3 % off as a rule."""
+"""Rows of a partition that are counted to estimate its total: a millisecond, and 3 % off as a rule."""
 
 
 ESTIMATE_KEPT_S: Final = 5.0
-"""How long an estimate is told again: each task of a batch job asks for a plan, and a node may have many copies."""
+"""How long an estimate is reused: each task of a batch job requests a plan, and a node may have many replicas."""
 
 
 SLICE_ROWS: Final = 256
-"""Rows that the thread reads at once: a third of a millisecond. A request has a dozen turns in the interpreter, each of
-which may have to wait for the thread's; that it meets one slice costs little, to meet a frame's all costs ten times."""
+"""Rows that the thread reads between two sleeps: a third of a millisecond. A request takes the interpreter's lock a
+dozen times and may wait for the thread each time; waiting for a whole frame would take ten times as long."""
 
 FRAME_SLICES: Final = FRAME_ROWS_MAX // SLICE_ROWS
 
 SLICE_OBJECTS: Final = 64
-"""Objects likewise."""
+"""Objects read between two sleeps."""
 
 REST_MIN_S: Final = 0.001
-"""A shorter rest is put off until more is due: to fall asleep and wake takes a tenth of this."""
+"""Shorter sleeps are added up until they reach this: a sleep and wake-up costs a tenth of it."""
 
 
 class LocalReplica(NamedTuple):
-    """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its
-    applied offset."""
+    """A replica on this node, of the segments [first, end). `leads`: and serves requests; `whole`: has all rows below
+    its applied offset."""
 
     bucket_type: bytes
     partition: int
@@ -83,9 +81,21 @@ class LocalReplica(NamedTuple):
     whole: bool
 
 
+class StreamReplicas(Protocol):
+    """The replicas on this node whose rows can be streamed."""
+
+    def stream_replica(self, partition: int) -> LocalReplica | None:
+        """The replica of a partition; None if there is none."""
+
+    def stream_replicas(self, bucket_type: bytes) -> Sequence[LocalReplica]:
+        """All replicas of a bucket type."""
+
+    async def confirm(self, partition: int) -> None:
+        """Return once this node is known to lead the partition still. Raises Retryable."""
+
+
 class RowStreams:
-    """Opens streams. `held(partition)` is this node's copy, None when it has none; `confirm(partition)` returns when
-    its leader may be read as committed, or raises Retryable."""
+    """Opens streams."""
 
     def __init__(
         self,
@@ -94,22 +104,20 @@ class RowStreams:
         cluster: bytes,
         cluster_name: str,
         node: str,
-        held: Callable[[int], LocalReplica | None],
-        confirm: Callable[[int], Awaitable[None]],
+        replicas: StreamReplicas,
     ) -> None:
         self._store = store
         self._cluster = cluster
         self._cluster_name = cluster_name
         self._node = node
-        self._held = held
-        self._confirm = confirm
+        self._replicas = replicas
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        self._counting = ThreadPoolExecutor(1, thread_name_prefix="rows-estimates")
-        """Counts some rows for plans, which must not wait for the frames of all streams."""
-        self._pace = TreeThrottle()
+        self._estimating = ThreadPoolExecutor(1, thread_name_prefix="rows-estimates")
+        """Counts rows for plans, which must not wait for the frames of all streams."""
+        self._throttle = TreeThrottle()
         self._slice_began_s = 0.0
-        self._due_s = 0.0
-        """Rest that was put off."""
+        self._deferred_sleep_s = 0.0
+        """Sleep that was put off."""
         self._stopping = False
         self._estimates: dict[LocalReplica, tuple[float, int | None]] = {}
         self.running = 0
@@ -117,54 +125,59 @@ class RowStreams:
         self.bytes_sent = 0
 
     def metrics(self) -> Iterator[Sample]:
-        """What Prometheus is shown."""
+        """For Prometheus."""
         yield "isthmus_row_streams", {}, self.running
         yield "isthmus_row_stream_rows_total", {}, self.rows_sent
         yield "isthmus_row_stream_bytes_total", {}, self.bytes_sent
 
     def stop(self) -> None:
-        """The node is stopping: streams end at their next frame, cut off, so that their readers ask another node."""
+        """End all streams at their next frame, incomplete, so that their readers try another node."""
         self._stopping = True
 
     async def close(self) -> None:
-        """All streams are let go of; the store may be closed then."""
-        for thread in (self._thread, self._counting):
+        """Wait until all streams are released; the store may be closed then."""
+        for thread in (self._thread, self._estimating):
             await asyncio.get_running_loop().run_in_executor(None, thread.shutdown)
 
-    async def rows(self, asked: RowsAsked) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream, opened. Raises BadInput, Retryable, LocalFault."""
-        held = self._copy(asked.bucket_type, asked.partition)
-        first, end = held.segments
-        if not first <= asked.first <= asked.end <= end:
+    async def rows(self, request: RowsRequest) -> AsyncGenerator[bytes, None]:
+        """Open a stream of rows: an iterator of frames. Raises BadInput, Retryable, LocalFault."""
+        replica = self._find(request.bucket_type, request.partition)
+        first, end = replica.segments
+        if not first <= request.first <= request.end <= end:
             raise BadInput(
-                f"partition {asked.partition} has segments {first} to {end}, not {asked.first} to {asked.end}: "
-                "plan anew"
+                f"partition {request.partition} has segments {first} to {end}, not {request.first} to {request.end}: "
+                "request a new plan"
             )
-        if asked.consistency is Consistency.COMMITTED:
-            if not held.leads:
-                raise NotLeader(f"this node does not lead partition {asked.partition}")
-            await self._confirm(asked.partition)
-        return await self._opened(
-            asked.partition, asked.first, asked.end, lambda snapshot: _frames(snapshot, asked, self._rest)
+        if request.consistency is Consistency.COMMITTED:
+            if not replica.leads:
+                raise NotLeader(f"this node does not lead partition {request.partition}")
+            await self._replicas.confirm(request.partition)
+        return await self._open(
+            request.partition, request.first, request.end, lambda snapshot: _row_frames(snapshot, request, self._rest)
         )
 
-    async def changes(self, asked: ChangesAsked) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream of changes, opened. Raises NotReady when this copy is not applied as far."""
-        self._copy(asked.bucket_type, asked.partition)
-        applied = self._store.applied(asked.partition).offset
-        if applied < asked.end:
-            raise NotReady(f"this copy of partition {asked.partition} is applied to {applied}, not to {asked.end}")
-        return await self._opened(
-            asked.partition, asked.first, asked.end, lambda snapshot: _changed(self._store, snapshot, asked, self._rest)
+    async def changes(self, request: ChangesRequest) -> AsyncGenerator[bytes, None]:
+        """Open a stream of changes. Raises NotReady when this replica is not applied as far."""
+        self._find(request.bucket_type, request.partition)
+        applied = self._store.applied(request.partition).offset
+        if applied < request.end:
+            raise NotReady(
+                f"this replica of partition {request.partition} is applied to {applied}, not to {request.end}"
+            )
+        return await self._open(
+            request.partition,
+            request.first,
+            request.end,
+            lambda snapshot: _change_frames(self._store, snapshot, request, self._rest),
         )
 
-    def estimate(self, held: LocalReplica) -> int | None:
-        """About how many rows a copy has; exact when there are few. In a thread. None when it cannot be read."""
-        first, end = held.segments
+    def estimate(self, replica: LocalReplica) -> int | None:
+        """In a thread: approximate number of a replica's rows, exact for few; None if it cannot be read."""
+        first, end = replica.segments
         count, last = 0, first
         try:
             with (
-                closing(self._store.far.snapshot(held.partition)) as snapshot,
+                closing(self._store.far.snapshot(replica.partition)) as snapshot,
                 closing(snapshot.key_pages(segment_name(first), end, SAMPLE_ROWS, FRAME_BYTES)) as pages,
             ):
                 for names, _ in pages:
@@ -176,56 +189,59 @@ class RowStreams:
             return None
         return count
 
-    async def estimates(self, held: list[LocalReplica]) -> list[int | None]:
-        """The same of many; of one that was looked at a moment ago as it was then."""
+    async def estimates(self, replica: list[LocalReplica]) -> list[int | None]:
+        """The estimates of many replicas; recent ones are reused."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._counting, lambda: [self._known_estimate(one) for one in held])
+        return await loop.run_in_executor(self._estimating, lambda: [self._cached_estimate(one) for one in replica])
 
-    def _known_estimate(self, held: LocalReplica) -> int | None:
+    def _cached_estimate(self, replica: LocalReplica) -> int | None:
         """In the thread."""
-        kept_s, known = self._estimates.get(held, (-ESTIMATE_KEPT_S, None))
+        kept_s, known = self._estimates.get(replica, (-ESTIMATE_KEPT_S, None))
         now_s = perf_counter()
         if now_s - kept_s < ESTIMATE_KEPT_S:
             return known
-        found = self.estimate(held)
+        found = self.estimate(replica)
         self._estimates = {one: kept for one, kept in self._estimates.items() if now_s - kept[0] < ESTIMATE_KEPT_S}
-        self._estimates[held] = (now_s, found)
+        self._estimates[replica] = (now_s, found)
         return found
 
     def _next(self, frames: Iterator[Rows | SkippedTo]) -> tuple[int, bytes]:
-        """In the thread: how many rows the next frame has, and its bytes; none at the end."""
+        """In the thread: (number of rows, bytes) of the next frame; b"" at the end."""
         self._slice_began_s = perf_counter()
         found = next(frames, None)
         if found is None:
             return 0, b""
-        data = encode_passed(found) if isinstance(found, SkippedTo) else encode_frame(found)
+        data = encode_skipped_to(found) if isinstance(found, SkippedTo) else encode_frame(found)
         self._rest()
         return (0 if isinstance(found, SkippedTo) else len(found.names)), data
 
     def _rest(self) -> None:
-        """In the thread, after a slice."""
+        """In the thread: sleep after a slice."""
         now_s = perf_counter()
-        self._due_s += self._pace.rest_s(now_s - self._slice_began_s, now_s, process_time() - thread_time())
-        if self._due_s >= REST_MIN_S:
-            sleep(self._due_s)
-            self._due_s = 0.0
+        self._deferred_sleep_s += self._throttle.rest_s(
+            now_s - self._slice_began_s, now_s, process_time() - thread_time()
+        )
+        if self._deferred_sleep_s >= REST_MIN_S:
+            sleep(self._deferred_sleep_s)
+            self._deferred_sleep_s = 0.0
         self._slice_began_s = perf_counter()
 
     def applied(self, partition: int) -> AppliedPosition:
-        """How far a copy is applied."""
+        """A replica's applied position."""
         return self._store.applied(partition)
 
-    def _copy(self, bucket_type: bytes, partition: int) -> LocalReplica:
-        held = self._held(partition)
-        if held is None or held.bucket_type != bucket_type:
+    def _find(self, bucket_type: bytes, partition: int) -> LocalReplica:
+        replica = self._replicas.stream_replica(partition)
+        if replica is None or replica.bucket_type != bucket_type:
             raise NotReady(
-                f"this node has no copy of partition {partition} of that bucket type: ask another, or plan anew"
+                f"this node has no replica of partition {partition} of that bucket type: "
+                "try another node, or request a new plan"
             )
-        if not held.whole:
-            raise NotReady(f"the copy of partition {partition} on this node is being filled")
-        return held
+        if not replica.whole:
+            raise NotReady(f"the replica of partition {partition} on this node is being filled")
+        return replica
 
-    async def _opened(
+    async def _open(
         self, partition: int, first: int, end: int, read: Callable[[Snapshot], Iterator[Rows | SkippedTo]]
     ) -> AsyncGenerator[bytes, None]:
         if self._stopping:
@@ -243,12 +259,12 @@ class RowStreams:
         head = Head(
             self._cluster, self._cluster_name, self._node, partition, first, end, as_of.epoch, as_of.offset
         )  # fmt: skip
-        return self._streamed(head, snapshot, read(snapshot))
+        return self._stream(head, snapshot, read(snapshot))
 
-    async def _streamed(
+    async def _stream(
         self, head: Head, snapshot: Snapshot, frames: Iterator[Rows | SkippedTo]
     ) -> AsyncGenerator[bytes, None]:
-        """Owns the snapshot and the place among the streams."""
+        """Owns the snapshot and the count of running streams."""
         loop = asyncio.get_running_loop()
         sent = 0
         try:
@@ -266,30 +282,30 @@ class RowStreams:
             yield encode_tail(Tail(sent))
         finally:
             self.running -= 1
-            # In the thread, behind a frame that may be under way there: one thread at a time uses a snapshot.
-            self._thread.submit(_let_go, frames, snapshot)
+            # In the thread, behind a frame that it may be reading: only one thread at a time may use a snapshot.
+            self._thread.submit(_release, frames, snapshot)
 
 
-def _let_go(frames: Iterator[Rows | SkippedTo], snapshot: Snapshot) -> None:
+def _release(frames: Iterator[Rows | SkippedTo], snapshot: Snapshot) -> None:
     close = getattr(frames, "close", None)
     if close is not None:
         close()
     snapshot.close()
 
 
-def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> Iterator[Rows | SkippedTo]:
-    """What was asked for; a mark where as many rows as a frame has were passed over: the thread is everybody's, and a
-    reader that hears nothing takes the node for dead."""
-    start = asked.after + b"\0" if asked.after else segment_name(asked.first)
-    start = max(start, segment_name(asked.first))
-    head = bucket_head(asked.bucket) + asked.prefix if asked.bucket else b""
-    with closing(snapshot.key_pages(start, asked.end, SLICE_ROWS, FRAME_BYTES // FRAME_SLICES)) as pages:
+def _row_frames(snapshot: Snapshot, request: RowsRequest, rest: Callable[[], None]) -> Iterator[Rows | SkippedTo]:
+    """Frames of the requested rows. A SkippedTo frame follows a full frame's worth of filtered rows: others need the
+    thread, and a reader that receives nothing takes the node for dead."""
+    start = request.after + b"\0" if request.after else segment_name(request.first)
+    start = max(start, segment_name(request.first))
+    head = bucket_head(request.bucket) + request.prefix if request.bucket else b""
+    with closing(snapshot.key_pages(start, request.end, SLICE_ROWS, FRAME_BYTES // FRAME_SLICES)) as pages:
         while True:
             names: list[bytes] = []
             key_rows: list[bytes] = []
             slices = 0
             for page in islice(pages, FRAME_SLICES):
-                kept = _kept(asked, head, *page) or page
+                kept = _filter_page(request, head, *page) or page
                 names += kept[0]
                 key_rows += kept[1]
                 slices += 1
@@ -299,22 +315,22 @@ def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> I
                 return
             if not names:
                 yield SkippedTo(page[0][-1])
-            elif asked.view is RowView.KEYS:
+            elif request.view is RowView.KEYS:
                 yield Rows(names, key_rows, ())
             else:
                 yield from _with_objects(snapshot, names, key_rows, rest)
 
 
-def _kept(
-    asked: RowsAsked, head: bytes, names: list[bytes], rows: list[bytes]
+def _filter_page(
+    request: RowsRequest, head: bytes, names: list[bytes], rows: list[bytes]
 ) -> tuple[list[bytes], list[bytes]] | None:
-    """The rows that were asked for; None: all of them. Of one whose time cannot be read it is not known: it stays."""
-    if not head and not asked.since_ms and not asked.before_ms:
+    """(names, rows) that pass the request's filter; None: all. Rows whose time cannot be decoded pass."""
+    if not head and not request.since_ms and not request.before_ms:
         return None
     places = [at for at, name in enumerate(names) if name.startswith(head, 3)] if head else range(len(names))
-    if asked.since_ms or asked.before_ms:
-        before_ms = asked.before_ms or 1 << 63
-        places = [at for at in places if asked.since_ms <= _modified_ms(rows[at], asked.since_ms) < before_ms]
+    if request.since_ms or request.before_ms:
+        before_ms = request.before_ms or 1 << 63
+        places = [at for at in places if request.since_ms <= _modified_ms(rows[at], request.since_ms) < before_ms]
     return [names[at] for at in places], [rows[at] for at in places]
 
 
@@ -328,7 +344,7 @@ def _modified_ms(row: bytes, unknown: int) -> int:
 def _with_objects(
     snapshot: Snapshot, names: list[bytes], key_rows: list[bytes], rest: Callable[[], None]
 ) -> Iterator[Rows]:
-    """Frames of whole objects, each of about FRAME_BYTES. An object that is missing, or larger than OBJECT_BYTES_MAX,
+    """Frames of rows with objects, each of about FRAME_BYTES. An object that is missing or larger than OBJECT_BYTES_MAX
     is b""."""
     first, size = 0, 0
     objects: list[bytes] = []
@@ -348,19 +364,21 @@ def _with_objects(
 
 
 CHANGES_READ: Final = 1_024
-"""Change rows that are looked up at once."""
+"""Change rows that are read at once."""
 
 
-def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callable[[], None]) -> Iterator[Rows]:
-    """The keys changed in the range and not since, as they are in the snapshot. A row that changed behind the range
-    stands there in the index, and comes with the range in which it now is."""
-    at = asked.first
-    while at < asked.end:
-        found = store.changes(asked.partition, at, CHANGES_READ)
+def _change_frames(
+    store: Store, snapshot: Snapshot, request: ChangesRequest, rest: Callable[[], None]
+) -> Iterator[Rows]:
+    """Frames of the keys whose newest change is in the range. A key that changed again later is in the range of its new
+    change."""
+    at = request.first
+    while at < request.end:
+        found = store.changes(request.partition, at, CHANGES_READ)
         names: list[bytes] = []
         key_rows: list[bytes] = []
         for change in found:
-            if change.offset >= asked.end:
+            if change.offset >= request.end:
                 break
             name = segment_name(change.key_hash >> 44) + bucket_head(change.bucket) + change.key
             row = snapshot.named_key_row(name)
@@ -368,7 +386,7 @@ def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callab
                 names.append(name)
                 key_rows.append(row)
         if names:
-            if asked.view is RowView.KEYS:
+            if request.view is RowView.KEYS:
                 yield Rows(names, key_rows, ())
             else:
                 yield from _with_objects(snapshot, names, key_rows, rest)
@@ -378,7 +396,7 @@ def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callab
 
 
 def _offset_of(row: bytes) -> int | None:
-    """None of a row that cannot be read: it is told of like any other, and whoever reads it sees what is wrong."""
+    """None for a row that cannot be decoded: it is sent like others, and its reader finds the damage."""
     try:
         return decode_key_row(row).offset
     except IsthmusError:

@@ -1,16 +1,15 @@
-"""Rows of a key store as a stream: what is asked of a node and the frames that it answers with. Pure.
+"""Requests for streams of rows, and the frames of a stream. Pure.
 
-A stream is one range of segments of one partition, read from one snapshot. Rows travel as they stand in the store, many
-to a frame, so that a node spends next to nothing on them; whoever asked makes columns of them
-(`aae.reconcile.arrow_rows`). A stream begins with a head that says as of which offset it is, and ends with a tail that
-counts the rows: one that ends otherwise is a part. Who reads the rows: `aae.row_stream.streams`.
+A stream is one range of segments of one partition, read from one snapshot. Rows are sent as they are stored, many per
+frame, which costs the node little; the reader makes columns of them (`aae.reconcile.arrow_rows`). A stream begins with
+a head that has its offset, and ends with a tail that counts the rows; a stream without a tail is incomplete.
 
     frame = length (4 bytes, big-endian), msgpack list
     head  = [1, cluster uuid, cluster name, node, partition, first, end, epoch, offset]
     rows  = [2, names, key rows]            or, of whole objects,  [2, names, key rows, objects]
     tail  = [3, rows]
-    passed = [4, name]                      no row that was asked for, up to the one of this name
-    names, key rows, objects = two fields each: the strings end to end, their lengths (`aae.row_stream.blobs`)
+    skipped to = [4, name]                  no further requested row up to the one of this name
+    names, key rows, objects = two fields each: the strings concatenated, their lengths (`aae.row_stream.blobs`)
     name  = segment (3 bytes), bucket with its end, key, as in the store's row
 """
 
@@ -28,10 +27,10 @@ from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
 VERSION: Final = 2
-"""Of questions for rows, and of what answers them. In 1 the strings of a frame were lists."""
+"""Version of requests for rows and of their streams. In version 1 the strings of a frame were lists."""
 
 PUSH_VERSION: Final = 1
-"""Of pushes."""
+"""Version of pushes."""
 
 ROWS_PATH: Final = "/rows"
 CHANGES_PATH: Final = "/rows/changes"
@@ -40,24 +39,24 @@ PUSH_PATH: Final = "/batch/push"
 
 MEDIA_TYPE: Final = "application/msgpack"
 
-QUESTION_BYTES_MAX: Final = 256 * 1024
-"""Largest question: some names."""
+REQUEST_BYTES_MAX: Final = 256 * 1024
+"""Largest request: it has some names."""
 
 NAME_BYTES_MAX: Final = 128 * 1024
-"""Longest bucket, prefix or name of a row that is read; a bucket's zero bytes are doubled in it."""
+"""Longest bucket, prefix or name of a row; a bucket's zero bytes are doubled in it."""
 
 FRAME_ROWS_MAX: Final = 4_096
 """Rows of a frame: about 0.5 MB, and 3 ms of a node's thread."""
 
 FRAME_BYTES: Final = 1024 * 1024
-"""A frame ends with the row that passes this."""
+"""A frame ends with the row that exceeds this."""
 
 FRAME_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Longest frame that is read: what a reader has room for, whatever `limits.object_size` a cluster has."""
+"""Longest frame that is read, whatever `limits.object_size` a cluster has: a reader's memory limit."""
 
 OBJECT_BYTES_MAX: Final = FRAME_BYTES_MAX - 2 * FRAME_BYTES
-"""Largest object that is sent: with what stands before it in its frame it is still read. Of a larger one the row alone
-is sent, so that it stops nothing but itself; `why_no_object` tells."""
+"""Largest object that is sent: its frame does not exceed FRAME_BYTES_MAX. Of a larger one only the row is sent; see
+`why_no_object`."""
 
 FIELDS_MAX: Final = 16
 """Fields of a frame; the head has most."""
@@ -69,28 +68,28 @@ LENGTH: Final = struct.Struct(">I")
 HEAD: Final = 1
 ROWS: Final = 2
 TAIL: Final = 3
-PASSED: Final = 4
+SKIPPED_TO: Final = 4
 
 
 class RowView(StrEnum):
-    """What of each key is read."""
+    """What is read of each key."""
 
     KEYS = "keys"
     OBJECTS = "objects"
 
 
 class Consistency(StrEnum):
-    """Which copy may answer."""
+    """Which replica may serve a stream."""
 
     ANY = "any"
-    """Any copy, as far as it has applied."""
+    """Any replica, as far as it has applied."""
     COMMITTED = "committed"
-    """The leader's, once it has made sure that it still leads: all that was acknowledged before is in it."""
+    """The leader's, after it has confirmed its leadership: includes all writes acknowledged before."""
 
 
-class RowsAsked(NamedTuple):
-    """A stream of the rows of segments [first, end) of a partition, behind the row `after` (b"": from the first one);
-    `bucket` b"" is any, `prefix` is of its keys; last modified in [since_ms, before_ms), 0: no bound."""
+class RowsRequest(NamedTuple):
+    """Request the rows of segments [first, end) of a partition, behind the row `after` (b"": from the first one);
+    `bucket` b"": all, `prefix`: of its keys; last modified in [since_ms, before_ms), 0: no bound."""
 
     bucket_type: bytes
     partition: int
@@ -105,8 +104,8 @@ class RowsAsked(NamedTuple):
     consistency: Consistency = Consistency.ANY
 
 
-class ChangesAsked(NamedTuple):
-    """The keys of a partition whose latest change is at an offset in [first, end); whole objects with `view`."""
+class ChangesRequest(NamedTuple):
+    """Request the keys of a partition whose newest change is at an offset in [first, end); `view` as in RowsRequest."""
 
     bucket_type: bytes
     partition: int
@@ -116,7 +115,7 @@ class ChangesAsked(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a stream is of: segments [first, end) (of changes: offsets), as of everything below `offset`."""
+    """Segments [first, end) of a stream (of changes: offsets), and its position: all below `offset`."""
 
     cluster: bytes
     cluster_name: str
@@ -129,8 +128,7 @@ class Head(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Names and key rows as they stand in the store; `objects` is empty in the view of keys. Those that came over the
-    wire are `Blobs`."""
+    """Names and key rows as stored; `objects` is empty in RowView.KEYS. Received ones are `Blobs`."""
 
     names: Sequence[bytes]
     key_rows: Sequence[bytes]
@@ -138,13 +136,13 @@ class Rows(NamedTuple):
 
 
 class SkippedTo(NamedTuple):
-    """The stream has come to the row of this name, and of those behind the last frame none was asked for."""
+    """The stream has passed the row of this name; no row since the last frame was requested."""
 
     name: bytes
 
 
 class Tail(NamedTuple):
-    """The stream is whole: it had so many rows."""
+    """The stream is complete: it had this number of rows."""
 
     rows: int
 
@@ -152,14 +150,13 @@ class Tail(NamedTuple):
 Frame = Head | Rows | SkippedTo | Tail
 
 
-def encode_rows_asked(asked: RowsAsked) -> bytes:
-    """Its bytes."""
-    return _pack([VERSION, *asked])
+def encode_rows_request(request: RowsRequest) -> bytes:
+    return _pack([VERSION, *request])
 
 
-def decode_rows_asked(data: bytes) -> RowsAsked:
+def decode_rows_request(data: bytes) -> RowsRequest:
     """Raises CodecError."""
-    match _unpack_question(data):
+    match _unpack_request(data):
         case [
             bytes(kind), int(partition), int(first), int(end), str(view), bytes(bucket), bytes(prefix), int(since_ms),
             int(before_ms), bytes(after), str(consistency),
@@ -171,7 +168,7 @@ def decode_rows_asked(data: bytes) -> RowsAsked:
             and max(len(bucket), len(prefix), len(after)) <= NAME_BYTES_MAX
         ):  # fmt: skip
             try:
-                return RowsAsked(
+                return RowsRequest(
                     kind, partition, first, end, RowView(view), bucket, prefix, since_ms, before_ms, after,
                     Consistency(consistency),
                 )  # fmt: skip
@@ -182,38 +179,35 @@ def decode_rows_asked(data: bytes) -> RowsAsked:
     )
 
 
-def encode_changes_asked(asked: ChangesAsked) -> bytes:
-    """Its bytes."""
-    return _pack([VERSION, *asked])
+def encode_changes_request(request: ChangesRequest) -> bytes:
+    return _pack([VERSION, *request])
 
 
-def decode_changes_asked(data: bytes) -> ChangesAsked:
+def decode_changes_request(data: bytes) -> ChangesRequest:
     """Raises CodecError."""
-    match _unpack_question(data):
+    match _unpack_request(data):
         case [bytes(kind), int(partition), int(first), int(end), str(view)] if (
             kind and partition >= 0 and 0 <= first <= end < COUNT_MAX
         ):
             try:
-                return ChangesAsked(kind, partition, first, end, RowView(view))
+                return ChangesRequest(kind, partition, first, end, RowView(view))
             except ValueError as error:
                 raise CodecError(f"not a question for changes: {error}") from error
     raise CodecError("not a question for changes: type, partition, offsets [first, end), view")
 
 
 def why_no_object(size_bytes: int | None) -> str:
-    """What is wrong with a row that came without its object, by the size that it tells of."""
+    """Why a row came without its object, by the size in its key row."""
     if size_bytes is not None and size_bytes > OBJECT_BYTES_MAX:
         return f"the object has {size_bytes} bytes, batch jobs read at most {OBJECT_BYTES_MAX} of one"
     return "the key row has no object"
 
 
 def encode_head(head: Head) -> bytes:
-    """A head's frame."""
     return _framed([HEAD, *head])
 
 
 def encode_frame(rows: Rows) -> bytes:
-    """A frame of rows."""
     parts: list[Any] = [ROWS]
     for strings in rows:
         if strings:
@@ -221,18 +215,16 @@ def encode_frame(rows: Rows) -> bytes:
     return _framed(parts)
 
 
-def encode_passed(passed: SkippedTo) -> bytes:
-    """A mark's frame."""
-    return _framed([PASSED, *passed])
+def encode_skipped_to(skipped: SkippedTo) -> bytes:
+    return _framed([SKIPPED_TO, *skipped])
 
 
 def encode_tail(tail: Tail) -> bytes:
-    """A tail's frame."""
     return _framed([TAIL, *tail])
 
 
 def decode_frame(data: bytes) -> Frame:
-    """What a frame (without its length) holds. Raises CodecError."""
+    """Decode a frame without its length. Raises CodecError."""
     try:
         raw = msgpack.unpackb(data, max_array_len=FIELDS_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -259,13 +251,13 @@ def decode_frame(data: bytes) -> Frame:
 
 
 class Frames:
-    """Takes the bytes of a stream as they come and gives its frames."""
+    """Splits the bytes of a stream into frames."""
 
     def __init__(self) -> None:
         self._pieces = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole now. Raises CodecError."""
+        """The frames that are complete now. Raises CodecError."""
         pieces = self._pieces
         pieces += data
         at = 0
@@ -292,9 +284,9 @@ def _pack(parts: Sequence[Any]) -> bytes:
     return packed
 
 
-def _unpack_question(data: bytes) -> list[Any]:
-    if len(data) > QUESTION_BYTES_MAX:
-        raise CodecError(f"a question of {len(data)} bytes, at most {QUESTION_BYTES_MAX} are read")
+def _unpack_request(data: bytes) -> list[Any]:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise CodecError(f"a question of {len(data)} bytes, at most {REQUEST_BYTES_MAX} are read")
     try:
         raw = msgpack.unpackb(data, max_array_len=32, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:

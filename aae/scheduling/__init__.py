@@ -1,4 +1,4 @@
-"""When full-sync runs, with which peer, what it found before, and what operators have set.
+"""When checks run, with which peer, their results, and operators' settings.
 
-Must not import `aae.reconcile`. Start at `manager`, then `schedule`.
+Must not import `aae.reconcile`. Start at `scheduler`, then `schedule`.
 """

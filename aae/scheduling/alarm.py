@@ -1,4 +1,4 @@
-"""The one date at which full-sync has something to do next, kept by APScheduler: the one place that knows it."""
+"""The one time at which full-sync has something to do next; the only module that imports APScheduler."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _JOB: Final = "next-check"
 
 
 class Alarm(Protocol):
-    """Rings once, at a wall-clock time."""
+    """Calls back once, at a wall-clock time."""
 
-    def ring_at(self, wall_ms: int, call: Callable[[], None]) -> None:
+    def set_at(self, wall_ms: int, call: Callable[[], None]) -> None:
         """Call on the event loop at `wall_ms`, at once if that has gone; a new date replaces the old one."""
 
     def stop(self) -> None:
-        """Ring no more."""
+        """Cancel the alarm."""
 
 
 class SchedulerAlarm:
@@ -27,17 +27,19 @@ class SchedulerAlarm:
 
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(timezone=UTC)
-        self._scheduler.start()
 
-    def ring_at(self, wall_ms: int, call: Callable[[], None]) -> None:
+    def set_at(self, wall_ms: int, call: Callable[[], None]) -> None:
         """See Alarm."""
+        if not self._scheduler.running:
+            self._scheduler.start()
         moment = DateTrigger(datetime.fromtimestamp(wall_ms / 1000, UTC))
 
-        async def ring() -> None:
-            call()  # a plain function would be called in a thread
+        async def run() -> None:
+            call()  # APScheduler would call a plain function in a thread
 
-        self._scheduler.add_job(ring, moment, id=_JOB, replace_existing=True, misfire_grace_time=None)
+        self._scheduler.add_job(run, moment, id=_JOB, replace_existing=True, misfire_grace_time=None)
 
     def stop(self) -> None:
         """See Alarm."""
-        self._scheduler.shutdown(wait=False)
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)

@@ -1,8 +1,8 @@
-"""One check of one peer: a run over a bucket type, whose differences become references of a queue.
+"""One check of one bucket type with one peer: an exchange whose differences become references of a queue.
 
-Where this side is ahead, or both changed, the key goes into the queue of the settings, at full-sync's priority, and is
-read from its leader when it is served; how fast is bounded. Where the other side is ahead the key is counted and left
-alone, unless the settings let the other cluster be told. What is corrupt is named: pushing it would change nothing.
+Keys that are ahead here, or changed on both sides, go into the peer's queue at full-sync's priority and a limited rate;
+the object is read from its leader when the reference is served. Keys that are ahead there are counted only, unless the
+settings allow a request to the other cluster. Corrupt keys are logged: sending them again would change nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import structlog
 from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, KeyDifference
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.exchange.remote import PeerTrees
-from isthmus.aae.exchange.run import ExchangeEnd as Cluster
-from isthmus.aae.exchange.run import ExchangeOutcome, ExchangeScope, run
+from isthmus.aae.exchange.run import ExchangeActions, ExchangeEnd, ExchangeOutcome, ExchangeScope, run
 from isthmus.aae.scheduling.history import DifferingKeys
-from isthmus.aae.scheduling.schedule import CheckKind as CheckKind
-from isthmus.aae.scheduling.schedule import TimeRange
+from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import IsthmusError, Overloaded
 from isthmus.repl.model.keys import Key
@@ -30,36 +28,36 @@ from isthmus.repl.model.keys import Key
 log = structlog.get_logger(__name__)
 
 REPAIRS_AT_ONCE: Final = 500
-"""Keys that are queued together; between two such groups the rate is kept."""
+"""Keys enqueued in one call; the rate limit is kept between calls."""
 
 PROBE_S: Final = 0.002
-"""A sleep whose end tells how late the event loop is: the time that every request waits, too."""
+"""Length of a sleep that measures how late the event loop is: the delay of every request."""
 
 LATE_FREE_S: Final = 0.020
-"""Lateness that is nobody's concern: a group commit is as long."""
+"""Lateness that does not slow repairs down: a group commit takes as long."""
 
 REST_FACTOR: Final = 10.0
-"""Rest for each second that the loop was late: at 50 ms half a second, so a thousand keys a second at most. A guess."""
+"""Pause per second of lateness: 50 ms of lateness pause for half a second, so 1,000 keys per second. A guess."""
 
 REST_S_MAX: Final = 2.0
-"""Repairs go on, however busy the node is: 250 keys a second."""
+"""Longest pause: repairs go on at 250 keys per second however busy the node is."""
 
 NAMED_MAX: Final = 10_000
-"""Keys that differed in the newest check of a bucket type, remembered to be told of: some 2 MB."""
+"""Differing keys remembered of the newest check of a bucket type: some 2 MB."""
 
-LOOKED: Final = frozenset({ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING})
-"""Checks that looked at all that differs, but for those of a range whose keys are not `every` one."""
+CONCLUSIVE: Final = frozenset({ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING})
+"""Verdicts of checks that compared all differing segments, except those of a range without `DifferingKeys.every`."""
 
 CORRUPT_LOGGED: Final = 20
-"""Corrupt keys that a check names in the log, enough to see what they have in common; how many there are, the line at
-its end says, and which, `named`. They are found again at every check until they are written again."""
+"""Corrupt keys that a check logs one by one. The line at its end has their number, and the peer's listing their names.
+Each check finds them until they are written again."""
 
 LEARNED_MAX: Final = 100_000
-"""Times of repaired keys that are remembered during a check, to learn a range from."""
+"""Modification times of repaired keys collected during a check, to derive the next range from."""
 
 
-class NoRoom(Overloaded):
-    """A queue took some of the references that it was brought, `taken` of them, and has no room for more."""
+class QueueFull(Overloaded):
+    """A queue took `taken` of the references and has no capacity for more."""
 
     def __init__(self, message: str, taken: int) -> None:
         super().__init__(message)
@@ -67,22 +65,21 @@ class NoRoom(Overloaded):
 
 
 class Repairs(Protocol):
-    """The source queues, as full-sync needs them."""
+    """The source queues, as full-sync uses them. All methods raise BadInput for an unknown queue."""
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
-        """Put references to the keys into a queue at full-sync's priority, waiting for room; how many it took: keys
-        that its filter leaves out are not among them. Raises BadInput for an unknown queue, NoRoom, Retryable."""
+        """Enqueue references at full-sync's priority, waiting for capacity; returns how many were taken. Keys that the
+        queue's filter leaves out are not taken. Raises QueueFull, Retryable."""
 
-    def refused(self, queue: str) -> int:
-        """References of full-sync from this node whose objects the other cluster has refused for good, since the node
-        began. Raises BadInput for an unknown queue."""
+    def refused_count(self, queue: str) -> int:
+        """References of full-sync from this node, since its start, that the other cluster has refused for good."""
 
-    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
-        """Which (bucket, key) the queue's filter lets through; None: all. Raises BadInput for an unknown queue."""
+    def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+        """The queue's filter as a function of (bucket, key); None: it lets all keys through."""
 
 
 class PeerCheck(NamedTuple):
-    """What is to be checked. `times` None: all. `began_ms`: wall clock."""
+    """One check. `times` None: all. `began_ms`: wall clock."""
 
     bucket_type: str
     kind: CheckKind
@@ -95,78 +92,58 @@ class PeerChecker:
     """Runs the checks of one peer, one at a time."""
 
     def __init__(
-        self, settings: FullSyncSettings, *, source: Cluster, sink: PeerTrees, repairs: Repairs, chance: Random
+        self, settings: FullSyncSettings, *, source: ExchangeEnd, sink: PeerTrees, repairs: Repairs, random: Random
     ) -> None:
         self._settings = settings
         self._source = source
         self._sink = sink
         self._repairs = repairs
-        self._chance = chance
+        self._random = random
         self.modified_ms: list[int] = []
-        """Last changes of the keys that the last check queued, as far as LEARNED_MAX lets."""
+        """Modification times of the keys that the newest check enqueued, LEARNED_MAX at most."""
         self.buckets: set[bytes] = set()
-        """Their buckets."""
+        """Buckets of these keys."""
         self.named: dict[bytes, DifferingKeys] = {}
-        """Bucket type -> what differed in its newest check, and what is known from before if that one was not whole."""
-        self._corrupt = 0
-        """Keys of the running check that are."""
+        """Bucket type -> differing keys of its newest check; with those known before if that one was inconclusive."""
         self._refused: dict[bytes, int] = {}
-        """Bucket type -> what had been refused for good when its newest check began, of all types of the queue."""
+        """Bucket type -> `Repairs.refused_count` when its newest check began."""
 
     @property
     def cluster(self) -> bytes | None:
-        """The uuid of the cluster that answered; None until one has."""
+        """The uuid of the other cluster; None before its first response."""
         return self._sink.cluster
 
     def close(self) -> None:
-        """End what is under way."""
+        """Abort running requests."""
         self._sink.close()
 
     async def check(self, check: PeerCheck, findings: Findings) -> ExchangeOutcome:
-        """Run it; `findings` fill meanwhile. Raises nothing but cancellation."""
+        """Run a check; `findings` is updated meanwhile. Raises nothing but cancellation."""
         settings = self._settings
-        self.modified_ms, self.buckets, self._corrupt = [], set(), 0
+        self.modified_ms, self.buckets = [], set()
         bucket_type = check.bucket_type.encode()
-        times = check.times
         try:
-            wanted = self._repairs.wanted(settings.queue, bucket_type)
+            key_filter = self._repairs.key_filter(settings.queue, bucket_type)
         except IsthmusError as error:
-            return ExchangeOutcome(ExchangeVerdict.ERROR, f"queue {settings.queue}: {error}", findings, unseen=True)
-
-        by_now = self._refused_by_now()
-        refused = by_now - self._refused.get(bucket_type, by_now)
-        self._refused[bucket_type] = by_now
-
-        keys: dict[tuple[bytes, bytes], str] = {}
-
-        async def repair(differences: Sequence[KeyDifference]) -> int:
-            for d in differences[: NAMED_MAX - len(keys)]:
-                keys[d.bucket, d.key] = f"{d.kind.value}@{d.side.value}"
-            queued = 0
-            try:
-                async for taken in self._queued(bucket_type, differences):
-                    queued += taken
-            except BaseException as end:  # of the run, and what lies in the queue by now does so all the same
-                findings.queued += queued + (end.taken if isinstance(end, NoRoom) else 0)
-                raise
-            return queued
-
+            return ExchangeOutcome(ExchangeVerdict.ERROR, f"queue {settings.queue}: {error}", findings, retryable=True)
+        refused = self._newly_refused(bucket_type)
+        actions = _CheckActions(self, bucket_type, findings)
+        times = check.times or TimeRange(0, 0)
         scope = ExchangeScope(
             bucket_type,
-            since_ms=0 if times is None else times.since_ms,
-            before_ms=0 if times is None else times.before_ms,
-            wanted=wanted,
-            bucket=None if times is None else times.bucket,
+            since_ms=times.since_ms,
+            before_ms=times.before_ms,
+            key_filter=key_filter,
+            bucket=times.bucket,
             segment_limit=settings.segment_limit_count,
-            start=self._chance.randrange(1 << 20),
+            start=self._random.randrange(1 << 20),
         )
         outcome = await run(
             self._source,
             self._sink,
             scope,
             findings=findings,
-            repair=repair,
-            pause=self._pause,
+            actions=actions,
             timeout_s=settings.run_timeout_ms / 1000,
         )
         if refused > 0 and outcome.verdict is not ExchangeVerdict.IN_SYNC:
@@ -174,41 +151,48 @@ class PeerChecker:
                 f"{refused} of the repairs before were refused there for good (isthmus sink dead-letters list there)"
             )
             outcome.reason, outcome.refused = "; ".join(filter(None, (outcome.reason, words))), refused
-        if self._corrupt > CORRUPT_LOGGED:
-            log.error("fullsync.corrupt_keys", bucket_type=check.bucket_type, count=self._corrupt, named=CORRUPT_LOGGED)
-        looked = outcome.verdict in LOOKED
-        before = self.named.get(bucket_type)
-        if not looked and before is not None:
-            keys = dict(islice({**before.keys, **keys}.items(), NAMED_MAX))
-        every = looked and len(keys) >= findings.differences and not findings.segments_unexplained
-        self.named[bucket_type] = DifferingKeys(check.began_ms, keys, every)
+        if actions.corrupt > CORRUPT_LOGGED:
+            log.error(
+                "fullsync.corrupt_keys", bucket_type=check.bucket_type, count=actions.corrupt, named=CORRUPT_LOGGED
+            )
+        self._remember(check, outcome, actions.keys)
         return outcome
 
-    def _refused_by_now(self) -> int:
-        try:
-            return self._repairs.refused(self._settings.queue)
-        except IsthmusError:
-            return 0  # no such queue: the check says so
-
     def counts(self, key: Key) -> bool:
-        """False when the queue's filter leaves the key out."""
+        """False if the queue's filter leaves the key out."""
         try:
-            wanted = self._repairs.wanted(self._settings.queue, key.bucket_type)
+            key_filter = self._repairs.key_filter(self._settings.queue, key.bucket_type)
         except IsthmusError:
-            return True  # no such queue: nothing is left out, and each check says so
-        return wanted is None or wanted(key.bucket, key.key)
+            return True  # no such queue, which each check reports
+        return key_filter is None or key_filter(key.bucket, key.key)
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._chance.random()))
+    def _newly_refused(self, bucket_type: bytes) -> int:
+        """Repairs refused for good since the newest check of this bucket type."""
+        try:
+            count = self._repairs.refused_count(self._settings.queue)
+        except IsthmusError:
+            count = 0  # no such queue, which the check reports
+        before = self._refused.get(bucket_type, count)
+        self._refused[bucket_type] = count
+        return count - before
 
-    async def _queued(self, bucket_type: bytes, differences: Sequence[KeyDifference]) -> AsyncGenerator[int, None]:
-        """Queue what can be repaired, group by group: how many of each were taken."""
+    def _remember(self, check: PeerCheck, outcome: ExchangeOutcome, keys: dict[tuple[bytes, bytes], str]) -> None:
+        bucket_type, findings = check.bucket_type.encode(), outcome.findings
+        conclusive = outcome.verdict in CONCLUSIVE
+        before = self.named.get(bucket_type)
+        if not conclusive and before is not None:
+            keys = dict(islice({**before.keys, **keys}.items(), NAMED_MAX))
+        every = conclusive and len(keys) >= findings.differences and not findings.segments_unexplained
+        self.named[bucket_type] = DifferingKeys(check.began_ms, keys, every)
+
+    async def wait_between_comparisons(self) -> None:
+        """The pause of the settings, give or take a half."""
+        await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._random.random()))
+
+    async def enqueue(self, bucket_type: bytes, differences: Sequence[KeyDifference]) -> AsyncGenerator[int, None]:
+        """Enqueue the keys that can be repaired, in groups; yields how many of each group were taken."""
         ours = [d for d in differences if d.side is not BehindSide.SOURCE and d.kind is not DifferenceKind.CORRUPT]
         theirs = [d for d in differences if d.side is BehindSide.SOURCE] if self._settings.bidirectional else []
-        for corrupt in (d for d in differences if d.kind is DifferenceKind.CORRUPT):
-            self._corrupt += 1
-            if self._corrupt <= CORRUPT_LOGGED:
-                log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
         for part in _parts(ours):
             yield await self._repairs.push(self._settings.queue, [Key(bucket_type, d.bucket, d.key) for d in part])
             self._learn(part)
@@ -227,8 +211,7 @@ class PeerChecker:
                 log.info("fullsync.queued", bucket=str(d.bucket), key=str(d.key), kind=d.kind.value, side=d.side.value)
 
     async def _keep_rate(self, count: int) -> None:
-        """Rest after a group of `count`: as the settings want it, and for longer where the event loop is late, since
-        then users wait."""
+        """Sleep after a group of `count` keys: by the rate limit, and longer while the event loop is late."""
         rate = self._settings.repair_rate_limit_count
         if rate:
             await asyncio.sleep(count / rate)
@@ -238,8 +221,42 @@ class PeerChecker:
         await asyncio.sleep(rest_s(loop.time() - began_s - PROBE_S))
 
 
+class _CheckActions(ExchangeActions):
+    """The repairs of one running check."""
+
+    def __init__(self, checker: PeerChecker, bucket_type: bytes, findings: Findings) -> None:
+        self._checker = checker
+        self._bucket_type = bucket_type
+        self._findings = findings
+        self.keys: dict[tuple[bytes, bytes], str] = {}
+        """(bucket, key) -> difference, such as "missing@sink"; NAMED_MAX at most."""
+        self.corrupt = 0
+        """Number of corrupt keys."""
+
+    async def repair(self, differences: Sequence[KeyDifference]) -> int:
+        """See ExchangeActions. References that were taken before an error or a cancellation count in `findings`."""
+        for d in differences[: NAMED_MAX - len(self.keys)]:
+            self.keys[d.bucket, d.key] = f"{d.kind.value}@{d.side.value}"
+        for corrupt in (d for d in differences if d.kind is DifferenceKind.CORRUPT):
+            self.corrupt += 1
+            if self.corrupt <= CORRUPT_LOGGED:
+                log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
+        queued = 0
+        try:
+            async for taken in self._checker.enqueue(self._bucket_type, differences):
+                queued += taken
+        except BaseException as end:
+            self._findings.queued += queued + (end.taken if isinstance(end, QueueFull) else 0)
+            raise
+        return queued
+
+    async def pause(self) -> None:
+        """See ExchangeActions."""
+        await self._checker.wait_between_comparisons()
+
+
 def rest_s(late_s: float) -> float:
-    """How long repairs rest when the event loop was late by `late_s`."""
+    """Pause of repairs after the event loop was late by `late_s`."""
     return min(REST_S_MAX, REST_FACTOR * late_s) if late_s > LATE_FREE_S else 0.0
 
 

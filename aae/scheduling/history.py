@@ -1,8 +1,8 @@
-"""What full-sync remembers between starts: results, learned ranges, what operators suspended. In the data directory.
+"""State of full-sync that survives restarts: results, learned ranges, suspensions. In the data directory.
 
-One small document in two slot files (`repl.storage.slot_file`), written after each check and each act. What cannot be
-read of it is begun anew, with a line in the log, and the rest stays: nothing in it decides about data. Whom an operator
-suspended in words that cannot be read stays suspended.
+One small document in two slot files (`repl.storage.slot_file`), written after each check and each act of an operator. A
+part that cannot be read is logged and replaced by the initial value; the other parts stay: no part decides about data.
+A peer whose suspension cannot be read stays suspended.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from isthmus.repl.storage.slot_file import SlotFile
 log = structlog.get_logger(__name__)
 
 RESULTS_KEPT: Final = 200
-"""Newest results of one peer: a day of the most checks that people look at, and 100 KB."""
+"""Newest results per peer: a day of frequent checks, and 100 KB."""
 
 RESULTS_SAVED: Final = 5_000
-"""Newest results of all peers together that outlive a start, an even share of each: some MB, written at each check."""
+"""Newest results of all peers together that are saved, an equal share each: some MB, written at each check."""
 
 WORDS_KEPT: Final = 1_000
-"""Characters of a reason, and of who gave it, that outlive a start: what a peer, or an operator, says has no other
-bound."""
+"""Saved characters of a reason and of an operator's name: texts of peers and operators have no other limit."""
 
 NAMED_KEPT: Final = 1_000
-"""Keys that differed in the newest check of a bucket type, remembered over a start: more are known until then
-(`aae.scheduling.check`)."""
+"""Differing keys saved per bucket type; in memory there are more (`aae.scheduling.check`)."""
 
 NAMED_BYTES: Final = 256 * 1024
-"""What the names of all of them together may take; with several peers and types, or long keys, fewer are kept."""
+"""Saved bytes of all these keys together; with several peers and types, or long keys, fewer are saved."""
 
 FORM: Final = 1
 
@@ -54,13 +52,13 @@ class Suspended:
     at_ms: int
     reason: str
     stored: bool = False
-    """It stands in the metastore, and ends there; remembered for the time until that is read."""
+    """It is in the metastore, and is lifted there; this copy counts until the metastore was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check of one bucket type. Times are wall clock. `proven`: equal at `began_ms`, all of it that the filter lets
-    through."""
+    """Result of one check of one bucket type. Times are wall clock. `proven`: all keys that the filter lets through
+    were equal at `began_ms`."""
 
     bucket_type: str
     kind: CheckKind
@@ -77,18 +75,18 @@ class CheckResult:
     transient: int
     filtered: int
     by: str
-    """Who asked for it; "" when it was due."""
+    """Who requested it; "" for the schedule."""
     unexplained: int = 0
-    """Segments that differ by what this check did not look at."""
+    """Segments that differ in keys that this check did not compare."""
     refused: int = 0
-    """Repairs queued before it that the other cluster refused for good."""
+    """Repairs enqueued before it that the other cluster refused for good."""
     lacking: bool = False
-    """The other cluster has no such bucket type: nothing was compared, and nothing is to be repaired there yet."""
+    """The other cluster does not have the bucket type: nothing was compared."""
 
 
 class DifferingKeys(NamedTuple):
-    """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
-    Not `every`: there were more, or may be, outside of what it looked at."""
+    """Keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
+    Unless `every`, more keys differed or may differ."""
 
     began_ms: int
     keys: Mapping[tuple[bytes, bytes], str]
@@ -97,41 +95,41 @@ class DifferingKeys(NamedTuple):
 
 @dataclass(slots=True)
 class PeerHistory:
-    """Of one peer."""
+    """State of one peer."""
 
-    standing: PeerScheduleState
+    schedule_state: PeerScheduleState
     suspended: Suspended | None = None
     results: deque[CheckResult] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
     proven_ms: dict[str, int] = field(default_factory=dict)
-    """Bucket type -> when it was proven in sync last, with `cluster`."""
+    """Bucket type -> begin of the newest check that proved it in sync with `cluster`."""
     cluster: str = ""
-    """The uuid of the cluster that was compared with, in hex; "" until one has answered."""
+    """The uuid of the other cluster in hex; "" before its first response."""
     named: dict[bytes, DifferingKeys] = field(default_factory=dict)
-    """Bucket type -> what differed in its newest check, the first NAMED_KEPT."""
+    """Bucket type -> differing keys of its newest check, the first NAMED_KEPT."""
 
     queue: str = ""
-    """The queue whose filter said what was compared; "" when that is not known."""
+    """The queue whose filter decided what was compared; "" if unknown."""
     added_ms: int = 0
-    """When an operator added the peer; 0: the file has it."""
+    """When an operator added the peer; 0: it is in the settings file."""
 
     def compares_by(self, queue: str, added_ms: int) -> None:
-        """What is compared is said by this queue's filter from now on, of the peer that was added then. Proofs by the
-        filter of another queue, or of another peer of this name, are forgotten, and `auto` looks at more."""
+        """Set the queue and the identity of the peer. A change drops proofs made with another filter or peer, and lets
+        `auto` compare more."""
         if added_ms != self.added_ms:
             self.results.clear()
-            self.standing = replace(self.standing, learned=None)
+            self.schedule_state = replace(self.schedule_state, learned=None)
         if added_ms != self.added_ms or (self.queue and queue != self.queue):
             self.proven_ms.clear()
             self.named.clear()
-            self.standing = replace(self.standing, failed=True, quiet=0)
+            self.schedule_state = replace(self.schedule_state, failed=True, quiet=0)
         self.queue, self.added_ms = queue, added_ms
 
     def name(self, bucket_type: bytes, named: DifferingKeys) -> None:
-        """Remember what differed."""
+        """Record what differed."""
         self.named[bucket_type] = _first(named, NAMED_KEPT, NAMED_BYTES)
 
     def answered(self, cluster: bytes | None) -> None:
-        """Remember which cluster was compared with; what was proven of another one says nothing of this one."""
+        """Record which cluster responded; proofs of another cluster are dropped."""
         told = "" if cluster is None else cluster.hex()
         if told and told != self.cluster:
             if self.cluster:
@@ -140,7 +138,7 @@ class PeerHistory:
 
 
 def _first(named: DifferingKeys, count: int, size: int) -> DifferingKeys:
-    """The first of them, `count` at most, with names of `size` bytes in all."""
+    """The first `count` keys at most, whose names have `size` bytes in all."""
     kept: dict[tuple[bytes, bytes], str] = {}
     for (bucket, key), difference in islice(named.keys.items(), count):
         size -= len(bucket) + len(key) + ROW_BYTES
@@ -151,11 +149,11 @@ def _first(named: DifferingKeys, count: int, size: int) -> DifferingKeys:
 
 
 ROW_BYTES: Final = 32
-"""What a name takes besides itself, its difference included."""
+"""Size of a key besides its names, with its difference."""
 
 
 class History:
-    """All peers of this node, by name."""
+    """The histories of all peers of this node, by name."""
 
     def __init__(self, directory: Path, started_ms: int) -> None:
         self._slots = SlotFile(directory, "fullsync")
@@ -163,11 +161,11 @@ class History:
         self._numbers = count(1)
         self._writing = Lock()
         self._written = 0
-        """The newest of the savings that is on disk."""
+        """Number of the newest save that is on disk."""
         self.peers: dict[str, PeerHistory] = {}
 
     def load(self) -> None:
-        """Read what is there. Raises LocalFault when the disk refuses."""
+        """Read the document. Raises LocalFault."""
         try:
             raw = self._slots.read()
             document = {} if raw is None else _document(raw)
@@ -176,20 +174,20 @@ class History:
             document = {}
         self.peers = {str(name): _peer(str(name), one, self._started_ms) for name, one in document.items()}
 
-    def of(self, name: str) -> PeerHistory:
-        """What is known of a peer; of a new one, that it has been looked at since this node's start."""
+    def peer(self, name: str) -> PeerHistory:
+        """A peer's history; of a new one it begins with this node's start."""
         found = self.peers.get(name)
         if found is None:
             found = self.peers[name] = PeerHistory(PeerScheduleState(self._started_ms))
         return found
 
     def forget(self, name: str) -> None:
-        """A peer that is no more."""
+        """Remove a peer."""
         self.peers.pop(name, None)
 
-    def saving(self) -> Callable[[], None]:
-        """What makes all that is known now durable, called from any thread: it blocks, and raises LocalFault. Of
-        several at the same time one writes after the other, and what is older than what is on disk does not."""
+    def prepare_save(self) -> Callable[[], None]:
+        """A function that saves the current state durably; it may be called in any thread, blocks, and raises
+        LocalFault. Concurrent saves are ordered; one that is older than the state on disk does nothing."""
         number = next(self._numbers)
         peers = {
             name: replace(one, results=one.results.copy(), proven_ms={**one.proven_ms}, named={**one.named})
@@ -218,7 +216,7 @@ def _document(raw: Any) -> dict[Any, Any]:
 def _plain(one: PeerHistory, named_bytes: int, results_kept: int = RESULTS_KEPT) -> dict[str, Any]:
     named = {name: _first(found, NAMED_KEPT, named_bytes) for name, found in one.named.items()}
     return {
-        "standing": asdict(one.standing),
+        "standing": asdict(one.schedule_state),
         "suspended": None if one.suspended is None else _suspension(one.suspended),
         "results": [
             _short({**asdict(result), "differences": dict(result.differences)})
@@ -240,7 +238,7 @@ def _short(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
-    """What is remembered of a peer, part by part; one that cannot be read is as of a new peer."""
+    """Decode a peer part by part; an unreadable part gets the value of a new peer."""
 
     def read(part: str, reader: Callable[[Any], Part], otherwise: Part) -> Part:
         try:
@@ -276,7 +274,7 @@ def _suspended(raw: Mapping[str, Any] | None) -> Suspended | None:
 
 
 def _suspension(one: Suspended) -> dict[str, Any]:
-    """As it is written; `stored` only where it is so, since earlier programs do not know it."""
+    """As saved; `stored` only if True, since earlier versions do not know it."""
     told = _short(asdict(one))
     return told if one.stored else {key: value for key, value in told.items() if key != "stored"}
 

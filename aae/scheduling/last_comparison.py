@@ -1,8 +1,8 @@
-"""What full-sync found of one key when it last looked, for whoever explains it: a verdict for each peer of this node.
+"""What full-sync knows about one key, by the newest check of its bucket type with each peer.
 
-Every check compares the segment of every key, so the newest check of its bucket type speaks of it: equal, or one of the
-differences that the check named. What a check did not look at, or named too many to be kept, is not known, never a
-guess. What was on its way is equal by the end of a check. Reads only; the words are those of docs/fullsync.md.
+Every check compares the segment of every key, so a key is equal unless the check named it as differing. Keys that a
+check did not compare, or could not name because there were too many, are unknown. Transient differences count as equal.
+Reads only; docs/fullsync.md explains the verdicts.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import Any, Final
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.reconcile.verdicts import VerdictKind as KeyVerdict
-from isthmus.aae.scheduling.check import LOOKED
+from isthmus.aae.scheduling.check import CONCLUSIVE
 from isthmus.aae.scheduling.history import CheckResult
-from isthmus.aae.scheduling.manager import Manager, PeerState
+from isthmus.aae.scheduling.scheduler import CheckScheduler, PeerState
 from isthmus.repl.model.keys import Key
 
 UNKNOWN: Final = "unknown"
-"""What is said of a key that no check has looked at yet."""
+"""Verdict of a key before the first check."""
 
 
-def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
+def last_comparisons(manager: CheckScheduler, key: Key) -> list[dict[str, Any]]:
     """One row for each peer that compares the key's bucket type: {"fullsync", "verdict", "difference", "reason",
-    "check", "by", "kind", "at_ms", "proven_ms", "suspended"}; the times are when a check began, null when there was
-    none; `suspended`: by whom, null when it is not."""
+    "check", "by", "kind", "at_ms", "proven_ms", "suspended"}. Times are the begin of a check, None if there was none;
+    `suspended`: who suspended the peer, or None."""
     name = key.bucket_type.decode(errors="replace")
     return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.bucket_types]
 
 
-def differs(manager: Manager, key: Key) -> str:
-    """Which peer's newest check found the key different, and how, or found differences that it could not name, of which
-    it may be one; "" when none did, or none is known to. Asked by who reaps (docs/protocol.md R-REAP): where the other
-    side has an older value, only the tombstone can repair it."""
+def differs(manager: CheckScheduler, key: Key) -> str:
+    """A peer whose newest check found the key different, or found differences that it could not name, and the
+    difference; "" otherwise. Called before a tombstone is reaped (docs/protocol.md R-REAP): if the other side has an
+    older value, only the tombstone can repair it."""
     for row in last_comparisons(manager, key):
         if row["verdict"] == KeyVerdict.DIVERGED:
             return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
         newest = _newest(manager.peers[row["fullsync"]], key.bucket_type.decode(errors="replace"))
-        unnamed = row["check"] in LOOKED or (newest is not None and newest.unexplained)
+        unnamed = row["check"] in CONCLUSIVE or (newest is not None and newest.unexplained)
         if row["verdict"] == KeyVerdict.UNREACHABLE and unnamed:
             return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
     return ""
 
 
 def _newest(peer: PeerState, bucket_type: str) -> CheckResult | None:
-    return next((one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type), None)
+    return next((one for one in reversed(peer.history.results) if one.bucket_type == bucket_type), None)
 
 
 def _row(peer: PeerState, bucket_type: str, key: Key) -> dict[str, Any]:
-    remembered = peer.remembered
+    history = peer.history
     newest = _newest(peer, bucket_type)
     verdict, difference, reason = KeyVerdict.UNREACHABLE, None, "no check has looked yet"
     if newest is not None:
@@ -62,13 +62,13 @@ def _row(peer: PeerState, bucket_type: str, key: Key) -> dict[str, Any]:
         "by": None if newest is None else newest.by,
         "kind": None if newest is None else newest.kind.value,
         "at_ms": None if newest is None else newest.began_ms,
-        "proven_ms": remembered.proven_ms.get(bucket_type),
-        "suspended": None if remembered.suspended is None else remembered.suspended.by,
+        "proven_ms": history.proven_ms.get(bucket_type),
+        "suspended": None if history.suspended is None else history.suspended.by,
     }
 
 
 def _found(peer: PeerState, verdict: ExchangeVerdict, began_ms: int, key: Key) -> tuple[KeyVerdict, str | None, str]:
-    """(verdict, difference, why) of the key, by the check that began then."""
+    """(verdict, difference, reason) of the key by the check that began at `began_ms`."""
     if not peer.checker.counts(key):
         return KeyVerdict.FILTERED, None, f"the filter of queue {peer.settings.queue} leaves it out"
     if verdict is ExchangeVerdict.IN_SYNC:
@@ -79,7 +79,7 @@ def _found(peer: PeerState, verdict: ExchangeVerdict, began_ms: int, key: Key) -
     found = named.keys.get((key.bucket, key.key))
     if found is not None:
         return KeyVerdict.DIVERGED, found, ""
-    if verdict not in LOOKED:
+    if verdict not in CONCLUSIVE:
         return KeyVerdict.UNREACHABLE, None, ""
     if not named.every:
         return KeyVerdict.UNREACHABLE, None, f"more differed than the {len(named.keys)} keys that are known by name"

@@ -1,8 +1,8 @@
-"""What operators want of full-sync while it runs: peers that are added, changed or removed, and suspensions.
+"""Operators' settings of full-sync at run time: peers that are added, changed or removed, and suspensions.
 
-Two documents in the metastore, so that they hold on all nodes, also on those that are down when they are written, over
-restarts, and name who, when and why. A node takes, key by key, its own entry, else that of all nodes, else its file.
-`in_force` and `suspension_for` are pure; `OperatorDocuments` reads again when a watch fires; the other functions write.
+Two documents in the metastore hold them for all nodes, also those that are down, over restarts, with who, when and why.
+Per key of the settings a node uses its own entry, else the entry of all nodes, else its file. `effective_peers` and
+`suspension_for` are pure; `OperatorDocuments` reads both again when a watch fires; the other functions write.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
 
+from isthmus.aae.ports import PeerAccess
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
 from isthmus.queues.queue_documents import change_value, read_value
@@ -29,20 +29,20 @@ PEERS_PATH: Final = "/fullsync/peers"
 SUSPENSIONS_PATH: Final = "/fullsync/suspensions"
 
 ALL_NODES: Final = "*"
-"""Stands for every node in an entry; no node has this name."""
+"""Stands for every node in an entry; no node can have this name."""
 
 ENTRIES_MAX: Final = 256
-"""Most entries of a document; one more is refused. A cluster has a handful of peers and nodes."""
+"""Entries per document; further ones are refused. A cluster has a handful of peers and nodes."""
 
 WATCH_INTERVAL_S: Final = 5.0
-"""How often the documents are read again, beside the metastore's hints."""
+"""Interval at which the documents are read, besides watches of the metastore."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerOverride:
-    """What operators want of one peer, on one node or on all. `values`: keys of [[fullsync]] as in a file; `added`: it
-    makes a peer that files lack; `removed`: there is no such peer, also where a file has it. `added_ms`: when it was
-    added, 0 for a peer of files."""
+    """Settings of one peer on one node or on all. `values`: keys of [[fullsync]] as in a file; `added`: creates a peer
+    that files lack; `removed`: removes the peer, also where a file has it. `added_ms`: when it was added, 0 for a peer
+    of files."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     added: bool = False
@@ -59,7 +59,7 @@ Entries = Mapping[str, Mapping[str, PeerOverride]]
 
 @dataclass(frozen=True, slots=True)
 class FullSyncSuspension:
-    """One act of an operator; None means every peer, every node."""
+    """A suspension by an operator; None means every peer, every node."""
 
     peer: str | None
     node: str | None
@@ -68,32 +68,31 @@ class FullSyncSuspension:
     reason: str
 
 
-class PeerInForce(NamedTuple):
-    """A peer as it counts at one node; `entries`: what of operators made it so."""
+class EffectivePeer(NamedTuple):
+    """A peer's settings on one node; `entries`: the overrides that they include."""
 
     settings: FullSyncSettings
     entries: tuple[PeerOverride, ...]
 
     @property
     def added_ms(self) -> int:
-        """When an operator added it; 0: the file has it."""
+        """When an operator added it; 0: it is in the file."""
         return max((entry.added_ms for entry in self.entries), default=0)
 
 
 class EffectivePeers(NamedTuple):
-    """All peers of one node. `removed`: names of its file that an operator removed; `faults`: name -> why an entry does
-    not count here."""
+    """All peers of one node. `removed`: peers of its file that an operator removed; `faults`: name -> why an override
+    is invalid here."""
 
-    peers: tuple[PeerInForce, ...]
+    peers: tuple[EffectivePeer, ...]
     removed: Mapping[str, PeerOverride]
     faults: Mapping[str, str]
 
 
-def in_force(
-    node: str, file: Sequence[FullSyncSettings], entries: Entries, token_for: Callable[[str], Path | None]
+def effective_peers(
+    node: str, file: Sequence[FullSyncSettings], entries: Entries, access: PeerAccess
 ) -> EffectivePeers:
-    """What counts at `node`: its file's peers and then those that were added, by name. `token_for(urls)`: the token
-    that an added peer is shown."""
+    """The peers of `node`: those of its file, then added ones by name, with the token files of `access`."""
     peers, removed, faults = [], {}, {}
     own = {one.name: one for one in file}
     for name in (*own, *sorted(entries.keys() - own)):
@@ -101,7 +100,7 @@ def in_force(
         base, last = own.get(name), of_node or of_all
         if last is None:
             if base is not None:
-                peers.append(PeerInForce(base, ()))
+                peers.append(EffectivePeer(base, ()))
             continue
         if last.removed or (of_all is not None and of_all.removed and not last.added):
             if base is not None:
@@ -115,18 +114,18 @@ def in_force(
         except ValueError as error:
             faults[name] = str(error)
             if base is not None:
-                peers.append(PeerInForce(base, ()))
+                peers.append(EffectivePeer(base, ()))
             continue
         if base is None and not (found.urls and found.queue):
-            continue  # another node's file has it
+            continue  # it is in another node's file
         if base is None:
-            found = replace(found, token_file=token_for(found.urls))
-        peers.append(PeerInForce(found, used))
+            found = replace(found, token_file=access.token_file(found.urls))
+        peers.append(EffectivePeer(found, used))
     return EffectivePeers(tuple(peers), removed, faults)
 
 
 def suspension_for(name: str, node: str, suspensions: Sequence[FullSyncSuspension]) -> FullSyncSuspension | None:
-    """What suspends the checks of a peer at a node; None when nothing does."""
+    """The suspension that covers a peer on a node; None if there is none."""
     return next((one for one in suspensions if one.peer in (None, name) and one.node in (None, node)), None)
 
 
@@ -134,7 +133,7 @@ def suspension_for(name: str, node: str, suspensions: Sequence[FullSyncSuspensio
 
 
 def decode_peers(value: bytes) -> dict[str, dict[str, PeerOverride]]:
-    """The entries in a metastore value. Raises CodecError. Keys of a later version are kept; they do not count here."""
+    """Decode the document of peers. Raises CodecError. Settings of later versions are kept but not used."""
     try:
         return {
             str(name): {str(node): _entry(row) for node, row in rows.items()}
@@ -160,13 +159,12 @@ def _entry(row: Mapping[str, Any]) -> PeerOverride:
 
 
 def encode_peers(entries: Entries) -> bytes:
-    """A metastore value."""
     rows = {name: {node: asdict(entry) for node, entry in of.items()} for name, of in entries.items()}
     return json.dumps({"peers": rows}).encode()
 
 
 def decode_suspensions(value: bytes) -> tuple[FullSyncSuspension, ...]:
-    """The suspensions in a metastore value. Raises CodecError."""
+    """Decode the document of suspensions. Raises CodecError."""
     try:
         return tuple(
             FullSyncSuspension(
@@ -183,7 +181,6 @@ def decode_suspensions(value: bytes) -> tuple[FullSyncSuspension, ...]:
 
 
 def encode_suspensions(suspensions: Sequence[FullSyncSuspension]) -> bytes:
-    """A metastore value."""
     return json.dumps([asdict(one) for one in suspensions]).encode()
 
 
@@ -191,7 +188,7 @@ def encode_suspensions(suspensions: Sequence[FullSyncSuspension]) -> bytes:
 
 
 class FullSyncAuditInfo(NamedTuple):
-    """Who does it, when (wall clock), and why."""
+    """Who acts, when (wall clock), and why."""
 
     by: str
     at_ms: int
@@ -201,7 +198,7 @@ class FullSyncAuditInfo(NamedTuple):
 async def add_peer(
     metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: FullSyncAuditInfo
 ) -> Entries:
-    """There is a peer `name` on `node` (None: on all nodes), also where it was removed. Raises BadInput, NotReady."""
+    """Add a peer on `node` (None: on all nodes), also where it was removed. Raises BadInput, NotReady."""
     entry = PeerOverride(dict(values), True, False, act.at_ms, *act)
 
     def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
@@ -213,7 +210,7 @@ async def add_peer(
 async def set_peer(
     metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: FullSyncAuditInfo
 ) -> Entries:
-    """These keys of a peer have these values from now on. Raises BadInput, NotReady."""
+    """Override settings of a peer. Raises BadInput, NotReady."""
 
     def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
         before = rows.get(node or ALL_NODES, PeerOverride())
@@ -227,7 +224,7 @@ async def set_peer(
 
 
 async def remove_peer(metastore: Metastore, name: str, node: str | None, act: FullSyncAuditInfo) -> Entries:
-    """There is no peer `name` on `node` (None: on any), also where a file has it. Raises BadInput, NotReady."""
+    """Remove a peer from `node` (None: from all), also where a file has it. Raises BadInput, NotReady."""
     entry = PeerOverride({}, False, True, 0, *act)
 
     def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
@@ -237,7 +234,8 @@ async def remove_peer(metastore: Metastore, name: str, node: str | None, act: Fu
 
 
 async def forget_peer(metastore: Metastore, name: str, node: str | None) -> Entries:
-    """The files count again of a peer; one that was added on all nodes is gone with that. Raises BadInput, NotReady."""
+    """Remove the overrides of a peer, so that files count again; removes a peer that was added. Raises BadInput,
+    NotReady."""
 
     def changed(rows: dict[str, PeerOverride]) -> dict[str, PeerOverride]:
         return {} if node is None else {key: entry for key, entry in rows.items() if key != node}
@@ -246,7 +244,7 @@ async def forget_peer(metastore: Metastore, name: str, node: str | None) -> Entr
 
 
 def _without(entry: PeerOverride, values: Mapping[str, Any]) -> PeerOverride:
-    """An entry of one node after all nodes got `values`: what it says of the same keys no longer counts."""
+    """The entry of one node without `values`, which were just set for all nodes."""
     return replace(entry, values={key: value for key, value in entry.values.items() if key not in values})
 
 
@@ -271,7 +269,7 @@ def _matters(entry: PeerOverride) -> bool:
 
 
 async def suspend(metastore: Metastore, new: FullSyncSuspension) -> tuple[FullSyncSuspension, ...]:
-    """Let no check of what `new` names be due; it replaces one of the same peer and node. Raises BadInput, NotReady."""
+    """Suspend what `new` covers; replaces a suspension of the same peer and node. Raises BadInput, NotReady."""
 
     def changed(before: tuple[FullSyncSuspension, ...]) -> tuple[FullSyncSuspension, ...]:
         kept = tuple(one for one in before if (one.peer, one.node) != (new.peer, new.node))
@@ -283,13 +281,13 @@ async def suspend(metastore: Metastore, new: FullSyncSuspension) -> tuple[FullSy
 
 
 async def resume(metastore: Metastore, peer: str | None, node: str | None) -> tuple[FullSyncSuspension, ...]:
-    """End the suspensions that (peer, node) covers; with nothing named all, also what cannot be read. Raises BadInput
-    where another one would keep all of it suspended, NotReady."""
+    """Lift the suspensions that (peer, node) covers; without both all, also unreadable ones. Raises BadInput if a wider
+    suspension keeps all of it suspended, NotReady."""
 
     def changed(before: tuple[FullSyncSuspension, ...]) -> tuple[FullSyncSuspension, ...]:
         kept = tuple(one for one in before if not (peer in (None, one.peer) and node in (None, one.node)))
         holds = [one for one in kept if one.peer in (None, peer) and one.node in (None, node)]
-        if len(kept) == len(before):  # nothing ends: what keeps a part of it suspended is named, too
+        if len(kept) == len(before):  # nothing is lifted: also name suspensions of a part
             holds += [one for one in kept if _meets(peer, one.peer) and _meets(node, one.node)]
         if holds:
             named = zip(("peer", "node"), (holds[0].peer, holds[0].node), strict=True)
@@ -329,17 +327,17 @@ async def _change_suspensions(
 
 
 class OperatorDocuments:
-    """Both documents as one node last read them."""
+    """Both documents as this node last read them."""
 
     def __init__(self, metastore: Metastore, on_read: Callable[[], None]) -> None:
-        """`on_read` is called after each reading; it must not block."""
+        """`on_read` is called after each read; it must not block."""
         self._metastore = metastore
         self._on_read = on_read
         self.entries: Entries = {}
         self.suspensions: tuple[FullSyncSuspension, ...] | None = None
-        """None: they were never read."""
+        """None: never read."""
         self.unreadable: dict[str, str] = {}
-        """Path -> why its document cannot be read, as of the last look; what was read before counts."""
+        """Path -> why its document cannot be decoded; its previous content counts."""
         self._hinted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -367,13 +365,13 @@ class OperatorDocuments:
             except IsthmusError as error:
                 log.warning("fullsync.operators_unread", error=str(error))
             except Exception:
-                log.exception("fullsync.operators_bug")  # what operators want is looked at again all the same
+                log.exception("fullsync.operators_bug")  # the next read may succeed
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_INTERVAL_S):
                     await self._hinted.wait()
 
     async def refresh(self) -> None:
-        """Read both now. Raises NotReady when the metastore cannot be reached; then what was read counts."""
+        """Read both now. Raises NotReady when the metastore cannot be reached; the previous content counts."""
         suspensions = await read_value(self._metastore, SUSPENSIONS_PATH)
         peers = await read_value(self._metastore, PEERS_PATH)
         for path, found, take in (

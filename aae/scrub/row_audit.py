@@ -1,19 +1,18 @@
-"""Are the key rows of this node's copies what its trees say? A stretch of each copy every round; in time, all of it.
+"""Scrub the key rows of this node's replicas: compare what they fold to with the leaves of the trees.
 
-A tree is kept by what apply changes, the key store by what it stores: if a row was damaged afterwards, the tree is
-still right, and two clusters whose trees are equal are called in sync. So rows are read again and folded, some
-thousands at a time, the next ones in the next round; and soon the segments that an exchange has asked for. A segment
-whose fold is not its leaf, while neither changes, is an alarm that names its keys. Its damaged rows are fetched again
-(`aae.scrub.row_repair`), and the tree is built anew from the rows as they are then: meanwhile nothing is proven by it,
-and afterwards exchanges and replicas see a row that could not be mended as a difference. When each tree is built anew
-anyhow is `aae.trees.tree_cache`'s affair. Rules: docs/protocol.md I-TREE.
+A tree follows the entries that apply changed. If a stored row is damaged later, the tree is still correct, and two
+clusters with equal trees would be reported in sync. So rows are read and folded again, some thousands per replica and
+round, and soon after an exchange has read them. A segment whose fold differs from its leaf, while neither changes,
+raises an alarm that names its keys. Its damaged rows are repaired (`aae.scrub.row_repair`); the tree is dropped, and
+rebuilt from the rows afterwards, so that exchanges and replicas see a row that could not be repaired as a difference.
+Rules: docs/protocol.md I-TREE.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time as clock
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import islice
@@ -22,10 +21,11 @@ from typing import Final
 import structlog
 from xxhash import xxh64_intdigest
 
+from isthmus.aae.ports import LocalReplicas
 from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, HashTree
-from isthmus.aae.trees.tree_builder import SLICE_BYTES, SLICE_ROWS, changes_of_page, leaf_of_row
-from isthmus.aae.trees.tree_cache import CachedTree, ReplicaSnapshot, TreeCache
+from isthmus.aae.trees.tree_builder import SLICE_BYTES, SLICE_ROWS, page_leaves, row_leaf
+from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -35,96 +35,94 @@ from isthmus.repl.store.rows import segment_name
 log = structlog.get_logger(__name__)
 
 ROUND_S: Final = 600.0
-"""Every copy has its turn once in this time."""
+"""Every replica is checked once in this time."""
 
 ROWS_MAX: Final = 20_000
-"""Rows of one turn, rounded up to whole segments: some 20 ms of a core. A copy of 10 million keys is through in less
-than four days, one of 20,000 in ten minutes."""
+"""Rows per replica and round, rounded up to whole segments: some 20 ms of a core. A replica of 10 million keys takes
+less than four days, one of 20,000 ten minutes."""
 
 REST_SHARE: Final = 1.0
-"""Rest after each slice of rows, as a share of what it took."""
+"""Sleep after each slice of rows, as a share of the slice's duration."""
 
-TOLD_S: Final = 0.5
-"""How long a tree may take to be told what the rows have already; after that the segments are left to the next turn."""
+APPLY_WAIT_S: Final = 0.5
+"""How long a tree may lag behind the rows in the store; after that the segments wait for the next round."""
 
 SUSPECTS_MAX: Final = 256
-"""Segments that wait for a turn of their own; what an exchange asks for beyond that is left to the rounds."""
+"""Segments that may wait for an early check; an exchange's further segments are left to the rounds."""
 
-MENDED_FIRST: Final = "damaged rows are fetched again"
-"""Why a tree waits to be built."""
+HOLD_REASON: Final = "damaged rows are fetched again"
+"""Shown as the reason why a tree is not built."""
 
 KEYS_NAMED: Final = 5
-"""Keys of a segment that are named in the log."""
+"""Keys of a segment that the log names."""
 
 
 class Scrubber:
-    """Reads and compares, one copy at a time. Methods belong to the event loop; rows are read in `pool`."""
+    """Checks one replica at a time. Methods run on the event loop; rows are read in `pool`."""
 
     def __init__(
         self,
         trees: TreeCache,
         store: Store,
         *,
-        mending: RowRepair,
-        copies: Callable[[], Iterable[ReplicaSnapshot]],
+        repair: RowRepair,
+        replicas: LocalReplicas,
         pool: Executor,
     ) -> None:
-        """`copies()` tells what is on this node, as `aae.trees.tree_cache` wants it."""
-        self._mending = mending
-        self._copies = copies
+        self._repair = repair
+        self._replicas = replicas
         self._trees = trees
         self._store = store
         self._pool = pool
         self._next: dict[int, int] = {}
         self._suspects: dict[tuple[int, int], None] = {}
-        self._wrong: dict[int, dict[int, int]] = {}
+        self._to_repair: dict[int, dict[int, int]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self.rows_total = 0
-        """Rows that were held against a tree."""
+        """Rows that were compared with a tree."""
 
     def start(self) -> None:
-        """Begin with the rounds."""
+        """Start the rounds."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Stop the rounds."""
         self._stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def suspect(self, partition: int, segments: Iterable[int]) -> None:
-        """Have these segments looked at soon: an exchange reads their rows, so something may be wrong with them."""
+    def check_soon(self, partition: int, segments: Iterable[int]) -> None:
+        """Check these segments soon: an exchange reads their rows because they may differ."""
         for segment in islice(segments, SUSPECTS_MAX - len(self._suspects)):
             self._suspects[partition, segment] = None
             self._wake.set()
 
-    def wrong(self, partition: int, leaves: Mapping[int, int]) -> None:
-        """Have the rows of these segments mended, which should add up to these leaves; with none those that cannot be
-        read, from which no tree can be built."""
-        self._wrong.setdefault(partition, {}).update(leaves)
+    def repair_soon(self, partition: int, leaves: Mapping[int, int]) -> None:
+        """Repair the segments of {segment: correct leaf} soon; with an empty mapping all rows that cannot be read."""
+        self._to_repair.setdefault(partition, {}).update(leaves)
         self._wake.set()
 
     async def _run(self) -> None:
         while True:
-            copies = list(self._trees.kept)
-            for partition in copies:
-                await self._wait(ROUND_S / len(copies))
-                await self._kept_alive(self.look(partition))
-            if not copies:
+            partitions = list(self._trees.cached)
+            for partition in partitions:
+                await self._wait(ROUND_S / len(partitions))
+                await self._guarded(self.check_next_range(partition))
+            if not partitions:
                 await self._wait(ROUND_S)
 
-    async def _kept_alive(self, turn: Awaitable[object]) -> None:
+    async def _guarded(self, check: Awaitable[object]) -> None:
         try:
-            await turn
+            await check
         except Exception:
-            log.exception("trees.audit_bug")  # the other copies are looked at all the same
+            log.exception("trees.audit_bug")  # go on with the other replicas
 
     async def _wait(self, seconds: float) -> None:
-        """Until the next turn; suspects have theirs meanwhile."""
+        """Wait for the next check; requested repairs and suspects are handled meanwhile."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + seconds
         while (left_s := end_s - loop.time()) > 0:
@@ -134,29 +132,29 @@ class Scrubber:
             except TimeoutError:
                 return
             self._wake.clear()
-            while self._wrong:
-                await self._kept_alive(self._mend(*self._wrong.popitem()))
-            await self._kept_alive(self.look_at_suspects())
+            while self._to_repair:
+                await self._guarded(self._repair_segments(*self._to_repair.popitem()))
+            await self._guarded(self.check_suspects())
 
-    async def look_at_suspects(self) -> list[int]:
-        """Look at the segments that were suspected; those that are wrong."""
+    async def check_suspects(self) -> list[int]:
+        """Check the segments passed to `check_soon`; returns the wrong ones."""
         found: list[int] = []
         suspects, self._suspects = self._suspects, {}
         for partition in {partition for partition, _ in suspects}:
             segments = sorted(s for p, s in suspects if p == partition)
             found += await self._confirmed(partition, segments)
-            await self._mending.look(partition, segments)
+            await self._repair.repair_contradicting(partition, segments)
         return found
 
-    async def look(self, partition: int) -> list[int]:
-        """Hold the next rows of a copy against its tree; the segments that are wrong, after alarms."""
-        kept = self._trees.kept.get(partition)
-        if kept is None or kept.tree is None:
+    async def check_next_range(self, partition: int) -> list[int]:
+        """Compare the next rows of a replica with its tree; returns the wrong segments, after alarms."""
+        cached = self._trees.cached.get(partition)
+        if cached is None or cached.tree is None:
             return []
         first = self._next.get(partition, 0)
         loop = asyncio.get_running_loop()
         try:
-            tree, end = await loop.run_in_executor(self._pool, self._stretch, partition, first, kept.segments)
+            tree, end = await loop.run_in_executor(self._pool, self._fold_range, partition, first, cached.segments)
         except Corruption as error:
             await self._unreadable(partition, error)
             return []
@@ -164,14 +162,14 @@ class Scrubber:
             log.info("trees.audit_put_off", partition=partition, error=str(error))
             return []
         self._next[partition] = 0 if end >= SEGMENT_COUNT else end
-        serving: HashTree | None = kept.tree
+        serving: HashTree | None = cached.tree
         if serving is None:
             return []
         suspects = [segment for segment, _, _ in serving.differing_leaves(tree) if first <= segment < end]
         return await self._confirmed(partition, suspects[:SUSPECTS_MAX]) if suspects else []
 
-    def _stretch(self, partition: int, first: int, segments: tuple[int, int]) -> tuple[HashTree, int]:
-        """In a thread: the fold of the rows of the segments from `first` on, and the first segment behind them;
+    def _fold_range(self, partition: int, first: int, segments: tuple[int, int]) -> tuple[HashTree, int]:
+        """In a thread: (tree of the next ROWS_MAX rows from the segment `first` on, first segment behind them);
         `segments` are the partition's."""
         tree, count = HashTree(*segments), 0
         with (
@@ -181,8 +179,8 @@ class Scrubber:
             last = first
             for names, rows in pages:
                 began = clock.monotonic()
-                found, leaves = changes_of_page(names, rows, *segments)
-                if count >= ROWS_MAX:  # whole segments, so that each is compared
+                found, leaves = page_leaves(names, rows, *segments)
+                if count >= ROWS_MAX:  # finish the last segment: only whole segments can be compared
                     rest = int(found.searchsorted(last, side="right"))
                     tree.change_sorted(found[:rest], leaves[:rest])
                     self.rows_total += rest
@@ -199,19 +197,17 @@ class Scrubber:
         return tree, SEGMENT_COUNT
 
     async def _confirmed(self, partition: int, segments: Sequence[int]) -> list[int]:
-        """Those of `segments` whose rows, read twice, are the same and not what the tree says between; after alarms.
-
-        The tree is looked at once it has been told of all that the first reading saw, and before the second one: if
-        the rows did not change from one to the other, the leaf must be theirs."""
-        kept = self._trees.kept.get(partition)
-        if kept is None or kept.tree is None or not segments:
+        """Those of `segments` whose rows did not change between two reads, and whose leaf, read between them, differs
+        from their fold; after alarms. The leaf is read once the tree has reached the offset of the first read."""
+        cached = self._trees.cached.get(partition)
+        if cached is None or cached.tree is None or not segments:
             return []
-        tree, loop = kept.tree, asyncio.get_running_loop()
+        tree, loop = cached.tree, asyncio.get_running_loop()
         try:
             before, offset = await loop.run_in_executor(self._pool, self._folds, partition, segments)
-            if kept.offset < offset:
-                await asyncio.sleep(TOLD_S)
-            leaves, told = _leaves(tree, segments), kept.offset
+            if cached.offset < offset:
+                await asyncio.sleep(APPLY_WAIT_S)
+            leaves, tree_offset = _leaves(tree, segments), cached.offset
             after, _ = await loop.run_in_executor(self._pool, self._folds, partition, segments)
         except Corruption as error:
             await self._unreadable(partition, error)
@@ -219,10 +215,10 @@ class Scrubber:
         except IsthmusError as error:
             log.info("trees.audit_put_off", partition=partition, error=str(error))
             return []
-        whole = any(
-            copy.partition == partition and copy.whole for copy in self._copies()
-        )  # no rows come from elsewhere
-        if told < offset or not whole or self._trees.kept.get(partition) is not kept or kept.tree is not tree:
+        whole = any(one.partition == partition and one.whole for one in self._replicas.snapshots())
+        if tree_offset < offset or not whole:  # not whole: rows arrive from another node
+            return []
+        if self._trees.cached.get(partition) is not cached or cached.tree is not tree:
             return []
         wrong = [
             segment
@@ -230,70 +226,70 @@ class Scrubber:
             if before[segment] == after[segment] != leaf == leaves[segment]
         ]
         if wrong:
-            await self._alarm(partition, kept, {segment: leaves[segment] for segment in wrong})
+            await self._alarm(partition, cached, {segment: leaves[segment] for segment in wrong})
         return wrong
 
     def _folds(self, partition: int, segments: Sequence[int]) -> tuple[dict[int, int], int]:
-        """In a thread: the fold of each segment's rows, all of one moment, and the offset that this is of."""
+        """In a thread: ({segment: fold of its rows}, offset), read from one snapshot."""
         found = dict.fromkeys(segments, 0)
         with closing(self._store.far.snapshot(partition)) as snapshot:
             for segment in segments:
                 with closing(snapshot.key_rows(segment, segment + 1)) as rows:  # type: ignore[type-var]
                     for _, bucket, key, row in rows:
-                        found[segment] ^= leaf_of_row(bucket, key, row)
+                        found[segment] ^= row_leaf(bucket, key, row)
             return found, snapshot.end.offset
 
-    async def _alarm(self, partition: int, kept: CachedTree, wrong: Mapping[int, int]) -> None:
-        """`wrong`: segments, each with what its rows should add up to."""
+    async def _alarm(self, partition: int, cached: CachedTree, wrong: Mapping[int, int]) -> None:
+        """Report and repair `wrong`: {segment: correct leaf}."""
         loop = asyncio.get_running_loop()
         for segment in islice(wrong, KEYS_NAMED):
-            names, damaged = await loop.run_in_executor(self._pool, self._named, partition, segment)
+            names, damaged = await loop.run_in_executor(self._pool, self._affected_keys, partition, segment)
             log.error("trees.rows_are_wrong", partition=partition, segment=segment, keys=names, damaged=damaged)
-        self._trees.alarm(partition, list(wrong), kept.offset, "key rows")
-        self._trees.doubt(partition, MENDED_FIRST)
+        self._trees.alarm(partition, list(wrong), cached.offset, "key rows")
+        self._trees.invalidate(partition, HOLD_REASON)
         for segment, leaf in wrong.items():
-            await self._mending.segment(partition, segment, leaf)
-        self._trees.doubt(partition)
+            await self._repair.repair_segment(partition, segment, leaf)
+        self._trees.invalidate(partition)
 
-    def _named(self, partition: int, segment: int) -> tuple[list[str], list[str]]:
-        """In a thread: the first keys of a segment, and those of them whose object is not what the key row says."""
+    def _affected_keys(self, partition: int, segment: int) -> tuple[list[str], list[str]]:
+        """In a thread: (first keys of a segment, those of them whose object contradicts the key row)."""
         names, damaged = [], []
         for _, bucket, key, row in islice(self._store.key_rows(partition, segment, segment + 1), KEYS_NAMED):
             names.append(f"{bucket!r}/{key!r}")
             try:
                 data = self._store.object(partition, bucket, key)
                 wrong = data is None or xxh64_intdigest(data) != decode_key_row(row).hash64
-            except IsthmusError:  # its block, or its key row: what is wrong is told all the same
+            except IsthmusError:  # the object's block or the key row cannot be read
                 wrong = True
             if wrong:
                 damaged.append(names[-1])
         return names, damaged
 
     async def _unreadable(self, partition: int, error: IsthmusError) -> None:
-        """A row cannot be read at all: the tree can then not be built anew, and says so until the copy is mended."""
+        """Drop the tree of a replica with an unreadable row, and repair the row: no tree can be built from it."""
         log.error("trees.rows_unreadable", partition=partition, error=str(error))
-        kept = self._trees.kept.get(partition)
-        tree = None if kept is None else kept.tree
-        self._trees.doubt(partition, MENDED_FIRST)
-        await self._mend_unreadable(partition, tree)
-        self._trees.doubt(partition)
+        cached = self._trees.cached.get(partition)
+        tree = None if cached is None else cached.tree
+        self._trees.invalidate(partition, HOLD_REASON)
+        await self._repair_unreadable(partition, tree)
+        self._trees.invalidate(partition)
 
-    async def _mend(self, partition: int, leaves: Mapping[int, int]) -> None:
+    async def _repair_segments(self, partition: int, leaves: Mapping[int, int]) -> None:
         if not leaves:
-            await self._mend_unreadable(partition, None)
+            await self._repair_unreadable(partition, None)
         for segment, leaf in leaves.items():
-            await self._mending.segment(partition, segment, leaf)
+            await self._repair.repair_segment(partition, segment, leaf)
 
-    async def _mend_unreadable(self, partition: int, tree: HashTree | None) -> None:
-        """Mend all that can be read from elsewhere; `tree` as it was before a row was doubted."""
+    async def _repair_unreadable(self, partition: int, tree: HashTree | None) -> None:
+        """Repair all unreadable rows; `tree`: the replica's tree before it was dropped."""
         try:
-            segments = await self._mending.unreadable(partition, SUSPECTS_MAX)
+            segments = await self._repair.unreadable_segments(partition, SUSPECTS_MAX)
         except IsthmusError as error:
             log.info("trees.audit_put_off", partition=partition, error=str(error))
             return
         leaves = {} if tree is None else _leaves(tree, segments)
         for segment in segments:
-            await self._mending.segment(partition, segment, leaves.get(segment))
+            await self._repair.repair_segment(partition, segment, leaves.get(segment))
 
 
 def _leaves(tree: HashTree, segments: Sequence[int]) -> Mapping[int, int]:

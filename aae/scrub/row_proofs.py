@@ -1,8 +1,7 @@
-"""Is a key row what its object says, and what do rows add up to? Proofs for whoever mends rows
-(`aae.scrub.row_repair`).
+"""Predicates over rows that prove which one is damaged; used by `aae.scrub.row_repair`.
 
-A row contradicts itself when it cannot be read, is not what its object would make it, or names an offset whose change
-is of another key. Reads of one snapshot only. A name here is bucket and key as they stand in a row's name.
+A key row is inconsistent if it cannot be decoded, differs from the row that its object yields, or has an offset whose
+change row is of another key. Reads one snapshot only. A `tail` is bucket and key as encoded in a row's name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
-from isthmus.aae.trees.tree_builder import leaf_of_row
+from isthmus.aae.trees.tree_builder import row_leaf
 from isthmus.repl.model.entry import encode_key_row
 from isthmus.repl.model.errors import BadInput, CodecError, Corruption
 from isthmus.repl.model.objects import summarize_encoded
@@ -20,20 +19,20 @@ from isthmus.repl.store.port import Change, DamagedChange, Snapshot, Store
 from isthmus.repl.store.rows import SEGMENT_BYTES, change_place, split_tail
 
 ROWS_MAX: Final = 5_000
-"""Rows of a segment that are mended: about 1 MB without objects, and 5 billion keys in a tree. Larger ones are left."""
+"""Rows of a segment that can be repaired, about 1 MB without objects: reached at 5 billion keys in a tree."""
 
 
-def rows_of(snapshot: Snapshot, segment: int) -> dict[bytes, bytes]:
-    """The key rows of a segment, by name. Raises BadInput for more than ROWS_MAX."""
+def segment_rows(snapshot: Snapshot, segment: int) -> dict[bytes, bytes]:
+    """{tail: key row} of a segment. Raises BadInput for more than ROWS_MAX."""
     with closing(snapshot.segments([(segment, segment + 1)])) as parts:
         rows = {name[SEGMENT_BYTES:]: row for name, row in next(parts)}
     if len(rows) > ROWS_MAX:
-        raise BadInput(f"segment {segment} has {len(rows)} rows, {ROWS_MAX} at most are mended")
+        raise BadInput(f"segment {segment} has {len(rows)} rows, {ROWS_MAX} at most are repaired")
     return rows
 
 
 def newest_changes(store: Store, partition: int, tails: Iterable[bytes]) -> dict[bytes, Change]:
-    """The change row of each of these keys that has one: reads the whole change index, past damaged rows."""
+    """{tail: change row} of those keys that have one. Reads the whole change index; skips damaged rows."""
     wanted = {split_tail(tail): tail for tail in tails}
     found: dict[bytes, Change] = {}
     offset = 0
@@ -51,42 +50,42 @@ def newest_changes(store: Store, partition: int, tails: Iterable[bytes]) -> dict
                 found[tail] = change
 
 
-def made_of(data: bytes, offset: int) -> bytes:
-    """The key row of an object that was stored at `offset`. Raises CodecError."""
+def key_row_of(data: bytes, offset: int) -> bytes:
+    """The key row of an encoded object that was stored at `offset`. Raises CodecError."""
     return encode_key_row(summarize_encoded(data), offset)
 
 
-def is_complete(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
-    """Whether a key row is what its object says, and the change at its offset is the key's."""
+def is_consistent(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
+    """True if the key row matches its object and the change row at its offset is of the same key."""
     offset = row_codec.offset_seen(row)
     if offset is None or snapshot.named_object(tail) is None:
         return False
     try:
         found = row_codec.decode_one(snapshot.rows(offset, 1).rows)
-    except Corruption:  # another key's, which is damaged itself
+    except Corruption:  # the change row is damaged
         return False
-    return tail_of(found) == tail and says_so(found)
+    return row_tail(found) == tail and matches_object(found)
 
 
-def says_so(row: row_codec.TransferRow) -> bool:
-    """Whether a key row is what its object says."""
+def matches_object(row: row_codec.TransferRow) -> bool:
+    """True if the key row is the one that its object yields."""
     try:
-        return made_of(row.object, row.offset) == row.key_row
+        return key_row_of(row.object, row.offset) == row.key_row
     except CodecError:
         return False
 
 
-def tail_of(row: row_codec.TransferRow) -> bytes:
-    """Of which key a row is."""
+def row_tail(row: row_codec.TransferRow) -> bytes:
+    """The tail of a row's key, read from its change row."""
     return change_place(row.offset, row.change)[1]
 
 
-def fold(rows: Mapping[bytes, bytes]) -> int | None:
-    """What the rows make their leaf; None when one cannot be read."""
+def fold_rows(rows: Mapping[bytes, bytes]) -> int | None:
+    """The leaf of a segment with these rows; None if one cannot be decoded."""
     leaf = 0
     try:
         for tail, row in rows.items():
-            leaf ^= leaf_of_row(*split_tail(tail), row)
+            leaf ^= row_leaf(*split_tail(tail), row)
     except Corruption:
         return None
     return leaf

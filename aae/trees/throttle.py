@@ -1,7 +1,7 @@
-"""How long a thread that reads the whole store rests between two slices, so that clients are answered meanwhile.
+"""How long a thread that scans the store sleeps between two slices, so that requests of clients are not delayed.
 
-Reading for a tree or for a batch job takes turns with the event loop in the interpreter, and a request has many
-turns; so it rests the longer the more the process's other threads do. Pure: the caller measures and sleeps.
+Such a thread competes with the event loop for the interpreter's lock. It sleeps the longer, the more CPU time the other
+threads of the process use. Pure: the caller measures and sleeps.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 from typing import Final
 
 REST_SHARE: Final = 0.1
-"""What it rests after each slice, as a share of what the slice took, while the process does nothing else."""
+"""Sleep after a slice, as a share of the slice's duration, on an idle node."""
 
 BUSY_FREE: Final = 0.05
-"""A share of a core that the other threads may take and be called idle: heartbeats, metrics, a checkpoint."""
+"""Share of a core that other threads may use on an idle node: heartbeats, metrics, a checkpoint."""
 
 REST_SHARE_BUSY: Final = 16.0
-"""And more, by how much of a core they take beyond: at a sixth of one, it works a third of the time."""
+"""Added share for each core that other threads use beyond BUSY_FREE: at a sixth of a core, one third of the time is
+spent reading."""
 
 REST_SHARE_MAX: Final = 16.0
-"""And no more than this, so that a build, or a stream of rows, comes to its end however busy the node is."""
+"""Upper bound of the share, so that a build or a stream of rows ends however busy the node is."""
 
 BUSY_OVER_S: Final = 0.05
-"""Time over which that is looked at: some requests long."""
+"""Time constant of the moving average of CPU use: several requests long."""
 
 
 class TreeThrottle:
-    """How long to rest. Belongs to the one thread that reads."""
+    """Computes the sleep after each slice; used by one thread."""
 
     def __init__(self) -> None:
         self._looked: tuple[float, float] | None = None
         self._busy = 0.0
 
     def rest_s(self, worked_s: float, now_s: float, others_s: float) -> float:
-        """How long to rest after a slice that took `worked_s`; `others_s` is the CPU time of all other threads."""
+        """Seconds to sleep after a slice of `worked_s`; `others_s`: CPU time of all other threads so far."""
         if self._looked is not None:
             since_s = max(1e-6, now_s - self._looked[0])
             busy = (others_s - self._looked[1]) / since_s

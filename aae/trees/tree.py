@@ -1,10 +1,9 @@
-"""A tictac tree: two levels over the segments of a key space, merged and compared by XOR.
+"""A tictac tree: two levels of hashes over the segments of a key space, combined by XOR.
 
-A segment's leaf is the XOR of what each of its keys contributes (`repl.model.entry.leaf`), a branch's hash the XOR of
-its 1,024 leaves, so a change is one XOR, order does not matter, and the trees of disjoint parts of a key space make
-up the tree of the whole, whatever the number of parts. A full tree has 2^20 segments; one of 2^12 or more
-is folded from it and has the same branch hashes. Pure: what feeds it is `aae.trees.tree_cache`, what compares it
-`aae.exchange.exchange`. Rules: docs/protocol.md I-TREE, R-TREE.
+The leaf of a segment is the XOR of the contributions of its keys (`repl.model.entry.leaf`); a branch's hash is the XOR
+of its 1,024 leaves. So a change is one XOR, in any order, and the trees of disjoint parts of a key space XOR to the
+tree of the whole. A full tree has 2^20 segments; smaller trees, of 2^12 or more, are folded from it and have the same
+branch hashes. Pure. Rules: docs/protocol.md I-TREE, R-TREE. Source: Riak's `leveled_tictac`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ LEAF_COUNT: Final = 1 << LEAF_BITS
 """Leaves of a branch of a full tree."""
 
 SIZE_BITS_MIN: Final = 12
-"""Smallest tree compared has 2^12 segments, 4 leaves a branch: enough to tell where some thousand keys differ."""
+"""The smallest tree compared has 2^12 segments, 4 leaves a branch: enough to locate some thousand differing keys."""
 
 PAGE_LEAVES: Final = mmap.PAGESIZE // 8
-"""Leaves of a page of memory, which is there once one of them is not 0."""
+"""Leaves of a page of memory; the kernel allocates the page at the first write to it."""
 
 Hashes = NDArray[np.uint64]
 """64-bit hashes, little-endian on the wire."""
@@ -40,8 +39,8 @@ WIRE: Final = np.dtype("<u8")
 
 
 class HashTree:
-    """The leaves of a range of segments, [first, end) of 2^20: 8 bytes each, in pages that take memory from the first
-    change in them on; those of all ranges of a key space take 8 MiB at most. Not thread-safe."""
+    """The leaves of the segments [first, end) of 2^20, 8 bytes each, in lazily allocated pages: all partitions of a
+    bucket type together take 8 MiB at most. Not thread-safe."""
 
     __slots__ = ("_hashes", "_leaves", "end", "first")
 
@@ -51,7 +50,7 @@ class HashTree:
         self.end = end
         memory = mmap.mmap(-1, 8 * (end - first), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)  # else one change may take 2 MB
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would take 2 MB for one change
         self._leaves = memoryview(memory).cast("Q")
         self._hashes: Hashes = np.frombuffer(memory, dtype=np.uint64)
 
@@ -67,7 +66,7 @@ class HashTree:
             leaves[segment - first] ^= delta
 
     def change_sorted(self, segments: NDArray[np.int64], deltas: Hashes) -> None:
-        """`change` for each segment and the delta in its place; segments do not fall (asserted)."""
+        """`change` for each segment and its delta; segments are in ascending order (asserted)."""
         if not len(segments):
             return
         steps = np.diff(segments)
@@ -82,18 +81,18 @@ class HashTree:
         assert self.first <= other.first
         assert other.end <= self.end
         shift = other.first - self.first
-        for page in np.flatnonzero(other._whole(PAGE_LEAVES)).tolist():
+        for page in np.flatnonzero(other._block_or(PAGE_LEAVES)).tolist():
             theirs = other._hashes[page * PAGE_LEAVES : (page + 1) * PAGE_LEAVES]
             at = shift + page * PAGE_LEAVES
             self._hashes[at : at + len(theirs)] ^= theirs
 
-    def _whole(self, count: int) -> Hashes:
-        """The OR of each `count` leaves, from the first on: 0 where nothing is."""
+    def _block_or(self, count: int) -> Hashes:
+        """The OR of each run of `count` leaves; 0 where all of them are 0."""
         found: Hashes = np.bitwise_or.reduceat(self._hashes, np.arange(0, len(self._hashes), count))
         return found
 
     def branch_hashes(self) -> Hashes:
-        """The hash of every branch: BRANCH_COUNT of them, 0 where nothing is."""
+        """The hashes of all BRANCH_COUNT branches; 0 for empty ones."""
         first, last = self.first >> LEAF_BITS, (self.end - 1) >> LEAF_BITS
         starts = (np.arange(first, last + 1) << LEAF_BITS) - self.first
         starts[0] = 0
@@ -117,15 +116,15 @@ class HashTree:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the leaves in all pages that have some."""
-        pages = np.flatnonzero(self._whole(PAGE_LEAVES))
+        """Bytes of all pages with a leaf that is not 0."""
+        pages = np.flatnonzero(self._block_or(PAGE_LEAVES))
         if not len(pages):
             return 0
         beyond = (int(pages[-1]) + 1) * PAGE_LEAVES - len(self._hashes)
         return 8 * (len(pages) * PAGE_LEAVES - max(0, beyond))
 
     def dump(self) -> dict[int, bytes]:
-        """The leaves of every branch that has some, little-endian."""
+        """The leaves, little-endian, of every branch that is not empty."""
         found = {}
         for branch in range(self.first >> LEAF_BITS, ((self.end - 1) >> LEAF_BITS) + 1):
             leaves = self.leaves(branch)
@@ -135,7 +134,7 @@ class HashTree:
 
     @staticmethod
     def load(branches: Mapping[int, bytes], first: int = 0, end: int = SEGMENT_COUNT) -> HashTree:
-        """The tree of [first, end) of which `dump` made `branches`. Raises CodecError."""
+        """The tree of [first, end) from the output of `dump`. Raises CodecError."""
         tree = HashTree(first, end)
         for branch, data in branches.items():
             if type(branch) is not int or not 0 <= branch < BRANCH_COUNT or len(data) != 8 * LEAF_COUNT:
@@ -149,26 +148,26 @@ class HashTree:
         return tree
 
     def differing_leaves(self, other: HashTree) -> list[tuple[int, int, int]]:
-        """(segment, leaf here, leaf there) of every segment that differs, in order, of a tree of the same range."""
+        """(segment, leaf here, leaf in `other`) of every segment that differs, ascending; both have the same range."""
         assert (self.first, self.end) == (other.first, other.end)
         places = differing(self._hashes, other._hashes)
         return [(self.first + at, self._leaves[at], other._leaves[at]) for at in places]
 
 
 def hashes_to_wire(hashes: Hashes) -> bytes:
-    """The hashes as they travel: 8 bytes each, little-endian."""
+    """8 bytes per hash, little-endian."""
     return hashes.astype(WIRE, copy=False).tobytes()
 
 
 def hashes_from_wire(data: bytes, count: int) -> Hashes:
-    """`count` hashes that travelled. Raises CodecError when there are not as many."""
+    """Decode `count` hashes. Raises CodecError for another number."""
     if len(data) != 8 * count:
         raise CodecError(f"{len(data)} bytes of tree hashes where {count} of 8 bytes are due")
     return np.frombuffer(data, dtype=WIRE).astype(np.uint64, copy=False)
 
 
 def differing(mine: Hashes, theirs: Hashes) -> Sequence[int]:
-    """The places at which two rows of hashes differ, in order."""
+    """The indexes at which two arrays of hashes differ, ascending."""
     assert len(mine) == len(theirs)
     places: list[int] = np.flatnonzero(mine != theirs).tolist()
     return places

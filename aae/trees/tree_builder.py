@@ -1,14 +1,13 @@
-"""Build a tree from the key rows of a snapshot, beside the changes that go on meanwhile.
+"""Build a tree from the key rows of a snapshot while entries are being applied.
 
-A row of the usual shape (`repl.model.entry.encode_key_row`: a short clock, a large hash) is not decoded: what is hashed
-stands in it as it is. A page is looked at as columns of bytes, so that a row costs 0.3 us where decoding and hashing
-it alone costs 2. Every byte that says what follows, and the row's length, is checked; a row in which one of them is
-another goes the long way, where it is decoded, or is an error: a damaged row never becomes a leaf.
+Rows of the common shape (`repl.model.entry.encode_key_row`: a short clock, a large hash) are not decoded, because they
+contain the hashed bytes as they are. numpy processes a page as columns of bytes: 0.3 us per row, against 2 us for
+decoding and hashing. Every type byte and the row's length are checked; any other row is decoded, or raises Corruption:
+a damaged row never becomes a leaf.
 
-A build reads one snapshot, in a thread, and rests after every slice, the longer the more the node has to do. What is
-applied since it began is gathered on the event loop: one by one until the snapshot's offset is known, as a tree
-afterwards. Both merged are the tree of now, since XOR asks for no order. When a tree is built, and what it replaces,
-`aae.trees.tree_cache` decides.
+A build reads one snapshot in a thread and sleeps after every slice, longer on a busy node. The event loop collects the
+leaf changes of entries applied since the build began: as a list until the snapshot's offset is known, then as a tree.
+XOR is commutative, so merging both gives the current tree.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from isthmus.repl.store import rows
 from isthmus.repl.store.port import Store
 
 Places = NDArray[np.int64]
-"""Where something of each row stands in the joined bytes of a page, or how long it is."""
+"""For each row an index into the joined bytes of a page, or a length."""
 
 _HEAD: Final = bytes((0x98, KEY_ROW_VERSION, 0xC4))
 """A msgpack list of eight, the version, and bytes of at most 255: the clock, whose length is the next byte."""
@@ -47,29 +46,29 @@ _WIDTH_MAX: Final = 9
 _WIDTHS: Final = np.array(
     [1 if byte < 0x80 else {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: _WIDTH_MAX}.get(byte, 0) for byte in range(256)], np.int64
 )
-"""Bytes of a whole number in msgpack, by its first one; 0: that is none."""
+"""Length of a msgpack unsigned integer by its first byte; 0: not an integer."""
 
 _PART_MAX: Final = 255
-"""Longest bucket, key or clock of a usual row: the longest one of a page sets the width of all its rows."""
+"""Longest bucket, key or clock of a common row: the longest one of a page sets the width of all its rows."""
 
 _TAIL_AT: Final = rows.SEGMENT_BYTES
 _BUCKET_END, _SEPARATOR = rows.BUCKET_END
 _LENGTH_BYTES: Final = len(hashed_bytes(b"", b"")) // 2
-"""What stands before the bucket, and before the key, when they are hashed: its length, big-endian."""
+"""Length prefix, big-endian, of the bucket and of the key in the hashed bytes."""
 
 _BEYOND: Final = bytes(_CLOCK_AT + _PART_MAX + 1 + _HASH_BYTES + 4 * _WIDTH_MAX + 2)
-"""Zeros behind the last row of a page: looking through a damaged one ends within them."""
+"""Zeros behind the last row of a page: parsing a damaged row ends within them."""
 
 
-def changes_of_page(
+def page_leaves(
     names: Sequence[bytes], values: Sequence[bytes], first: int = 0, end: int = SEGMENT_COUNT
 ) -> tuple[Places, Hashes]:
-    """(segments, what each row contributes to its leaf), in the page's order; `names` and `values` as in `key_pages`,
-    at least one. Raises Corruption, also for a row of a segment outside [first, end)."""
+    """(segment, leaf contribution) of each row, as two arrays in the page's order; `names` and `values` as in
+    `key_pages`, at least one. Raises Corruption, also for a row of a segment outside [first, end)."""
     page = _Page(names, values)
     leaves: Hashes = np.zeros(len(names), np.uint64)
     for at in np.flatnonzero(~page.usual).tolist():
-        leaves[at] = leaf_of_row(*rows.split_tail(names[at][_TAIL_AT:]), values[at])
+        leaves[at] = row_leaf(*rows.split_tail(names[at][_TAIL_AT:]), values[at])
     hashed = np.flatnonzero(page.usual & (page.flags == _FALSE))  # a tombstone contributes 0
     if len(hashed):
         leaves[hashed] = page.hashes(hashed)
@@ -79,8 +78,8 @@ def changes_of_page(
     return page.segments, leaves
 
 
-def leaf_of_row(bucket: bytes, key: bytes, row: bytes) -> int:
-    """What a key contributes to its leaf, from its encoded key row of any shape. Raises Corruption."""
+def row_leaf(bucket: bytes, key: bytes, row: bytes) -> int:
+    """A key's contribution to its leaf, from an encoded key row of any shape. Raises Corruption."""
     try:
         found = decode_key_row(row)
     except IsthmusError as error:
@@ -89,7 +88,7 @@ def leaf_of_row(bucket: bytes, key: bytes, row: bytes) -> int:
 
 
 class _Page:
-    """Where the parts of each row stand. What is told of a row that is not `usual` means nothing, but its segment."""
+    """Indexes of the parts of each row. Of rows that are not `usual` only the segment is meaningful."""
 
     def __init__(self, names: Sequence[bytes], values: Sequence[bytes]) -> None:
         self._names, self._values = b"".join(names) + _BEYOND, b"".join(values) + _BEYOND
@@ -99,7 +98,7 @@ class _Page:
         for at in range(1, _TAIL_AT):
             self.segments = self.segments << 8 | named[starts + at]
 
-        # The first zero of a tail is the end of the bucket, or one that the bucket has itself.
+        # The first zero of a tail ends the bucket, or is an escaped zero within the bucket.
         self._buckets = starts + _TAIL_AT
         zeros = np.flatnonzero(named == _BUCKET_END)
         self._bucket_ends: Places = zeros[np.searchsorted(zeros, self._buckets)]
@@ -125,7 +124,7 @@ class _Page:
         self.usual: NDArray[np.bool_] = usual & (widths > 0) & (number + 1 + widths == ends)
 
     def hashes(self, which: Places) -> Hashes:
-        """What each of these rows, all usual, contributes."""
+        """Leaf contributions of these rows, all usual."""
         buckets, keys, clocks = self._buckets[which], self._keys[which], self._clocks[which]
         clock_ends = self._clock_ends[which]
         bucket_lengths, key_lengths = self._bucket_ends[which] - buckets, self._key_ends[which] - keys
@@ -144,7 +143,7 @@ class _Page:
         starts = _multiples(len(which), width)
         places = starts
         for data, at, length in parts:
-            # As many bytes of each as the longest has: what is too much is written over by the next part.
+            # Copies the length of the longest for every row; the next part overwrites the excess.
             longest = int(np.max(length))
             if longest:
                 _strings(table, longest)[places] = _strings(data, longest)[at]
@@ -159,7 +158,7 @@ class _Page:
 
 
 def _cut(parts: Sequence[bytes]) -> tuple[Places, Places]:
-    """Where each begins and ends once they are joined."""
+    """(starts, ends) of the parts within their joined bytes."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     ends = np.cumsum(lengths)
     return ends - lengths, ends
@@ -170,19 +169,19 @@ def _multiples(count: int, of: int) -> Places:
 
 
 def _strings(data: bytes | bytearray, length: int) -> NDArray[np.void]:
-    """The `length` bytes of `data` from each place on, without a copy: they overlap."""
+    """View of the overlapping substrings of `length` bytes, one per index of `data`."""
     return np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
 
 
 SLICE_ROWS: Final = 2_000
-"""Key rows between two rests of a build: some 2 ms of a core."""
+"""Key rows between two sleeps of a build: some 2 ms of a core."""
 
 SLICE_BYTES: Final = 1024 * 1024
-"""Or fewer, when names and clocks are long."""
+"""Bytes between two sleeps, the limit where names and clocks are long."""
 
 
 class TreeBuild:
-    """A tree being built. `gather` and `begins_at` belong to the event loop, `fold` to the thread."""
+    """A tree under construction. `fold` runs in a thread, all other methods on the event loop."""
 
     def __init__(self, first: int = 0, end: int = SEGMENT_COUNT) -> None:
         """Of the segments [first, end)."""
@@ -191,29 +190,29 @@ class TreeBuild:
         self._delta = HashTree(first, end)
         self.keys = 0
         """Key rows read so far."""
-        self.heard = asyncio.Event()
-        """Set when more is applied."""
+        self.progressed = asyncio.Event()
+        """Set when entries were applied."""
         self.valid = True
-        """False once a gap was seen: what is gathered is not all."""
+        """False after a gap: the collected changes are incomplete."""
 
-    def gather(self, entries: Sequence[Entry]) -> None:
-        """More is applied."""
-        self.heard.set()
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Collect the leaf changes of applied entries."""
+        self.progressed.set()
         since = self._since
         if since is None:
             self._changes += [(e.offset, e.key_hash >> 44, e.leaf_change) for e in entries if e.leaf_change]
         else:
-            changed = (e for e in entries if e.leaf_change and e.offset >= since)  # a barrier is in no segment
+            changed = (e for e in entries if e.leaf_change and e.offset >= since)  # a barrier has no segment
             self._delta.change_all((e.key_hash >> 44, e.leaf_change) for e in changed)
 
-    def begins_at(self, offset: int) -> None:
-        """The snapshot is of `offset`: of what was gathered, only what came at or above it is not in it."""
+    def set_snapshot_offset(self, offset: int) -> None:
+        """Set the snapshot's offset; changes below it are part of the snapshot and are dropped."""
         self._since = offset
         self._delta.change_all((segment, delta) for at, segment, delta in self._changes if at >= offset)
         self._changes.clear()
 
-    def finished(self, tree: HashTree) -> HashTree:
-        """`tree`, as `fold` made it, with all that was applied since."""
+    def complete(self, tree: HashTree) -> HashTree:
+        """Merge the collected changes into `tree`, the result of `fold`."""
         tree.merge(self._delta)
         return tree
 
@@ -221,15 +220,15 @@ class TreeBuild:
         self,
         store: Store,
         partition: int,
-        pace: TreeThrottle,
+        throttle: TreeThrottle,
         loop: asyncio.AbstractEventLoop,
         stopping: Callable[[], bool],
     ) -> tuple[HashTree, int]:
-        """The tree of a snapshot, and the offset that this is of; cut short once `stopping` or not valid. Raises
-        Corruption, LocalFault."""
+        """(tree of a new snapshot, the snapshot's offset); incomplete once `stopping` or invalid. Raises Corruption,
+        LocalFault."""
         with closing(store.far.snapshot(partition)) as snapshot:
             offset = snapshot.end.offset
-            loop.call_soon_threadsafe(self.begins_at, offset)
+            loop.call_soon_threadsafe(self.set_snapshot_offset, offset)
             tree = HashTree(self._delta.first, self._delta.end)
             with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages:
                 while self.valid and not stopping():
@@ -237,18 +236,17 @@ class TreeBuild:
                     page = next(pages, None)
                     if page is None:
                         break
-                    tree.change_sorted(*changes_of_page(*page, tree.first, tree.end))
+                    tree.change_sorted(*page_leaves(*page, tree.first, tree.end))
                     self.keys += len(page[0])
                     now_s, others_s = clock.monotonic(), clock.process_time() - clock.thread_time()
-                    clock.sleep(pace.rest_s(now_s - began_s, now_s, others_s))
+                    clock.sleep(throttle.rest_s(now_s - began_s, now_s, others_s))
         return tree, offset
 
 
 def first_rebuild_ms(partition: int, interval_ms: int) -> int:
-    """How long after a node's start, or after it got a copy, the copy's tree is built anew for the first time: anywhere
-    within the interval, far from that of the next partition."""
-    return int(interval_ms * (partition * GOLDEN % 1.0))
+    """Delay of the first periodic rebuild after the node's start, or after a replica was opened. Multiples of the
+    golden ratio, modulo 1, spread the partitions evenly over the interval."""
+    return int(interval_ms * (partition * GOLDEN_RATIO % 1.0))
 
 
-GOLDEN: Final = 0.6180339887498949
-"""Multiples of it, without their whole part, lie as far from each other as numbers can."""
+GOLDEN_RATIO: Final = 0.6180339887498949

@@ -1,8 +1,8 @@
-"""A tree on disk between a clean stop and the next start, and never longer.
+"""Files that hold trees between a clean stop and the next start.
 
-A file names the partition, the copy (gen) and the offset that its tree is of, and ends in a checksum. It is
-removed as soon as it is read, so that whatever happens next, no older tree is ever believed; one that is damaged, of
-another copy or of another offset is thrown away and the tree built anew from the key store (docs/protocol.md R-TREE).
+A file has the partition, the replica's log generation (gen), the offset of its tree, and a checksum. It is removed as
+soon as it is read, so that an outdated tree is never loaded. A file that is damaged, or of another generation or
+offset, is dropped, and the tree is rebuilt from the key store (docs/protocol.md R-TREE).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MAGIC: Final = b"ISTR2\n"
 _SUM_BYTES: Final = 8
 
 FILE_BYTES_MAX: Final = 8 * LEAF_COUNT * BRANCH_COUNT + 64 * 1024
-"""A tree of all segments; a longer file is none of ours."""
+"""Size of a tree of all segments; a longer file is not a tree."""
 
 
 def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: HashTree) -> None:
-    """Write the tree of `partition` as applied up to `offset`, durably. Raises LocalFault."""
+    """Write a partition's tree at `offset` durably. Raises LocalFault."""
     body: bytes = msgpack.packb([partition, gen, offset, tree.dump()])
     path = _path(directory, partition)
     fresh = path.with_suffix(".new")
@@ -44,11 +44,11 @@ def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: Hash
         raise LocalFault(f"cannot write {path}: {error.strerror}") from error
 
 
-def take_tree(
+def load_and_remove_tree(
     directory: Path, partition: int, gen: int, offset: int, segments: tuple[int, int] = (0, SEGMENT_COUNT)
 ) -> HashTree | None:
-    """The saved tree of `partition`, if there is one of this copy, offset and range of segments; the file is gone
-    afterwards, whatever was in it. Raises LocalFault when it cannot be removed."""
+    """The saved tree of `partition` if it has this generation, offset and range of segments; its file is removed in
+    any case. Raises LocalFault when it cannot be removed."""
     path = _path(directory, partition)
     try:
         with path.open("rb") as file:
@@ -69,8 +69,8 @@ def take_tree(
     return tree
 
 
-def forget_trees(directory: Path) -> None:
-    """Remove every saved tree: what is on disk is of no use once anything is applied. Raises LocalFault."""
+def remove_trees(directory: Path) -> None:
+    """Remove all saved trees: they are outdated once an entry is applied. Raises LocalFault."""
     try:
         for path in directory.glob("*.tree"):
             path.unlink()
@@ -91,7 +91,7 @@ def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, Has
     match raw:
         case [int(partition), int(gen), int(offset), dict(branches)]:
             return partition, gen, offset, HashTree.load(branches, *segments)
-    raise CodecError("not a tree file: its parts are others")
+    raise CodecError("not a tree file: not partition, generation, offset and branches")
 
 
 def _path(directory: Path, partition: int) -> Path:

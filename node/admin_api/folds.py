@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from isthmus.aae.folds.fold_rpc import asked_of, shown
+from isthmus.aae.folds.fold_rpc import page_document, parse_fold_request
 from isthmus.node.admin_api.body import read_body
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -35,6 +35,6 @@ def add_folds(face: HttpApplication, services: NodeServices) -> None:
             raise RequestRefused(
                 404, "unknown-partition", f"there is no partition {partition}: {len(records)} are there"
             )
-        return json_reply(shown(await services.folding.page(partition, asked_of(wish))))
+        return json_reply(page_document(await services.folding.page(partition, parse_fold_request(wish))))
 
     face.router.add("POST", "/admin/folds", page)

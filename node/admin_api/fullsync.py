@@ -1,6 +1,6 @@
 """The admin face of full-sync: what was found, what is due, and what operators want of it.
 
-Shows what `aae.scheduling.manager` and `aae.trees.tree_cache` know and passes on acts; decides nothing. docs/http.md
+Shows what `aae.scheduling.scheduler` and `aae.trees.tree_cache` know and passes on acts; decides nothing. docs/http.md
 lists the paths, docs/fullsync.md what the words mean.
 """
 
@@ -13,9 +13,9 @@ import structlog
 
 from isthmus.aae import status
 from isthmus.aae.scheduling import operator_documents
-from isthmus.aae.scheduling.manager import Manager, UnknownPeer
 from isthmus.aae.scheduling.operator_documents import FullSyncAuditInfo, FullSyncSuspension
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
+from isthmus.aae.scheduling.scheduler import CheckScheduler, UnknownPeer
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
@@ -79,8 +79,8 @@ class FullSyncAdmin:
         router.add("POST", "/admin/trees/rebuild", self._rebuild)
 
     @property
-    def _manager(self) -> Manager:
-        return self._services.fullsync.manager
+    def _manager(self) -> CheckScheduler:
+        return self._services.fullsync.scheduler
 
     async def _status(self, request: Request) -> Reply:
         wanted = request.query.get("results", str(RESULTS_SHOWN))

@@ -78,7 +78,7 @@ class ReplicationAdmin:
         answer = joined(said, self._names())
         found = answer["object"]
         clock = None if found is None else decode_clock(bytes.fromhex(found["clock"]))
-        peers = [peer.settings for peer in self._services.fullsync.manager.peers.values()]
+        peers = [peer.settings for peer in self._services.fullsync.scheduler.peers.values()]
 
         def looks(one: FullSyncSettings) -> list[Callable[[], dict[str, Any]]]:
             ways = [PeerSettings(url, one.queue, one.cluster, one.token_file) for url in one.urls.split(",")]

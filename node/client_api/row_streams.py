@@ -65,16 +65,16 @@ class RowRoutes:
         face.router.add("POST", wire.PUSH_PATH, self._push)
 
     async def _rows(self, request: Request) -> Stream:
-        asked = wire.decode_rows_asked(await self._question(request))
+        asked = wire.decode_rows_request(await self._question(request))
         return await self._begun(await self._streams.rows(asked))
 
     async def _changes(self, request: Request) -> Stream:
-        asked = wire.decode_changes_asked(await self._question(request))
+        asked = wire.decode_changes_request(await self._question(request))
         return await self._begun(await self._streams.changes(asked))
 
     @staticmethod
     async def _question(request: Request) -> bytes:
-        return await request.body(wire.QUESTION_BYTES_MAX, "a question for rows")
+        return await request.body(wire.REQUEST_BYTES_MAX, "a question for rows")
 
     @staticmethod
     async def _begun(frames: AsyncGenerator[bytes, None]) -> Stream:

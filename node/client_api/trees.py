@@ -39,37 +39,37 @@ class TreeRoutes:
             face.router.add("POST", path, handler)
 
     async def _roots(self, request: Request) -> Reply:
-        asked = wire.decode_roots_asked(await self._question(request))
+        asked = wire.decode_roots_request(await self._question(request))
         return await self._limited(request, self._roots_of(asked))
 
     async def _leaves(self, request: Request) -> Reply:
-        asked = wire.decode_leaves_asked(await self._question(request))
+        asked = wire.decode_leaves_request(await self._question(request))
         return await self._limited(request, self._leaves_of(asked))
 
     async def _clocks(self, request: Request) -> Reply:
-        asked = wire.decode_clocks_asked(await self._question(request))
+        asked = wire.decode_clocks_request(await self._question(request))
         return await self._limited(request, self._clocks_of(asked))
 
     async def _repair(self, request: Request) -> Reply:
-        asked = wire.decode_repair_asked(await self._question(request))
+        asked = wire.decode_repair_request(await self._question(request))
         return await self._limited(request, self._repaired(asked))
 
-    async def _repaired(self, asked: wire.RepairAsked) -> bytes:
+    async def _repaired(self, asked: wire.RepairRequest) -> bytes:
         keys = [Key(asked.bucket_type, bucket, key) for bucket, key in asked.names]
-        return wire.encode_repaired(await self._repairs.push(asked.queue, keys))
+        return wire.encode_repair_response(await self._repairs.push(asked.queue, keys))
 
-    async def _roots_of(self, asked: wire.RootsAsked) -> bytes:
-        return wire.encode_hashes(wire.HashesTold((), await self._trees.roots(asked)))
+    async def _roots_of(self, asked: wire.RootsRequest) -> bytes:
+        return wire.encode_hashes(wire.HashesResponse((), await self._trees.roots(asked)))
 
-    async def _leaves_of(self, asked: wire.LeavesAsked) -> bytes:
-        return wire.encode_hashes(wire.HashesTold((), await self._trees.leaves(asked)))
+    async def _leaves_of(self, asked: wire.LeavesRequest) -> bytes:
+        return wire.encode_hashes(wire.HashesResponse((), await self._trees.leaves(asked)))
 
-    async def _clocks_of(self, asked: wire.ClocksAsked) -> bytes:
+    async def _clocks_of(self, asked: wire.ClocksRequest) -> bytes:
         return wire.encode_rows(await self._trees.clocks(asked))
 
     @staticmethod
     async def _question(request: Request) -> bytes:
-        return await request.body(wire.QUESTION_BYTES_MAX, "a question about trees")
+        return await request.body(wire.REQUEST_BYTES_MAX, "a question about trees")
 
     async def _limited(self, request: Request, answer: Coroutine[None, None, bytes]) -> Reply:
         if self.running >= QUESTIONS_MAX:
@@ -77,11 +77,11 @@ class TreeRoutes:
             raise Overloaded(f"{QUESTIONS_MAX} questions about trees are being answered, which is this node's limit")
         self.running += 1
         try:
-            told = wire.RepairAccepted(self._cluster, self._name, await answer)
+            told = wire.PeerResponse(self._cluster, self._name, await answer)
         finally:
             self.running -= 1
         compress = request.query.get("compress", "")
         if compress != wire.ZSTD:
-            return Reply(200, _HEADERS, wire.encode_told(told))
+            return Reply(200, _HEADERS, wire.encode_peer_response(told))
         loop = asyncio.get_running_loop()
-        return Reply(200, _HEADERS, await loop.run_in_executor(None, wire.encode_told, told, compress))
+        return Reply(200, _HEADERS, await loop.run_in_executor(None, wire.encode_peer_response, told, compress))

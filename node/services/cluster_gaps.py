@@ -44,7 +44,7 @@ class ClusterGaps:
         """See Gaps."""
         return self._repairs.waiting(queue)
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
+    async def open_gaps(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """See Gaps. Raises UnknownQueue."""
         self._queues.named(queue)
         compared = self._coverage.compared_types(queue, cluster)

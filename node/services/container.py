@@ -10,21 +10,22 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from isthmus.aae.exchange.local import Led
-from isthmus.aae.folds.fold_rpc import Folding
+from isthmus.aae.folds.fold_rpc import FoldRouter
 from isthmus.aae.folds.folds import Folds
+from isthmus.aae.row_stream.plan import RowPlan
+from isthmus.aae.row_stream.streams import RowStreams
 from isthmus.aae.scheduling.last_comparison import differs
-from isthmus.aae.service import FullSync
-from isthmus.config.settings import PeerSettings, Settings
+from isthmus.aae.service import FullSync, FullSyncConfig
+from isthmus.config.settings import Settings
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.downtimes import Downtimes
 from isthmus.node.services.explain_key import KeyExplainer
+from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
 from isthmus.node.services.fullsync_query import (
     FULLSYNC_REFRESH,
     FULLSYNC_STATUS,
@@ -46,17 +47,11 @@ from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
     RpcRegistry,
     balance_options_of,
-    change_dropped,
-    copy_of,
     default_type_of,
     entry_limit_bytes,
-    in_sync_of,
     links_of,
-    mended,
     portrait_of,
     position_of,
-    row_plan_of,
-    row_streams_of,
     write_limits_of,
 )
 from isthmus.queues.admin import QueueActs
@@ -243,7 +238,7 @@ class NodeServices:
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
-        self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
+        self.reaper.differs = lambda key: differs(self.fullsync.scheduler, key)
         self.coordinator.unreplicated = self.queues.owed
         self.repairs = RepairQueue(self.queues, self.time)
         self.gaps = ClusterGaps(
@@ -255,20 +250,24 @@ class NodeServices:
             self.repairs,
             self.time,
         )
+        self.replicas = NodeReplicas(self.runtime, self.store)
         self.fullsync = self._build_fullsync(metastore)
         self.fullsync_status = FullSyncStatus(self.fullsync, self.queue_coverage, name, self.time)
         self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding()
-        self.row_streams = row_streams_of(
-            self.runtime, self.store, cluster=self.cluster_uuid, cluster_name=settings.node.cluster
-        )
-        self.row_plan = row_plan_of(
-            self.row_streams,
-            self.runtime,
+        self.row_streams = RowStreams(
             self.store,
-            self.controller,
-            partitions=self.membership.partitions,
-            request=self.links.request,
+            cluster=self.cluster_uuid,
+            cluster_name=settings.node.cluster,
+            node=name,
+            replicas=self.replicas,
+        )
+        self.row_plan = RowPlan(
+            self.row_streams,
+            node=name,
+            replicas=self.replicas,
+            layout=NodeLayout(self.controller, self.membership),
+            rpc=self.links,
         )
         self.sink = Sink(
             settings.sink,
@@ -325,68 +324,35 @@ class NodeServices:
         self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(self.fullsync))
         self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
 
-    def _token_for(self, urls: str) -> Path | None:
-        """The token that an added peer of full-sync is shown: that of this node's file, if it names one for each of the
-        URLs, and the same. An operator's act sends no token where no file sends it."""
-        sink, fullsync = self.settings.sink.peers, self.settings.fullsync
-        known = {one.url: one.token_file for one in sink}
-        known |= {url: one.token_file for one in fullsync for url in one.urls.split(",")}
-        tokens = {known.get(url) for url in urls.split(",")}
-        return tokens.pop() if len(tokens) == 1 else None
-
     def _build_fullsync(self, metastore: Metastore) -> FullSync:
-        partitions, name = self.runtime.partitions, self.settings.node.name
+        settings = self.settings
+        config = FullSyncConfig(
+            settings.node.name,
+            self.cluster_uuid,
+            settings.node.data_dir,
+            settings.fullsync,
+            settings.replication.tree_rebuild_ms,
+        )
         return FullSync(
+            config,
             store=self.store,
-            directory=self.settings.node.data_dir,
-            copies=lambda: [copy_of(p, replaying=self.store.needs_replay()) for p in partitions.values()],
-            led=lambda bucket_type: [
-                Led(p.id, p.index, p.partition_count)
-                for p in partitions.values()
-                if p.bucket_type == bucket_type and p.replica.ready
-            ],
-            followed=lambda: [
-                (p.id, tuple(node for node in p.replica.record.replicas if node != name))
-                for p in partitions.values()
-                if p.replica.ready and p.replica.record is not None
-            ],
+            metastore=metastore,
+            replicas=self.replicas,
             members=self.membership,
-            in_sync=lambda partition: in_sync_of(self.runtime, partition),
-            request=self.links.request,
-            mend=lambda partition, *rows: mended(self.runtime, partition, *rows),
-            drop_change=lambda partition, *row: change_dropped(self.runtime, partition, *row),
+            queue_types=self.queue_coverage,
+            rpc=self.links,
+            access=NodePeerAccess(settings, self.credentials),
+            repairs=self.repairs,
+            gaps=self.gaps,
             time=self.time,
             read_pool=self.read_pool,
-            settings=self.settings.fullsync,
-            metastore=metastore,
-            token_for=self._token_for,
-            node=name,
-            cluster_uuid=self.cluster_uuid,
-            access_to=lambda one: self.credentials.access_to(
-                PeerSettings(one.urls.split(",")[0], one.queue, one.cluster, one.token_file)
-            ),
-            repairs=self.repairs,
-            tree_rebuild_ms=self.settings.replication.tree_rebuild_ms,
-            gaps=self.gaps,
-            all_types=lambda one: self.queue_coverage.repair_types(one.queue),
         )
 
-    def _build_folding(self) -> Folding:
-        def led(partition: int) -> tuple[bytes, Led] | None:
-            found = self.runtime.partitions.get(partition)
-            if found is None or not found.replica.ready:
-                return None
-            return found.bucket_type, Led(found.id, found.index, found.partition_count)
-
-        hands = FoldActionsImpl(self.repairs, self.reaper, self.coordinator, self.fullsync.mending)
-        folds = Folds(self.store, led=led, hands=hands, read_pool=self.read_pool)
-        folds.on_damaged = self.fullsync.damaged
-        return Folding(
-            folds,
-            node=self.settings.node.name,
-            leader=self.coordinator.routes.leader,
-            request=self.links.request,
-        )
+    def _build_folding(self) -> FoldRouter:
+        actions = FoldActionsImpl(self.repairs, self.reaper, self.coordinator, self.fullsync.row_repair)
+        folds = Folds(self.store, replicas=self.replicas, actions=actions, read_pool=self.read_pool)
+        folds.on_damaged = self.fullsync.on_damaged_row
+        return FoldRouter(folds, node=self.settings.node.name, leaders=self.coordinator.routes, rpc=self.links)
 
     def _records(self, records: Mapping[int, PartitionRecord]) -> None:
         self.runtime.records_seen(records)

@@ -95,7 +95,7 @@ class FullSyncRefreshResponder:
 
     async def respond(self, request: RefreshFullSync) -> list[str]:
         """See Responder."""
-        manager = self._fullsync.manager
+        manager = self._fullsync.scheduler
         before = set(manager.peers)
         await self._fullsync.documents.refresh()
         names = sorted(name for name in before | manager.peers.keys() if request.peer in (None, name))
@@ -113,7 +113,7 @@ class FullSyncSuspendResponder:
 
     async def respond(self, request: SuspendFullSync) -> list[str]:
         """See Responder."""
-        manager = self._fullsync.manager
+        manager = self._fullsync.scheduler
         names = [name for name in manager.peers if request.peer in (None, name)]
         for name in names:
             if request.suspended:

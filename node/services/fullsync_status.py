@@ -7,7 +7,7 @@ from typing import Any
 
 from isthmus.aae import status
 from isthmus.aae.scheduling.last_comparison import last_comparisons
-from isthmus.aae.scheduling.manager import PeerState
+from isthmus.aae.scheduling.scheduler import PeerState
 from isthmus.aae.service import FullSync
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.repl.model.keys import Key
@@ -25,37 +25,37 @@ class FullSyncStatus:
 
     def trees(self) -> dict[str, Any]:
         """The trees of this node's replicas."""
-        return status.trees_listed(self._fullsync.trees)
+        return status.trees_document(self._fullsync.trees)
 
     def checks(self, results: int = 1) -> dict[str, Any]:
         """The checks of each peer, each with its newest `results`."""
-        manager, now_ms = self._fullsync.manager, self._time.wall_ms()
-        found = status.listed(manager, self._fullsync.healing, results, now_ms, self._coverage.owners())
+        manager, now_ms = self._fullsync.scheduler, self._time.wall_ms()
+        found = status.listed(manager, self._fullsync.gap_healer, results, now_ms, self._coverage.owners())
         for shown in found["peers"]:
             shown["compares"] = self.compared(manager.peers[shown["name"]])
-        found |= status.of_operators(manager)
+        found |= status.operator_overrides(manager)
         return {**self._fullsync.status(), "node": self._node, "sent": self._coverage.sent(), **found}
 
     def proven(self) -> list[dict[str, Any]]:
         """The times up to which queues are proven in sync: {"queue", "bucket_type", "at_ms"}."""
         return [
             {"queue": queue, "bucket_type": bucket_type, "at_ms": at_ms}
-            for peer in self._fullsync.manager.peers.values()
+            for peer in self._fullsync.scheduler.peers.values()
             for queue, bucket_types in self.compared(peer).items()
-            for bucket_type, at_ms in peer.remembered.proven_ms.items()
+            for bucket_type, at_ms in peer.history.proven_ms.items()
             if bucket_type in bucket_types
         ]
 
     def compared(self, peer: PeerState) -> dict[str, list[str]]:
         """Queue -> the bucket types that the checks of `peer` prove for it; see `QueueCoverage.compared`."""
-        cluster = peer.remembered.cluster
+        cluster = peer.history.cluster
         return self._coverage.compared(
             peer.settings.queue, bytes.fromhex(cluster) if cluster else None, peer.bucket_types
         )
 
     def comparisons_of(self, key: Key) -> list[dict[str, Any]]:
         """The last comparison of `key` with each peer, with the queues whose gaps of its bucket type it proves."""
-        manager, name = self._fullsync.manager, key.bucket_type.decode(errors="replace")
+        manager, name = self._fullsync.scheduler, key.bucket_type.decode(errors="replace")
         rows = last_comparisons(manager, key)
         for row in rows:
             compared = self.compared(manager.peers[row["fullsync"]])

@@ -14,7 +14,7 @@ from isthmus.sink import discovery
 
 
 class ClusterMembership:
-    """Answers from the controller's records and registrations. Implements `aae.exchange.cluster.Members`."""
+    """Answers from the controller's records and registrations. Implements `aae.ports.Members`."""
 
     def __init__(self, controller: Controller, settings: Settings, cluster_uuid: bytes) -> None:
         self._controller = controller

@@ -1,7 +1,7 @@
 """What full-sync and folds may do with this cluster: references into queues, tombstones away, keys deleted.
 
 Joins floors that do not know each other: `aae` names what it needs (`aae.scheduling.check.Repairs`,
-`aae.folds.folds.Hands`), `queues` and `repl` have it. Nothing here decides.
+`aae.folds.folds.FoldActions`), `queues` and `repl` have it. Nothing here decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from isthmus.aae.scheduling.check import NoRoom
+from isthmus.aae.folds.folds import FoldActions
+from isthmus.aae.scheduling.check import QueueFull, Repairs
 from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.service import QueueService
@@ -28,14 +29,14 @@ ROOM_WAIT_MS: Final = 30_000
 """How long references wait for room in a queue before whoever brings them is told to come back."""
 
 
-class RepairQueue:
+class RepairQueue(Repairs):
     """References of full-sync (`aae.scheduling.check.Repairs`), and of folds, whose keys come behind these."""
 
     def __init__(self, queues: QueueService, time: TimeSource) -> None:
         self._queues = queues
         self._time = time
 
-    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+    def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """See Repairs. A queue that offers nothing in real time is for repairs alone, and takes all."""
         rules = self._queues.named(queue).filter
         if rules.takes_all(bucket_type):
@@ -58,7 +59,7 @@ class RepairQueue:
         lower = self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)]
         return lower.waiting_count + lower.in_flight_count
 
-    def refused(self, queue: str) -> int:
+    def refused_count(self, queue: str) -> int:
         """See Repairs."""
         return self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)].counts.outcomes[3]
 
@@ -75,7 +76,7 @@ class RepairQueue:
         fitting = [key for key in keys if self._fits(served, key)]
         taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
         if taken < len(fitting):
-            raise NoRoom(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more", taken)
+            raise QueueFull(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more", taken)
         return taken
 
     @staticmethod
@@ -91,23 +92,23 @@ REAPS_AT_ONCE: Final = 16
 """Tombstones that a fold has reaped in one turn of the event loop: some milliseconds."""
 
 
-class FoldActionsImpl:
-    """What folds that act do (`aae.folds.folds.Hands`)."""
+class FoldActionsImpl(FoldActions):
+    """What folds that act do (`aae.folds.folds.FoldActions`)."""
 
-    def __init__(self, repairs: RepairQueue, reaper: Reaper, kv: KeyValue, mending: RowRepair) -> None:
+    def __init__(self, repairs: RepairQueue, reaper: Reaper, kv: KeyValue, row_repair: RowRepair) -> None:
         self._repairs = repairs
         self._reaper = reaper
         self._kv = kv
-        self._mending = mending
+        self._row_repair = row_repair
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """See Hands."""
+        """See FoldActions."""
         taken = await self._repairs.push_last(queue, keys)
         left = len(keys) - taken
         return taken, Counter({f"the filter of queue {queue} leaves it out": left} if left else {})
 
     async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """See Hands."""
+        """See FoldActions."""
         done = 0
         refused: Counter[str] = Counter()
         troubles: list[IsthmusError] = []
@@ -128,12 +129,12 @@ class FoldActionsImpl:
             raise troubles[-1]  # it is none of the keys': whoever folds tries again
         return done, refused
 
-    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
-        """See Hands."""
-        return await self._mending.keys(partition, keys)
+    async def repair(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """See FoldActions."""
+        return await self._row_repair.repair_keys(partition, keys)
 
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
-        """See Hands."""
+        """See FoldActions."""
         answers = await self._kv.write_batch([WriteRequest(key, TOMBSTONE, decode_clock(clock)) for key, clock in keys])
         refused = Counter(f"{a.reason}: {a}" for a in answers if isinstance(a, IsthmusError))
         return len(answers) - refused.total(), refused

@@ -2,10 +2,6 @@
 
 `repl` never reads settings; the daemon builds it with what stands here. Values that an operator leaves open (0, "") get
 their meaning here, once.
-
-What serves rows to batch jobs, made and wired: which copies this node has, and who leads.
-
-The parts are `aae.row_stream.streams` and `aae.row_stream.plan`; the routes are `node.client_api.row_streams`.
 """
 
 from __future__ import annotations
@@ -15,91 +11,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from isthmus.aae.exchange.local import Led
-from isthmus.aae.row_stream.plan import RowPlan
-from isthmus.aae.row_stream.streams import LocalReplica, RowStreams
-from isthmus.aae.trees.tree_cache import ReplicaSnapshot
 from isthmus.config.settings import MB, Settings
 from isthmus.repl.controller.bucket_types import SETTLE_MS, DefaultType
-from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.controller.log_positions import Position
 from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
-from isthmus.repl.model.errors import BadInput, NotLeader
+from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import Registration
 from isthmus.repl.replog.log import FileLog
-from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.security.tls import LinkTls
 from isthmus.repl.store.leveldb import LevelStore
-from isthmus.repl.store.port import Store
 from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.port import Delivery
-
-
-def row_streams_of(runtime: Runtime, store: Store, *, cluster: bytes, cluster_name: str) -> RowStreams:
-    """Streams of the copies on this node."""
-
-    def held(partition: int) -> LocalReplica | None:
-        found = runtime.partitions.get(partition)
-        return None if found is None or found.removed else _held(found, store)
-
-    async def confirm(partition: int) -> None:
-        found = runtime.partitions.get(partition)
-        if found is None:
-            raise NotLeader(f"this node does not lead partition {partition}")
-        await runtime.committed(found)
-
-    return RowStreams(
-        store, cluster=cluster, cluster_name=cluster_name, node=runtime.node, held=held, confirm=confirm
-    )  # fmt: skip
-
-
-def row_plan_of(
-    streams: RowStreams,
-    runtime: Runtime,
-    store: Store,
-    controller: Controller,
-    *,
-    partitions: Callable[[bytes], object],
-    request: Callable[[str, str, bytes, int], Awaitable[bytes]],
-) -> RowPlan:
-    """Plans of the cluster. `partitions(bucket_type)` raises when they are not all known."""
-
-    def ranges(bucket_type: bytes) -> Mapping[int, tuple[tuple[int, int], int]]:
-        partitions(bucket_type)
-        name = bucket_type.decode()
-        return {
-            record.partition: (
-                Led(record.partition, record.index, record.partition_count).segments,
-                record.lineage,
-            )
-            for record in controller.records.values()
-            if record.bucket_type == name
-        }
-
-    return RowPlan(
-        streams,
-        node=runtime.node,
-        copies=lambda bucket_type: [
-            _held(found, store)
-            for found in runtime.partitions.values()
-            if found.bucket_type == bucket_type and not found.removed
-        ],
-        ranges=ranges,
-        urls=lambda: {r.node: r.http_url for r in controller.registrations.values() if r.active and r.http_url},
-        request=request,
-    )
-
-
-def _held(found: Partition, store: Store) -> LocalReplica:
-    replica = found.replica
-    segments = Led(found.id, found.index, found.partition_count).segments
-    whole = replica.far_position is None and not store.needs_replay()
-    return LocalReplica(found.bucket_type, found.id, segments, leads=replica.ready, whole=whole)
-
 
 FACTOR_OF_ENSEMBLE: Final = 3
 """replication.factor where none is set and an ensemble is named: a cluster of several nodes is meant."""
@@ -227,30 +153,6 @@ def position_of(runtime: Runtime, partition: int) -> Position | None:
     return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
 
-def in_sync_of(runtime: Runtime, partition: int) -> list[str]:
-    """The other nodes whose copies of a partition are in sync as this node's is, the leader first; none where this
-    node's is not."""
-    found = runtime.partitions.get(partition)
-    record = None if found is None else found.replica.record
-    if found is None or record is None or found.replica.far_position is not None:
-        return []
-    names = {member.node for member in record.isr}
-    leader = record.leader.node if record.leader else ""
-    return sorted(names - {runtime.node}, key=lambda name: (name != leader, name)) if runtime.node in names else []
-
-
-async def mended(runtime: Runtime, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
-    """`FarStore.mend`, between two batches; False of a copy that is not here any more."""
-    found = runtime.partitions.get(partition)
-    return found is not None and await runtime.mend(found, chunk, seen, upto)
-
-
-async def change_dropped(runtime: Runtime, partition: int, offset: int, seen: bytes) -> bool:
-    """`FarStore.drop_change`, in the same way."""
-    found = runtime.partitions.get(partition)
-    return found is not None and await runtime.drop_change(found, offset, seen)
-
-
 def links_of(
     settings: Settings,
     *,
@@ -298,11 +200,3 @@ class RpcRegistry:
         if handler is None:
             raise BadInput(f"method {method[:64]!r} is not known here: is node {node} of another version?")
         return await handler(node, body)
-
-
-def copy_of(partition: Partition, *, replaying: bool) -> ReplicaSnapshot:
-    """A copy on this node as the keeper of trees sees it."""
-    replica = partition.replica
-    whole = replica.far_position is None and not replaying
-    segments = Led(partition.id, partition.index, partition.partition_count).segments
-    return ReplicaSnapshot(partition.id, partition.bucket_type, replica.member.log_id, replica.applied, whole, segments)

@@ -18,7 +18,7 @@ from isthmus.aae.reconcile.job import ReconcileOptions, reconcile, run
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
 from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
-from isthmus.aae.row_stream.wire import decode_rows_asked
+from isthmus.aae.row_stream.wire import decode_rows_request
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.reconcile import AdminQueue
 from isthmus.repl.model.errors import BadInput, LocalFault
@@ -125,7 +125,7 @@ def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(spark: Any,
 
     def harmed(how: Any) -> Any:
         def rule(path: str, body: bytes) -> bytes | None:
-            return how() if path == "/rows" and decode_rows_asked(body).partition == 1 else None
+            return how() if path == "/rows" and decode_rows_request(body).partition == 1 else None
 
         return rule
 

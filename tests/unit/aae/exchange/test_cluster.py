@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -15,16 +16,18 @@ import zstandard
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.cluster import ClusterTrees, Incomplete
 from isthmus.aae.exchange.compare import ComparedRow
-from isthmus.aae.exchange.local import Led, LocalTrees
-from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked
+from isthmus.aae.exchange.local import LocalTrees
+from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest
+from isthmus.aae.ports import LedPartition
 from isthmus.aae.trees.tree import BRANCH_COUNT, HashTree
-from isthmus.aae.trees.tree_cache import CachedTree, ReplicaSnapshot, TreeCache
+from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import leaf
 from isthmus.repl.model.errors import CodecError, NotReady
 from isthmus.repl.model.keys import key_hash, partition_index, segment_of
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History
+from tests.support.fullsync_fakes import FakeReplicas, FakeRpc
 from tests.support.memory_store import MemoryStore
 
 TYPE = b"default"
@@ -39,22 +42,24 @@ class City:
         self.histories = [History(partition) for partition in range(COUNT)]
         self.leaders: dict[int, str] = {partition: "abc"[partition % 3] for partition in range(COUNT)}
         self.silent: set[str] = set()
-        self.keeper = TreeCache(self.store, directory=directory, copies=list[ReplicaSnapshot], time=SystemTime())
+        self.keeper = TreeCache(self.store, directory=directory, replicas=FakeReplicas(), time=SystemTime())
         self.nodes = {
             name: LocalTrees(
                 self.keeper,
                 self.store,
-                led=lambda _type, n=name: self.led(n),  # type: ignore[misc]
+                replicas=FakeReplicas(led=lambda _type, n=name: self.led(n)),  # type: ignore[misc]
                 read_pool=pool,
-                suspect=lambda *_: None,
+                scrubber=SimpleNamespace(check_soon=lambda *_: None),  # type: ignore[arg-type]
             )
             for name in "abc"
         }
         self.names: dict[tuple[bytes, bytes], int] = {}
 
-    def led(self, name: str) -> list[Led]:
+    def led(self, name: str) -> list[LedPartition]:
         """What a node leads."""
-        return [Led(partition, partition, COUNT) for partition, leader in self.leaders.items() if leader == name]
+        return [
+            LedPartition(partition, partition, COUNT) for partition, leader in self.leaders.items() if leader == name
+        ]
 
     def fill(self, count: int) -> None:
         """Put keys where they belong, and keep the trees."""
@@ -66,7 +71,7 @@ class City:
             self.store.write([PartitionStep(partition, made)])
             tree = HashTree()
             tree.change_all((segment_of(entry.key_hash), entry.leaf_change) for entry in made)
-            self.keeper.kept[partition] = CachedTree(TYPE, 1, tree, len(made))
+            self.keeper.cached[partition] = CachedTree(TYPE, 1, tree, len(made))
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """As `Links.request`."""
@@ -77,7 +82,7 @@ class City:
 
     def whole(self) -> ClusterTrees:
         """The cluster as node `a` answers for it."""
-        return ClusterTrees(self.nodes["a"], Neighbours(), self.request)
+        return ClusterTrees(self.nodes["a"], Neighbours(), FakeRpc(self.request))
 
 
 class Neighbours:
@@ -126,10 +131,10 @@ def test_any_node_answers_for_all_of_the_cluster(city: Story) -> None:
         tree = expected(c)
         for leaders in ("abcab", "aaaaa", "ccccc"):
             c.leaders = dict(enumerate(leaders))
-            assert (await c.whole().roots(RootsAsked(TYPE)) == tree.branch_hashes()).all()
+            assert (await c.whole().roots(RootsRequest(TYPE)) == tree.branch_hashes()).all()
             branches = tuple(tree.branch_hashes().nonzero()[0].tolist())[:40]
             for bits in (20, 12):
-                found = (await c.whole().leaves(LeavesAsked(TYPE, branches, bits))).reshape(len(branches), -1)
+                found = (await c.whole().leaves(LeavesRequest(TYPE, branches, bits))).reshape(len(branches), -1)
                 for at, branch in enumerate(branches):
                     assert (found[at] == tree.leaves(branch, bits)).all()
 
@@ -144,16 +149,16 @@ def test_rows_of_segments_come_whole_and_in_bounded_parts(city: Story) -> None:
             wanted = sorted({key_hash(*name) >> (64 - bits) for name in c.names})[::2]
             left, found = tuple(wanted), []
             while left:
-                told = await c.whole().clocks(ClocksAsked(TYPE, left, bits, 0, 0, rows))
+                told = await c.whole().clocks(ClocksRequest(TYPE, left, bits, 0, 0, rows))
                 found += told.rows
                 left = left[told.covered :]
             names = [(row.bucket, row.key) for row in found]
             assert sorted(names) == sorted(n for n in c.names if key_hash(*n) >> (64 - bits) in set(wanted))
         one = next(iter(c.histories[0].latest.values()))
         segment = (segment_of(one.key_hash),)
-        told = await c.whole().clocks(ClocksAsked(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
+        told = await c.whole().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
         assert [row.key for row in told.rows] == [one.key]
-        assert (await c.whole().clocks(ClocksAsked(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
+        assert (await c.whole().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
 
     city(story)
 
@@ -163,7 +168,7 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, mo
     on one node or spread over all; so are those that a time range leaves out. None is lost between the parts."""
     most = 4  # one segment of 2^20 has one of the keys, or two
 
-    async def parts(c: City, asked: ClocksAsked) -> list[int]:
+    async def parts(c: City, asked: ClocksRequest) -> list[int]:
         found: list[tuple[bytes, bytes]] = []
         sizes = []
         while asked.segments:
@@ -178,17 +183,17 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, mo
         every = tuple(sorted({segment_of(key_hash(*name)) for name in c.names}))
         for leaders in ("aaaaa", "abcab", "ccccc"):
             c.leaders = dict(enumerate(leaders))
-            assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 70))) <= 70 + most
+            assert max(await parts(c, ClocksRequest(TYPE, every, 20, 0, 0, 70))) <= 70 + most
             coarse = tuple(range(1 << 12))
-            assert max(await parts(c, ClocksAsked(TYPE, coarse, 12, 0, 0, 10))) <= 10 + most + 4
+            assert max(await parts(c, ClocksRequest(TYPE, coarse, 12, 0, 0, 10))) <= 10 + most + 4
         monkeypatch.setattr("isthmus.aae.exchange.local.ANSWER_BYTES", 20 * 50)
         for leaders, nodes in (("aaaaa", 1), ("abcab", 3)):
             c.leaders = dict(enumerate(leaders))
-            assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= nodes * (25 + most)
+            assert max(await parts(c, ClocksRequest(TYPE, every, 20, 0, 0, 1_000))) <= nodes * (25 + most)
         monkeypatch.setattr("isthmus.aae.exchange.cluster.ANSWER_BYTES", 20 * 50)
-        assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
+        assert max(await parts(c, ClocksRequest(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
         monkeypatch.setattr("isthmus.aae.exchange.local.READ_ROWS_MAX", 50)
-        assert len(await parts(c, ClocksAsked(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
+        assert len(await parts(c, ClocksRequest(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
 
     city(story)
 
@@ -202,11 +207,11 @@ def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
     async def story(city: City) -> None:
         monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
         segments = tuple(sorted({segment_of(key_hash(*name)) for name in city.names}))
-        asked = ClocksAsked(TYPE, segments, 20, 0, 0, 1_000_000)
+        asked = ClocksRequest(TYPE, segments, 20, 0, 0, 1_000_000)
         node = city.nodes["a"]
         read = node._read
 
-        def moved(led: Sequence[Led], asked: ClocksAsked) -> tuple[list[ComparedRow], int]:
+        def moved(led: Sequence[LedPartition], asked: ClocksRequest) -> tuple[list[ComparedRow], int]:
             if city.leaders[0] == "b":
                 return read(led, asked)
             time.sleep(0.05)  # until the others have told what they lead
@@ -229,21 +234,21 @@ def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyP
         whole = c.whole()
         del c.leaders[3]
         with pytest.raises(Incomplete, match="1 partition has no leader that answers, 3 first"):
-            await whole.roots(RootsAsked(TYPE))
+            await whole.roots(RootsRequest(TYPE))
         c.leaders[3] = "a"
         c.silent = {"b"}
         with pytest.raises(Incomplete, match="no connection to node b"):
-            await whole.clocks(ClocksAsked(TYPE, (1,), 20, 0, 0, 10))
+            await whole.clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))
         c.silent = set()
-        kept = c.keeper.kept[2]
+        kept = c.keeper.cached[2]
         kept.tree, kept.reason = None, "rebuilding"
         with pytest.raises(Incomplete, match="partition 2: rebuilding"):
-            await whole.leaves(LeavesAsked(TYPE, (1,), 20))
+            await whole.leaves(LeavesRequest(TYPE, (1,), 20))
         kept.tree = HashTree()
         original = c.led
-        c.led = lambda name: [*original(name), Led(1, 1, COUNT)]  # type: ignore[method-assign]
+        c.led = lambda name: [*original(name), LedPartition(1, 1, COUNT)]  # type: ignore[method-assign]
         with pytest.raises(Incomplete, match="partition 1 is moving"):
-            await whole.roots(RootsAsked(TYPE))
+            await whole.roots(RootsRequest(TYPE))
 
     city(story)
 
@@ -258,9 +263,9 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
     async def story(c: City) -> None:
         c.leaders = dict(enumerate("aacca"))
         original = c.led
-        c.led = lambda name: [Led(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
+        c.led = lambda name: [LedPartition(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
         c.silent = {"b"}
-        for asked in (c.whole().roots(RootsAsked(TYPE)), c.whole().clocks(ClocksAsked(TYPE, (1,), 20, 0, 0, 10))):
+        for asked in (c.whole().roots(RootsRequest(TYPE)), c.whole().clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))):
             with pytest.raises(Incomplete, match=r"1 node does not answer .*no connection to node b"):
                 await asked
 
@@ -270,41 +275,45 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
     """An answer asked for with zstd says what the plain one does, in fewer bytes; small ones stay as they are, and a
     frame that hides its size, or says too much, is refused."""
-    told = wire.RepairAccepted(bytes(16), "west", b"rows " * 10_000)
-    packed = wire.encode_told(told, wire.ZSTD)
-    assert len(packed) < len(wire.encode_told(told)) / 10
-    assert wire.decode_told(packed) == told
+    told = wire.PeerResponse(bytes(16), "west", b"rows " * 10_000)
+    packed = wire.encode_peer_response(told, wire.ZSTD)
+    assert len(packed) < len(wire.encode_peer_response(told)) / 10
+    assert wire.decode_peer_response(packed) == told
     small = told._replace(body=b"few")
-    assert wire.encode_told(small, wire.ZSTD) == wire.encode_told(small) == wire.encode_told(small, "other")
+    assert (
+        wire.encode_peer_response(small, wire.ZSTD)
+        == wire.encode_peer_response(small)
+        == wire.encode_peer_response(small, "other")
+    )
     silent = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1_000)
     large = zstandard.ZstdCompressor().compress(bytes(wire.MESSAGE_BYTES_MAX + 1))
     for frame in (silent, large, b"rubbish"):
         with pytest.raises(CodecError):
-            wire.decode_told(msgpack.packb([wire.VERSION, bytes(16), "west", frame, wire.ZSTD]))
+            wire.decode_peer_response(msgpack.packb([wire.VERSION, bytes(16), "west", frame, wire.ZSTD]))
 
 
 def test_messages_that_are_none_are_refused() -> None:
     """Cut, of another version, out of range, or not in order: each is a CodecError that says what is due."""
-    good = wire.encode_clocks_asked(ClocksAsked(TYPE, (1, 5), 20, 0, 0, 10))
-    assert wire.decode_clocks_asked(good) == ClocksAsked(TYPE, (1, 5), 20, 0, 0, 10)
+    good = wire.encode_clocks_request(ClocksRequest(TYPE, (1, 5), 20, 0, 0, 10))
+    assert wire.decode_clocks_request(good) == ClocksRequest(TYPE, (1, 5), 20, 0, 0, 10)
     for bad in (
         good[:-1],
-        wire.encode_clocks_asked(ClocksAsked(TYPE, (5, 1), 20, 0, 0, 10)),
-        wire.encode_clocks_asked(ClocksAsked(TYPE, (1 << 20,), 20, 0, 0, 10)),
-        wire.encode_clocks_asked(ClocksAsked(TYPE, (), 20, 0, 0, 10)),
-        wire.encode_clocks_asked(ClocksAsked(TYPE, (1,), 21, 0, 0, 10)),
-        wire.encode_clocks_asked(ClocksAsked(TYPE, (1,), 20, 0, 0, 1 << 40)),
+        wire.encode_clocks_request(ClocksRequest(TYPE, (5, 1), 20, 0, 0, 10)),
+        wire.encode_clocks_request(ClocksRequest(TYPE, (1 << 20,), 20, 0, 0, 10)),
+        wire.encode_clocks_request(ClocksRequest(TYPE, (), 20, 0, 0, 10)),
+        wire.encode_clocks_request(ClocksRequest(TYPE, (1,), 21, 0, 0, 10)),
+        wire.encode_clocks_request(ClocksRequest(TYPE, (1,), 20, 0, 0, 1 << 40)),
         b"",
         b"\xc1",
     ):
         with pytest.raises(CodecError):
-            wire.decode_clocks_asked(bad)
+            wire.decode_clocks_request(bad)
     with pytest.raises(wire.UnknownExchangeVersion, match="form 9"):
-        wire.decode_roots_asked(b"\x92\x09\xc4\x01a")
+        wire.decode_roots_request(b"\x92\x09\xc4\x01a")
     with pytest.raises(CodecError, match="not a question for leaves"):
-        wire.decode_leaves_asked(wire.encode_leaves_asked(LeavesAsked(TYPE, (BRANCH_COUNT,), 20)))
-    told = wire.RowsTold((wire.TreeReadiness(1, True, ""),), 1, [ComparedRow(b"b", b"k", b"c", 1 << 63, 5, True)])
-    asked = ClocksAsked(TYPE, (1,), 20, 0, 0, 10)
+        wire.decode_leaves_request(wire.encode_leaves_request(LeavesRequest(TYPE, (BRANCH_COUNT,), 20)))
+    told = wire.RowsResponse((wire.TreeReadiness(1, True, ""),), 1, [ComparedRow(b"b", b"k", b"c", 1 << 63, 5, True)])
+    asked = ClocksRequest(TYPE, (1,), 20, 0, 0, 10)
     assert wire.decode_rows(wire.encode_rows(told), asked) == told
     with pytest.raises(CodecError):
         wire.decode_rows(wire.encode_rows(told._replace(covered=2)), asked)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, by_key, compared
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, by_key, compare
 from isthmus.aae.exchange.exchange import (
     Clocks,
     ExchangeVerdict,
@@ -87,7 +87,7 @@ class Run:
 
     def verdict(
         self,
-        wanted: Callable[[bytes, bytes], bool] | None = None,
+        key_filter: Callable[[bytes, bytes], bool] | None = None,
         since_ms: int = 0,
         segments_at_once: int = 300,
         branches_at_once: int = 100,
@@ -98,7 +98,7 @@ class Run:
         machine = exchange(
             self.findings,
             size_bits=SIZE_BITS,
-            wanted=wanted,
+            key_filter=key_filter,
             partial=since_ms > 0,
             branches_at_once=branches_at_once,
             segments_at_once=segments_at_once,
@@ -210,10 +210,10 @@ def test_what_a_filter_leaves_out_is_never_a_difference() -> None:
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"1"], sink.rows[b"b", b"2"]
     run = Run(source, sink)
-    assert run.verdict(wanted=lambda bucket, key: key != b"1") is ExchangeVerdict.REPAIRED
+    assert run.verdict(key_filter=lambda bucket, key: key != b"1") is ExchangeVerdict.REPAIRED
     assert set(run.repaired) == {b"2"}
     run = Run(source, sink)
-    assert run.verdict(wanted=lambda bucket, key: False) is ExchangeVerdict.IN_SYNC
+    assert run.verdict(key_filter=lambda bucket, key: False) is ExchangeVerdict.IN_SYNC
     assert run.findings.filtered == 2
 
 
@@ -451,6 +451,6 @@ def test_the_words_of_a_difference() -> None:
         (old, row(1, ((A, 1, 0),), hash64=9)): (DifferenceKind.CORRUPT, BehindSide.BOTH),
     }
     for (mine, theirs), (kind, side) in pairs.items():
-        (found,) = compared(by_key([mine]), by_key([theirs]))
+        (found,) = compare(by_key([mine]), by_key([theirs]))
         assert (found.kind, found.side) == (kind, side)
-    assert compared(by_key([old]), by_key([old])) == []
+    assert compare(by_key([old]), by_key([old])) == []

@@ -23,17 +23,17 @@ def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
     def asked(path: str, question: bytes, decode: Callable[[bytes], Any]) -> Any:
         assert path.startswith(wire.PATHS[3])
         sizes.append(len(question))
-        names = wire.decode_repair_asked(question).names
+        names = wire.decode_repair_request(question).names
         told.extend(names)
-        return decode(wire.encode_repaired(len(names)))
+        return decode(wire.encode_repair_response(len(names)))
 
-    peer._asked = asked  # type: ignore[method-assign]
+    peer._post = asked  # type: ignore[method-assign]
     names = [(b"b" * 4_096, b"%04d" % n * 1_024) for n in range(300)] + [(b"b", b"k" * 65_536)] * 2 + [(b"b", b"k")]
     for some in (names, [], names[-1:]):
         told.clear()
         assert asyncio.run(peer.repair("to-east", b"default", some)) == len(some)
         assert told == some
-    assert max(sizes) <= wire.QUESTION_BYTES_MAX
+    assert max(sizes) <= wire.REQUEST_BYTES_MAX
     peer.close()
 
 
@@ -49,7 +49,7 @@ def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) ->
             asked.append(node)
             if status:
                 raise HttpRefused("no", status, "x")
-            return wire.encode_told(wire.RepairAccepted(b"p" * 16, "west", wire.encode_repaired(1)))
+            return wire.encode_peer_response(wire.PeerResponse(b"p" * 16, "west", wire.encode_repair_response(1)))
 
         return post
 

@@ -12,9 +12,9 @@ import structlog.testing
 
 from isthmus.aae.exchange.compare import ComparedRow, DifferenceKind, KeyDifference
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
-from isthmus.aae.exchange.run import ExchangeOutcome, ExchangeScope, run
-from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
-from isthmus.aae.scheduling.check import CORRUPT_LOGGED, NoRoom, PeerCheck, PeerChecker
+from isthmus.aae.exchange.run import ExchangeActions, ExchangeOutcome, ExchangeScope, run
+from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest, RowsResponse
+from isthmus.aae.scheduling.check import CORRUPT_LOGGED, PeerCheck, PeerChecker, QueueFull
 from isthmus.aae.scheduling.schedule import CheckKind as CheckKind
 from isthmus.aae.scheduling.schedule import TimeRange
 from isthmus.aae.trees.tree import Hashes, HashTree
@@ -47,18 +47,18 @@ class Town:
             tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=False))
         return tree
 
-    async def roots(self, asked: RootsAsked) -> Hashes:
+    async def roots(self, asked: RootsRequest) -> Hashes:
         """See Side."""
         assert asked.bucket_type == b"default"
         return self._tree("roots").branch_hashes()
 
-    async def leaves(self, asked: LeavesAsked) -> Hashes:
+    async def leaves(self, asked: LeavesRequest) -> Hashes:
         """See Side."""
         tree = self._tree("leaves")
         found: Hashes = np.concatenate([tree.leaves(branch, asked.size_bits) for branch in asked.branches])
         return found
 
-    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+    async def clocks(self, asked: ClocksRequest) -> RowsResponse:
         """See Side."""
         self._tree("clocks")
         segments = set(asked.segments)
@@ -69,24 +69,30 @@ class Town:
             and r.modified_ms >= asked.since_ms
             and (not asked.before_ms or r.modified_ms < asked.before_ms)
         ]
-        return RowsTold((), len(asked.segments), rows)
+        return RowsResponse((), len(asked.segments), rows)
+
+
+class RecordingActions(ExchangeActions):
+    """Records what a run hands over; takes all of it."""
+
+    def __init__(self) -> None:
+        self.repaired: list[KeyDifference] = []
+
+    async def repair(self, differences: Sequence[KeyDifference]) -> int:
+        """See ExchangeActions."""
+        self.repaired.extend(differences)
+        return len(differences)
+
+    async def pause(self) -> None:
+        """See ExchangeActions."""
+        await asyncio.sleep(0)
 
 
 def outcome(source: Town, sink: Town, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
     """How a run ends, and what it hands over."""
-    repaired: list[KeyDifference] = []
-
-    async def repair(differences: Sequence[KeyDifference]) -> int:
-        repaired.extend(differences)
-        return len(differences)
-
-    async def pause() -> None:
-        await asyncio.sleep(0)
-
-    async def story() -> ExchangeOutcome:
-        return await run(source, sink, scope, findings=Findings(), repair=repair, pause=pause, timeout_s=10)
-
-    return asyncio.run(story()), repaired
+    actions = RecordingActions()
+    ended = asyncio.run(run(source, sink, scope, findings=Findings(), actions=actions, timeout_s=10))
+    return ended, actions.repaired
 
 
 def test_a_range_that_does_not_hold_what_differs_is_not_in_sync() -> None:
@@ -157,7 +163,7 @@ class Taking:
 
     refused_total = 0
 
-    def refused(self, queue: str) -> int:
+    def refused_count(self, queue: str) -> int:
         """See Repairs."""
         return self.refused_total
 
@@ -165,7 +171,7 @@ class Taking:
         """See Repairs."""
         return len(keys)
 
-    def wanted(self, queue: str, bucket_type: bytes) -> None:
+    def key_filter(self, queue: str, bucket_type: bytes) -> None:
         """See Repairs."""
 
 
@@ -176,7 +182,7 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     named = []
     for times in (TimeRange(4_000, 9_000), None):
-        checker = PeerChecker(settings, source=source, sink=sink, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
+        checker = PeerChecker(settings, source=source, sink=sink, repairs=Taking(), random=Random(1))  # type: ignore[arg-type]
         check = PeerCheck("default", CheckKind.RANGE, times, "", 10_000)
         ended = asyncio.run(checker.check(check, Findings()))
         assert ended.verdict is ExchangeVerdict.REPAIRED
@@ -193,7 +199,7 @@ def test_a_check_says_that_what_it_repairs_was_refused_there_before() -> None:
     where to look; once equal nothing is said."""
     source, sink, taking = Town(row(b"b", b"large", 5_000)), Town(), Taking()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
-    checker = PeerChecker(settings, source=source, sink=sink, repairs=taking, chance=Random(1))  # type: ignore[arg-type]
+    checker = PeerChecker(settings, source=source, sink=sink, repairs=taking, random=Random(1))  # type: ignore[arg-type]
     check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
     first = asyncio.run(checker.check(check, Findings()))
     assert (first.verdict, first.reason, first.refused) == (ExchangeVerdict.REPAIRED, "", 0)
@@ -218,7 +224,7 @@ class Filling(Taking):
         taken = min(len(keys), self.room - self.held)
         self.held += taken
         if taken < len(keys):
-            raise NoRoom(f"queue {queue} has no room for more", taken)
+            raise QueueFull(f"queue {queue} has no room for more", taken)
         return taken
 
 
@@ -227,19 +233,19 @@ def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
     until it is proven, and not called a failure beyond this side."""
     source, sink = Town(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), Town()
 
-    def checker_of(queue: Filling, rate: int) -> PeerChecker:
+    def make_checker(queue: Filling, rate: int) -> PeerChecker:
         settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=rate)
-        return PeerChecker(settings, source=source, sink=sink, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
+        return PeerChecker(settings, source=source, sink=sink, repairs=queue, random=Random(1))  # type: ignore[arg-type]
 
     check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
     full, findings = Filling(1_200), Findings()
-    ended = asyncio.run(checker_of(full, 0).check(check, findings))
+    ended = asyncio.run(make_checker(full, 0).check(check, findings))
     assert (ended.verdict, findings.differences) == (ExchangeVerdict.INCOMPLETE, 1_500)
     assert (full.held, findings.queued) == (1_200, 1_200)
 
     async def cut() -> None:
         """As its time-out does, while the rate is kept."""
-        running = asyncio.ensure_future(checker_of(slow, 1).check(check, findings))
+        running = asyncio.ensure_future(make_checker(slow, 1).check(check, findings))
         while not slow.held:
             await asyncio.sleep(0.005)
         running.cancel()
@@ -255,7 +261,7 @@ def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> N
     rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     sides = {"source": Town(*rows), "sink": Town(*(r._replace(hash64=8) for r in rows))}
-    checker = PeerChecker(settings, **sides, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
+    checker = PeerChecker(settings, **sides, repairs=Taking(), random=Random(1))  # type: ignore[arg-type]
     for began_ms in (10_000, 20_000):
         with structlog.testing.capture_logs() as logged:
             asyncio.run(checker.check(PeerCheck("default", CheckKind.ALL, None, "", began_ms), Findings()))

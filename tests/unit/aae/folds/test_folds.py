@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from xxhash import xxh64_intdigest
 
-from isthmus.aae.exchange.local import Led
 from isthmus.aae.folds import folds
 from isthmus.aae.folds.fold_rpc import (
-    Folding,
-    asked_of,
-    decode_asked,
+    FoldRouter,
     decode_page,
-    encode_asked,
+    decode_request,
     encode_page,
-    shown,
+    encode_request,
+    page_document,
+    parse_fold_request,
     text_of,
 )
-from isthmus.aae.folds.folds import UNREADABLE, FoldCursor, FoldKind, FoldRequest, Folds, FoldScope, Page
+from isthmus.aae.folds.folds import UNREADABLE, FoldActions, FoldCursor, FoldKind, FoldRequest, Folds, FoldScope, Page
+from isthmus.aae.ports import Leaders, LedPartition
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash, segment_of
@@ -33,11 +33,12 @@ from isthmus.repl.store import rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import CLUSTER, open_store
+from tests.support.fullsync_fakes import FakeReplicas, FakeRpc
 
 PARTITION = 3
 
 
-class Hands:
+class FakeFoldActions(FoldActions):
     """Takes all but what it is told to refuse."""
 
     def __init__(self) -> None:
@@ -47,24 +48,24 @@ class Hands:
         self.mended: list[tuple[bytes, bytes]] = []
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """See folds.Hands."""
+        """See FoldActions."""
         assert queue == "to-west"
         self.pushed += keys
         return len(keys), Counter()
 
     async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """See folds.Hands."""
+        """See FoldActions."""
         self.reaped += keys[:1]
         return 1, Counter({"waits for queue to-west": len(keys) - 1})
 
-    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
-        """See folds.Hands."""
+    async def repair(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """See FoldActions."""
         assert partition == PARTITION
         self.mended += keys
         return len(keys), Counter()
 
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
-        """See folds.Hands."""
+        """See FoldActions."""
         self.erased += keys
         return len(keys), Counter()
 
@@ -74,7 +75,7 @@ class Lab:
 
     def __init__(self, store: LevelStore, pool: ThreadPoolExecutor) -> None:
         self.store = store
-        self.hands = Hands()
+        self.actions = FakeFoldActions()
         self.names: list[tuple[bytes, bytes]] = []
         entries = []
         for n in range(300):
@@ -103,8 +104,10 @@ class Lab:
         store.write([PartitionStep(PARTITION, entries)])
         self.folds = Folds(
             store,
-            led=lambda p: (b"default", Led(PARTITION, 0, 1)) if p == PARTITION else None,
-            hands=self.hands,
+            replicas=FakeReplicas(
+                led_partition=lambda p: (b"default", LedPartition(PARTITION, 0, 1)) if p == PARTITION else None
+            ),
+            actions=self.actions,
             read_pool=pool,
         )
 
@@ -114,7 +117,7 @@ class Lab:
         async def ask() -> list[Page]:
             pages, place = [], FoldCursor()
             while True:
-                page = await self.folds.page(PARTITION, asked._replace(place=place))
+                page = await self.folds.page(PARTITION, asked._replace(cursor=place))
                 pages.append(page)
                 if page.next is None:
                     return pages
@@ -201,13 +204,13 @@ def test_acts_are_done_once_and_not_at_all_when_tried_dry(lab: Lab) -> None:
             sum(page.matched for page in pages)
             == {FoldKind.REPL_KEYS: 100, FoldKind.REAP_TOMBS: 10, FoldKind.ERASE_KEYS: 90}[kind]
         )
-    assert lab.hands.pushed == []
-    assert lab.hands.reaped == []
-    assert lab.hands.erased == []
+    assert lab.actions.pushed == []
+    assert lab.actions.reaped == []
+    assert lab.actions.erased == []
     lab.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
-    assert sorted(lab.hands.pushed) == sorted(Key(b"default", *name) for name in lab.names[::3])
+    assert sorted(lab.actions.pushed) == sorted(Key(b"default", *name) for name in lab.names[::3])
     lab.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
-    assert sorted(lab.hands.erased) == sorted(
+    assert sorted(lab.actions.erased) == sorted(
         (Key(b"default", *lab.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
     )
     pages = lab.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
@@ -228,19 +231,19 @@ def test_damage_is_named(lab: Lab) -> None:
     found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
     assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
     assert "hash differs" in found[0].note
-    assert lab.hands.mended == [(bucket, key)]
+    assert lab.actions.mended == [(bucket, key)]
     unreadable, name = lab.names[5], lab.names[5][1]
     entry = make_entry(
         EntryKind.DATA, 1, 301, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(*unreadable),
         previous_offset=5, bucket=unreadable[0], key=name, row=b"\xc1 no row", payload=b"x",
     )  # fmt: skip
     lab.store.write([PartitionStep(PARTITION, [entry])])
-    lab.hands.mended.clear()
+    lab.actions.mended.clear()
     lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
-    assert lab.hands.mended == []
+    assert lab.actions.mended == []
     found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
     assert sorted((one.bucket, one.key) for one in found) == sorted([(bucket, key), unreadable])
-    assert sorted(lab.hands.mended) == sorted([(bucket, key), unreadable])
+    assert sorted(lab.actions.mended) == sorted([(bucket, key), unreadable])
     assert "its key row cannot be read" in [one.note for one in found]
 
 
@@ -262,9 +265,9 @@ def test_damage_is_named_within_the_scope_alone(lab: Lab) -> None:
         FoldScope(bucket=lost[0], key_to=later[1]),
         FoldScope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
     ):
-        lab.hands.mended.clear()
+        lab.actions.mended.clear()
         assert lab.found(FoldKind.REPAIR_KEYS, scope) == [lost]
-        assert lab.hands.mended == [lost]
+        assert lab.actions.mended == [lost]
     assert lab.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
     assert lab.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
 
@@ -274,13 +277,13 @@ def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
 
     async def story() -> None:
         leaders: dict[int, str] = {PARTITION: "n2"}
-        n2 = Folding(lab.folds, node="n2", leader=leaders.get, request=_nobody)
+        n2 = FoldRouter(lab.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())
 
         async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
             assert (node, timeout_ms > 0) == ("n2", True)
             return await n2.request_handlers()[method]("n1", body)
 
-        n1 = Folding(lab.folds, node="n1", leader=leaders.get, request=request)
+        n1 = FoldRouter(lab.folds, node="n1", leaders=Routes(leaders), rpc=FakeRpc(request))
         asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope(segments=(0, 1 << 19)))
         assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
         with pytest.raises(NotReady, match="no leader"):
@@ -292,8 +295,15 @@ def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
     asyncio.run(story())
 
 
-async def _nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-    raise AssertionError(node, method, body, timeout_ms)
+class Routes(Leaders):
+    """Leaders by partition."""
+
+    def __init__(self, leaders: Mapping[int, str | None]) -> None:
+        self._leaders = leaders
+
+    def leader(self, partition: int) -> str | None:
+        """See Leaders."""
+        return self._leaders.get(partition)
 
 
 def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
@@ -301,18 +311,18 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
     asked = FoldRequest(
         FoldKind.FIND_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 4, 5, None), FoldCursor(7, b"n"), "", True
     )
-    assert decode_asked(encode_asked(3, asked)) == (3, asked)
+    assert decode_request(encode_request(3, asked)) == (3, asked)
     page = asyncio.run(lab.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope())))
     assert decode_page(encode_page(page)) == page
-    for bad in (b"", b"\x90", encode_page(page)[:-1], encode_asked(3, asked)):
+    for bad in (b"", b"\x90", encode_page(page)[:-1], encode_request(3, asked)):
         with pytest.raises(CodecError):
             decode_page(bad)
-    row = shown(page)
+    row = page_document(page)
     assert row["next"] is not None
-    assert asked_of({"kind": "find-keys", "next": row["next"]}).place == page.next
-    assert asked_of({"kind": "erase-keys"}).dry
-    assert not asked_of({"kind": "erase-keys", "dry_run": False}).dry
-    assert asked_of({"kind": "find-keys", "bucket": text_of(b"\xff\x00%")}).scope.bucket == b"\xff\x00%"
+    assert parse_fold_request({"kind": "find-keys", "next": row["next"]}).cursor == page.next
+    assert parse_fold_request({"kind": "erase-keys"}).dry
+    assert not parse_fold_request({"kind": "erase-keys", "dry_run": False}).dry
+    assert parse_fold_request({"kind": "find-keys", "bucket": text_of(b"\xff\x00%")}).scope.bucket == b"\xff\x00%"
     for wish in (
         {"kind": "burn"}, {"kind": "repl-keys"}, {"kind": "find-keys", "key_from": "a"},
         {"kind": "find-keys", "since_ms": "x"}, {"kind": "find-keys", "next": {"segment": 1}},
@@ -325,7 +335,7 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
         {"kind": "object-stats", "since_ms": 5, "before_ms": 5},
     ):  # fmt: skip
         with pytest.raises(CodecError):
-            asked_of(wish)
+            parse_fold_request(wish)
 
 
 def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
@@ -336,7 +346,7 @@ def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
         reading, most = 0, 0
         read = lab.folds._read
 
-        def slowly(led: Led, asked: FoldRequest) -> object:
+        def slowly(led: LedPartition, asked: FoldRequest) -> object:
             nonlocal reading, most
             reading += 1
             most = max(most, reading)
@@ -366,20 +376,20 @@ def test_a_page_whose_partition_has_moved_meanwhile_is_none(lab: Lab) -> None:
 
     async def story() -> None:
         leads = True
-        read, led = lab.folds._read, lab.folds._led
+        read, led = lab.folds._read, lab.folds._replicas.led_partition
 
-        def moved(place: Led, asked: FoldRequest) -> object:
+        def moved(place: LedPartition, asked: FoldRequest) -> object:
             nonlocal leads
             leads = False
             return read(place, asked)
 
         lab.folds._read = moved  # type: ignore[assignment, method-assign]
-        lab.folds._led = lambda partition: led(partition) if leads else None
+        lab.folds._replicas = FakeReplicas(led_partition=lambda partition: led(partition) if leads else None)
         for kind in (FoldKind.OBJECT_STATS, FoldKind.REPL_KEYS):
             leads = True
             with pytest.raises(NotLeader):
                 await lab.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
-        assert not lab.hands.pushed
+        assert not lab.actions.pushed
 
     asyncio.run(story())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compared, lasting
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compare, confirm
 from isthmus.aae.reconcile.verdicts import (
     CandidateKey,
     Name,
@@ -57,13 +57,13 @@ def test_verdicts_are_those_of_full_sync() -> None:
             later_one, later_two = one, two
         mine, theirs = ({} if row is None else {NAME: row} for row in (one, two))
         first = first_look(mine, theirs)
-        differed = compared(rows_of(mine), rows_of(theirs))
+        differed = compare(rows_of(mine), rows_of(theirs))
         assert len(first.candidates) == len(differed)
         assert first.match + len(first.candidates) == len(mine.keys() | theirs.keys())
         if not differed:
             continue
         later = [rows_of({} if row is None else {NAME: row}) for row in (later_one, later_two)]
-        still, transient = lasting(differed, *later)
+        still, transient = confirm(differed, *later)
         said = second_look(first.candidates[0], later_one, later_two)
         kinds.add((said.verdict, said.kind))
         assert said.verdict is (VerdictKind.DIVERGED if still else VerdictKind.TRANSIENT)

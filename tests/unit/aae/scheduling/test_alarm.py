@@ -23,15 +23,15 @@ def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:
 
         alarm = SchedulerAlarm()
         now_ms = int(time.time() * 1000)
-        alarm.ring_at(now_ms + 3_600_000, lambda: ring("never"))
-        alarm.ring_at(now_ms - 60_000, lambda: ring("gone"))
+        alarm.set_at(now_ms + 3_600_000, lambda: ring("never"))
+        alarm.set_at(now_ms - 60_000, lambda: ring("gone"))
         async with asyncio.timeout(10):
             await heard.wait()
         heard.clear()
-        alarm.ring_at(int(time.time() * 1000) + 50, lambda: ring("soon"))
+        alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("soon"))
         async with asyncio.timeout(10):
             await heard.wait()
-        alarm.ring_at(int(time.time() * 1000) + 50, lambda: ring("stopped"))
+        alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("stopped"))
         alarm.stop()
         await asyncio.sleep(0.2)
         assert rung == [("gone", threading.get_ident()), ("soon", threading.get_ident())]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,20 +16,21 @@ from isthmus.aae.exchange.run import ExchangeOutcome
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
 from isthmus.aae.scheduling.gap_healing import (
     FOLLOWING,
-    LOOK_S,
     MARGIN_MS,
+    POLL_S,
     WAIT_MS,
     GapHealer,
     Gaps,
     GapToHeal,
-    needed,
     proven,
-    unsettled,
+    range_to_check,
+    repairs_unproven,
 )
 from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory
-from isthmus.aae.scheduling.manager import Manager
 from isthmus.aae.scheduling.schedule import DAY_MS, CheckKind, PeerScheduleState, TimeRange
+from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
+from tests.support.fullsync_fakes import FakeMembers
 
 START = 1_699_920_000_000  # midnight UTC
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=1)
@@ -45,11 +47,11 @@ def test_which_times_prove_a_gap_and_which_checks_do() -> None:
     """Gaps that have ended, of compared bucket types, make one range; a check that began before a gap had ended, or of
     another bucket type, proves nothing; references of a lower priority may be of every type that their queue takes, and
     need a comparison of each of them."""
-    assert needed([GROWING, FOREIGN, LOWER], ["default"], START) is None
-    assert needed([ENDED, GROWING, FOREIGN], ["default"], START) == TimeRange(
+    assert range_to_check([GROWING, FOREIGN, LOWER], ["default"], START) is None
+    assert range_to_check([ENDED, GROWING, FOREIGN], ["default"], START) == TimeRange(
         START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS
     )
-    assert needed([ENDED, LOWER], ["default", "other"], START) == TimeRange(
+    assert range_to_check([ENDED, LOWER], ["default", "other"], START) == TimeRange(
         START - 70_000 - MARGIN_MS, START - 50_000 + MARGIN_MS
     )
     gaps = [ENDED, LOWER, GROWING, FOREIGN]
@@ -76,7 +78,7 @@ class Clock:
 class Bell:
     """An Alarm that never rings."""
 
-    def ring_at(self, wall_ms: int, call: object) -> None:
+    def set_at(self, wall_ms: int, call: object) -> None:
         """See Alarm."""
 
     def stop(self) -> None:
@@ -122,7 +124,7 @@ class Book(Gaps):
     def __init__(self, *gaps: GapToHeal) -> None:
         self.gaps = list(gaps)
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
+    async def open_gaps(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """See Gaps."""
         assert queue == "to-west"
         assert cluster in (None, WEST_UUID)
@@ -145,15 +147,18 @@ class Book(Gaps):
         return self.references
 
 
-def manager_of(directory: Path, checker: PeerChecker, clock: Clock, settings: FullSyncSettings = WEST) -> Manager:
+def manager_of(
+    directory: Path, checker: PeerChecker, clock: Clock, settings: FullSyncSettings = WEST
+) -> CheckScheduler:
     """One that has begun."""
-    manager = Manager(
+    manager = CheckScheduler(
         [settings],
         node="n1",
-        checker_of=lambda _: checker,
-        memory=History(directory, START),
-        alarm_of=Bell,
-        live=lambda: ["n1"],
+        checkers=SimpleNamespace(open=lambda _: checker),  # type: ignore[arg-type]
+        history=History(directory, START),
+        alarm=Bell(),
+        members=FakeMembers(),
+        queue_types=FakeMembers(),
         time=clock,
     )
     manager.start()
@@ -171,16 +176,16 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
         manager = manager_of(tmp_path, checker, clock)
         healing = GapHealer(manager, book, clock)
         await manager.suspend("west", "me", "")
-        await healing.look("west")
+        await healing.heal("west")
         assert checker.checks == []
         await manager.resume("west")
         await manager.set_range("west", TimeRange(1, 2))
         for _ in range(3):
-            await healing.look("west")
+            await healing.heal("west")
         assert len(checker.checks) == 1, "the next one waits"
         assert healing.peers["west"].open_count == 2
-        clock.ms += WAIT_MS + 1_000 * int(LOOK_S)
-        await healing.look("west")
+        clock.ms += WAIT_MS + 1_000 * int(POLL_S)
+        await healing.heal("west")
         assert [check.kind for check in checker.checks] == [
             CheckKind.RANGE,
             CheckKind.RANGE if explained else CheckKind.ALL,
@@ -188,8 +193,8 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
         assert checker.checks[0].times == TimeRange(START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS)
         assert book.gaps == [GROWING]
         assert (healing.peers["west"].open_count, healing.peers["west"].closed_count) == (1, 1)
-        assert manager.peer("west").remembered.standing.learned == TimeRange(1, 2), "the operator's range is unused"
-        await healing.look("west")
+        assert manager.peer("west").history.schedule_state.learned == TimeRange(1, 2), "the operator's range is unused"
+        await healing.heal("west")
         await healing.stop()
         await manager.stop()
 
@@ -205,9 +210,9 @@ def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_ever
         checker.queues, checker.unexplained = 1, 1
         manager = manager_of(tmp_path, checker, clock)
         healing = GapHealer(manager, Book(ENDED), clock)
-        await healing.look("west")
+        await healing.heal("west")
         clock.ms += WAIT_MS
-        await healing.look("west")
+        await healing.heal("west")
         assert [check.kind for check in checker.checks] == [CheckKind.RANGE, CheckKind.ALL]
         await manager.stop()
 
@@ -255,12 +260,12 @@ def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: 
         )
         manager = manager_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
         healing = GapHealer(manager, book, clock)
-        await healing.look("west")
+        await healing.heal("west")
         assert [check.bucket_type for check in checker.checks] == ["default", "other"]
         assert book.gaps == [lower], "of one of its types nothing is proven"
         assert (healing.peers["west"].open_count, healing.peers["west"].open_queues) == (1, ("rt",))
         clock.ms += WAIT_MS
-        await healing.look("west")
+        await healing.heal("west")
         assert book.gaps == []
         await manager.stop()
 
@@ -277,7 +282,7 @@ def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> No
         await manager.run("west", CheckKind.ALL, "ann")
         await manager.stop()
         manager = manager_of(tmp_path, checker, clock)
-        remembered = manager.peer("west").remembered
+        remembered = manager.peer("west").history
         assert (remembered.cluster, remembered.proven_ms) == (WEST_UUID.hex(), {"default": START})
         checker.uuid = b"\xb1" * 16
         await manager.run("west", CheckKind.ALL, "ann")
@@ -324,7 +329,7 @@ def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path
         clock.ms -= 10 * DAY_MS
         book.gaps = [ENDED]
         healing = GapHealer(manager, book, clock)
-        await healing.settle("west")
+        await healing.close_proven("west")
         assert book.gaps == [ENDED]
         assert manager.upcoming("west")[0][0] > START + 9 * DAY_MS
         healing.start()
@@ -334,10 +339,10 @@ def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path
         assert len(checker.checks) == 2
         assert manager.upcoming("west")[0][0] <= START + DAY_MS
         await healing.stop()
-        manager.peer("west").remembered.proven_ms["default"] = START + 9 * DAY_MS
+        manager.peer("west").history.proven_ms["default"] = START + 9 * DAY_MS
         await manager.run("west", CheckKind.ALL, "ann")
         clock.ms += WAIT_MS
-        await healing.look("west")
+        await healing.heal("west")
         assert len(checker.checks) == 4, "what was queued is followed"
         await manager.stop()
 
@@ -358,12 +363,12 @@ def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path)
         checker.meanwhile = grow
         manager = manager_of(tmp_path, checker, clock)
         healing = GapHealer(manager, book, clock)
-        await healing.look("west")
+        await healing.heal("west")
         assert len(checker.checks) == 1
         assert book.gaps == [ENDED._replace(upto_ms=START + 500)]
         checker.meanwhile = lambda: None
-        clock.ms += WAIT_MS + 1_000 * int(LOOK_S)
-        await healing.look("west")
+        clock.ms += WAIT_MS + 1_000 * int(POLL_S)
+        await healing.heal("west")
         assert book.gaps == []
         await manager.stop()
 
@@ -384,7 +389,7 @@ def test_references_that_went_with_their_process_are_looked_for_at_once_after_it
         await manager.run("west", CheckKind.HOUR, "ann")
         book.references = 9
         healing = GapHealer(manager, book, clock)
-        await healing.look("west")
+        await healing.heal("west")
         assert len(checker.checks) == 1, "they wait for their sink"
         await manager.stop()
 
@@ -399,16 +404,16 @@ def test_references_that_went_with_their_process_are_looked_for_at_once_after_it
         begun = clock.ms
         seconds: list[int] = []
         while len(again.checks) < 4:
-            await healing.look("west")
+            await healing.heal("west")
             while len(seconds) < len(again.checks):
                 seconds.append((clock.ms - begun) // 1000)
-            clock.ms += int(1000 * LOOK_S)
+            clock.ms += int(1000 * POLL_S)
             assert clock.ms < begun + 3_600_000
         assert seconds == [0, 60, 180, 420]
         assert {(check.kind, check.by) for check in again.checks} == {(CheckKind.ALL, FOLLOWING)}
         for _ in range(10):
-            await healing.look("west")
-            clock.ms += int(1000 * LOOK_S)
+            await healing.heal("west")
+            clock.ms += int(1000 * POLL_S)
         assert len(again.checks) == 4
         await manager.stop()
 
@@ -424,7 +429,7 @@ def test_what_only_the_other_side_can_mend_is_not_followed() -> None:
 
     def told(*results: CheckResult, proven_ms: int = 0) -> bool:
         kept = PeerHistory(PeerScheduleState(START), None, deque(results), {"default": proven_ms})
-        return unsettled(kept, ["default", "other"])
+        return repairs_unproven(kept, ["default", "other"])
 
     assert not told()
     assert told(of(ExchangeVerdict.REPAIRED, 5, START))

@@ -20,9 +20,9 @@ def damaged(directory: Path, change: dict[str, Any]) -> History:
     directory.mkdir(exist_ok=True)
     memory = History(directory, 5)
     for name in ("west", "north"):
-        memory.of(name).suspended = BY_ANN
-        memory.of(name).proven_ms["default"] = 3
-    memory.saving()()
+        memory.peer(name).suspended = BY_ANN
+        memory.peer(name).proven_ms["default"] = 3
+    memory.prepare_save()()
     slots = SlotFile(directory, "fullsync")
     document = slots.read()
     document["peers"]["west"] |= change
@@ -44,19 +44,19 @@ def damaged(directory: Path, change: dict[str, Any]) -> History:
 def test_an_unreadable_part_takes_nothing_else_with_it(tmp_path: Path, change: dict[str, Any]) -> None:
     """Such as a result of a later program: who is suspended stays so, of that peer and of the others."""
     again = damaged(tmp_path, change)
-    assert again.of("west").suspended == again.of("north").suspended == BY_ANN
-    assert again.of("north").proven_ms == {"default": 3}
-    assert again.of("west").standing == (PeerScheduleState(9) if "standing" in change else PeerScheduleState(5))
+    assert again.peer("west").suspended == again.peer("north").suspended == BY_ANN
+    assert again.peer("north").proven_ms == {"default": 3}
+    assert again.peer("west").schedule_state == (PeerScheduleState(9) if "standing" in change else PeerScheduleState(5))
 
 
 def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
     """Whoever suspended it had a reason; a resume ends it. One that is of nobody is none."""
     again = damaged(tmp_path, {"suspended": {"by": "ann", "until_ms": 8}})
-    suspended = again.of("west").suspended
+    suspended = again.peer("west").suspended
     assert suspended is not None
     assert "cannot be read" in suspended.reason
-    assert again.of("north").suspended == BY_ANN
-    assert damaged(tmp_path / "more", {"suspended": None, "results": 3}).of("west").suspended is None
+    assert again.peer("north").suspended == BY_ANN
+    assert damaged(tmp_path / "more", {"suspended": None, "results": 3}).peer("west").suspended is None
 
 
 def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -
     peer stay, and what was said is cut."""
     memory = History(tmp_path, 5)
     for number in range(100):
-        one = memory.of(f"p{number}")
+        one = memory.peer(f"p{number}")
         one.suspended = Suspended("ann", 7, "w" * 500_000)
         for at in range(RESULTS_KEPT):
             said = "x" * 5_000
@@ -72,7 +72,7 @@ def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -
                 "default", CheckKind.ALL, at, 1.0, ExchangeVerdict.ERROR, said, False, 0, 0, {}, 0, 0, 0, 0, "ann"
             )
             one.results.append(result)
-    memory.saving()()
+    memory.prepare_save()()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < SLOT_BYTES_MAX // 2
     again = History(tmp_path, 9)
     again.load()

@@ -22,11 +22,11 @@ from isthmus.aae.scheduling.operator_documents import (
     PeerOverride,
     decode_peers,
     decode_suspensions,
-    in_force,
+    effective_peers,
     suspension_for,
 )
 from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind
-from isthmus.aae.status import of_operators
+from isthmus.aae.status import operator_overrides
 from isthmus.config.settings import Address, FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.services.cluster_query import ClusterQuery
@@ -39,17 +39,13 @@ from isthmus.node.services.fullsync_query import (
     FullSyncSuspendResponder,
 )
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
+from tests.support.fullsync_fakes import FakeAccess
 from tests.support.memory_client_api import ask, make_room
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
-from tests.unit.aae.scheduling.manager.test_checks import START, WEST, Desk, ended, shown, story, under_way
+from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, shown, story, under_way
 
 ACT: Final = FullSyncAuditInfo("ann", START, "move")
 NORTH: Final = {"urls": "http://10.0.0.9:8098", "queue": "to-north", "auto": 12}
-
-
-def no_token(_urls: str) -> Path | None:
-    """No file names one."""
-    return None
 
 
 class Node:
@@ -63,7 +59,7 @@ class Node:
         self.metastore = MemoryMetastore(cluster.ensemble)
         self.tokens: dict[str, Path] = {}
         self.documents = OperatorDocuments(self.metastore, self._follow)
-        fullsync: Any = SimpleNamespace(manager=self.desk.manager, documents=self.documents)
+        fullsync: Any = SimpleNamespace(scheduler=self.desk.manager, documents=self.documents)
         status: Any = SimpleNamespace(checks=self._own, trees=self._own)
         self.query = ClusterQuery(name, cluster)
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(status))
@@ -86,10 +82,10 @@ class Node:
         FullSyncAdmin(parts, self.room.face)  # type: ignore[arg-type]
 
     def _follow(self) -> None:
-        self.desk.manager.follow(self.documents, lambda urls: self.tokens.get(urls))
+        self.desk.manager.apply_documents(self.documents, FakeAccess(self.tokens))
 
     def _own(self, _results: int = 1) -> dict[str, Any]:
-        return {**shown(self.desk), **of_operators(self.desk.manager)}
+        return {**shown(self.desk), **operator_overrides(self.desk.manager)}
 
     @property
     def peers(self) -> dict[str, FullSyncSettings]:
@@ -109,7 +105,7 @@ class Node:
 
 
 def _checker() -> Any:
-    from tests.unit.aae.scheduling.manager.test_checks import FakeChecker
+    from tests.unit.aae.scheduling.scheduler.test_checks import FakeChecker
 
     return FakeChecker()
 
@@ -147,17 +143,17 @@ def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() 
     west = replace(WEST, name="west")
 
     def counts(node: str) -> list[tuple[int, int, str]]:
-        found = in_force(node, [west], entries, no_token).peers
+        found = effective_peers(node, [west], entries, FakeAccess()).peers
         return [(one.settings.all_count, one.settings.auto_count, one.settings.bucket_types) for one in found]
 
     assert counts("n1") == [(2, 0, "a,b")]
     assert counts("n2") == [(24, 0, "a,b")]
-    wrong = in_force("n1", [west], {"west": {"*": PeerOverride({"all": 500}), "n2": own}}, no_token)
+    wrong = effective_peers("n1", [west], {"west": {"*": PeerOverride({"all": 500}), "n2": own}}, FakeAccess())
     assert ([one.settings for one in wrong.peers], list(wrong.faults)) == ([west], ["west"])
     assert "allowed is 0 to 240" in wrong.faults["west"]
-    later = in_force("n1", [west], {"west": {"*": PeerOverride({"of_a_later_version": 1})}}, no_token)
+    later = effective_peers("n1", [west], {"west": {"*": PeerOverride({"of_a_later_version": 1})}}, FakeAccess())
     assert "no key that can be set" in later.faults["west"]
-    assert in_force("n1", [west], {"west": {"*": PeerOverride({"bidirectional": True})}}, no_token).faults
+    assert effective_peers("n1", [west], {"west": {"*": PeerOverride({"bidirectional": True})}}, FakeAccess()).faults
 
 
 def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
@@ -165,11 +161,11 @@ def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
     that is named for its URLs."""
     secret = replace(WEST, token_file=Path("/secret"))
     moved = PeerOverride({"urls": "http://evil:1", "cluster": "evil", "all": 3}, added=True)
-    (found,) = in_force("n1", [secret], {"west": {"*": moved}}, no_token).peers
+    (found,) = effective_peers("n1", [secret], {"west": {"*": moved}}, FakeAccess()).peers
     assert found.settings == replace(secret, all_count=3)
     added = {"north": {"*": PeerOverride(NORTH, added=True, added_ms=5)}}
     for token in (None, Path("/north")):
-        (north,) = in_force("n1", [], added, lambda _, token=token: token).peers  # type: ignore[misc]
+        (north,) = effective_peers("n1", [], added, FakeAccess({NORTH["urls"]: token} if token else None)).peers
         assert (north.settings.token_file, north.settings.auto_count, north.added_ms) == (token, 12, 5)
 
 
@@ -182,7 +178,7 @@ def test_what_is_removed_is_gone_on_its_nodes_and_one_node_may_have_it_again() -
         ({"*": gone, "n1": PeerOverride({"all": 2}, added=True)}, [["west"], []]),
         ({"*": gone, "n1": PeerOverride({"all": 2})}, [[], []]),
     ):
-        found = [in_force(node, [WEST], {"west": entries}, no_token) for node in ("n1", "n2")]
+        found = [effective_peers(node, [WEST], {"west": entries}, FakeAccess()) for node in ("n1", "n2")]
         assert [[one.settings.name for one in node.peers] for node in found] == names
         assert [sorted(node.removed) for node in found] == [[] if one else ["west"] for one in names]
 
@@ -247,7 +243,7 @@ def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
         checker = two.desk.checkers["north"]
         await two.desk.pass_until(START + 4 * HOUR_MS)
         assert len(checker.checks) == 2
-        assert two.desk.manager.peer("north").remembered.proven_ms
+        assert two.desk.manager.peer("north").history.proven_ms
         gate = checker.gate = asyncio.Event()
         two.desk.manager.begin("north", CheckKind.ALL, "bob")
         await under_way(two.desk)
@@ -258,7 +254,7 @@ def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
         await ended(two.desk)
         status, _ = await two.act("peers/add", peer="north", values={**NORTH, "auto": 6})
         assert (status, two.peers["north"].auto_count) == (200, 6)
-        remembered = two.desk.manager.peer("north").remembered
+        remembered = two.desk.manager.peer("north").history
         assert (remembered.proven_ms, list(remembered.results)) == ({}, [])
         assert one.desk.manager.peer("north").plan is not None
 
@@ -405,14 +401,14 @@ def test_another_queue_proves_anew(tmp_path: Path) -> None:
         (one,) = await cluster.start("n1")
         await one.desk.manager.run("west", CheckKind.ALL, "ann")
         await one.act("set", peer="west", values={"all": 3})
-        remembered = one.desk.manager.peer("west").remembered
-        assert (remembered.proven_ms, remembered.standing.failed) == ({"default": START}, False)
+        remembered = one.desk.manager.peer("west").history
+        assert (remembered.proven_ms, remembered.schedule_state.failed) == ({"default": START}, False)
         assert len(remembered.results) == 1
         await one.desk.manager._save()
         again = Node(cluster, "n1", replace(WEST, queue="to-north"))
-        assert again.desk.manager.peer("west").remembered.proven_ms == {}
+        assert again.desk.manager.peer("west").history.proven_ms == {}
         await one.act("set", peer="west", values={"queue": "to-north"})
-        assert (remembered.proven_ms, remembered.standing.failed) == ({}, True)
+        assert (remembered.proven_ms, remembered.schedule_state.failed) == ({}, True)
 
     story(work)
 

@@ -19,8 +19,8 @@ from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import CodecError, Corruption, NotReady, OutcomeUnknown
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History
+from tests.support.fullsync_fakes import FakeReplicas, FakeRpc, lone_repair
 from tests.support.memory_store import MemoryStore
-from tests.support.row_repairs import alone
 
 PARTITION = 3
 
@@ -30,11 +30,13 @@ class Replica:
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()
-        self.trees = TreeCache(self.store, directory=directory, copies=list, time=SystemTime())
-        self.trees.kept[PARTITION] = CachedTree(b"default", 1, HashTree(), 0)
+        self.trees = TreeCache(self.store, directory=directory, replicas=FakeReplicas(), time=SystemTime())
+        self.trees.cached[PARTITION] = CachedTree(b"default", 1, HashTree(), 0)
         self.pool = ThreadPoolExecutor(1)
-        self.mending = alone(self.store, self.pool, self.looks)
-        self.agreement = ReplicaTreeCheck(self.trees, self.store, mending=self.mending, led=list, request=self.request)
+        self.mending = lone_repair(self.store, self.pool, FakeRpc(self.looks))
+        self.agreement = ReplicaTreeCheck(
+            self.trees, self.store, repair=self.mending, replicas=FakeReplicas(), rpc=FakeRpc(self.request)
+        )
         self.other: Replica | None = None
         self.looked: list[tuple[str, str]] = []
 
@@ -98,7 +100,11 @@ def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkey
             raise ValueError("a fault")
 
         comparing = ReplicaTreeCheck(
-            leader.trees, leader.store, mending=leader.mending, led=lambda: [(PARTITION, ("n2", "n3"))], request=request
+            leader.trees,
+            leader.store,
+            repair=leader.mending,
+            replicas=FakeReplicas(followers=lambda: [(PARTITION, ("n2", "n3"))]),
+            rpc=FakeRpc(request),
         )
         comparing.start()
         async with asyncio.timeout(5):
@@ -118,7 +124,7 @@ def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None
         leader.apply(entries)
         follower.apply(entries)
         wrong = entries[7].key_hash >> 44
-        tree = follower.trees.kept[PARTITION].tree
+        tree = follower.trees.cached[PARTITION].tree
         assert tree is not None
         tree.change(wrong, 9)
         assert await leader.agreement.compare(PARTITION, "n2") is False
@@ -138,7 +144,7 @@ def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch
         leader.apply(entries)
         follower.apply(entries)
         wrong = entries[7].key_hash >> 44
-        tree = follower.trees.kept[PARTITION].tree
+        tree = follower.trees.cached[PARTITION].tree
         assert tree is not None
         tree.change(wrong, 9)
 
@@ -164,7 +170,7 @@ def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
         leader, follower, entries = pair(tmp_path)
         leader.apply(entries)
         follower.apply(entries)
-        tree = follower.trees.kept[PARTITION].tree
+        tree = follower.trees.cached[PARTITION].tree
         assert tree is not None
         for wrong in (5, 5_000, 500_000):
             tree.change(wrong, 9)
@@ -174,7 +180,7 @@ def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
             asked.append(segment)
             raise OutcomeUnknown("node n2 did not answer aae.look_again within 10000 ms")
 
-        monkeypatch.setattr(leader.mending, "look_at", slow)
+        monkeypatch.setattr(leader.mending, "request_check", slow)
         assert await leader.agreement.compare(PARTITION, "n2") is False
         assert [m.segment for m in leader.trees.mismatches] == asked == [5, 5_000, 500_000]
         leader.pool.shutdown()
@@ -193,7 +199,7 @@ def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest
         follower.apply(entries[:20])
         assert await leader.agreement.compare(PARTITION, "n2") is None  # ahead: leads by now, perhaps
         leader.apply(entries[10:20])
-        follower.trees.kept[PARTITION].tree = None
+        follower.trees.cached[PARTITION].tree = None
         assert await leader.agreement.compare(PARTITION, "n2") is None
         leader.other = None
         assert await leader.agreement.compare(PARTITION, "n2") is None

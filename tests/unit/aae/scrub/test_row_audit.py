@@ -21,7 +21,7 @@ from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
 from isthmus.repl.store.port import PartitionStep
-from tests.support.row_repairs import alone
+from tests.support.fullsync_fakes import FakeReplicas, lone_repair
 from tests.unit.aae.trees.tree_cache.test_updates import PARTITION, Lab, ready, run, until
 
 
@@ -51,12 +51,14 @@ async def prepared(lab: Lab, count: int) -> Scrubber:
     """A copy of some keys with a ready tree, and its audit."""
     made = [lab.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
     lab.trees.start()
-    await until(lambda: PARTITION in lab.trees.kept)
+    await until(lambda: PARTITION in lab.trees.cached)
     lab.store.write([PartitionStep(PARTITION, made)])
     lab.tell(made)
     await until(lambda: ready(lab) and lab.right())
     pool = ThreadPoolExecutor(1)
-    return Scrubber(lab.trees, lab.store, mending=alone(lab.store, pool), copies=lab.copies, pool=pool)
+    return Scrubber(
+        lab.trees, lab.store, repair=lone_repair(lab.store, pool), replicas=FakeReplicas(lab.copies), pool=pool
+    )
 
 
 async def ended(audit: Scrubber) -> None:
@@ -76,15 +78,15 @@ def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_
     async def story(lab: Lab) -> None:
         audit = await prepared(lab, 450)
         for _ in range(4):  # 120 rows a turn: whole slices
-            assert await audit.look(PARTITION) == []
+            assert await audit.check_next_range(PARTITION) == []
         assert audit.rows_total == 450
         assert audit._next[PARTITION] == 0
         segment = damage(lab, b"77", other_hash)
         found: list[int] = []
         for _ in range(5):
-            found += await audit.look(PARTITION)
+            found += await audit.check_next_range(PARTITION)
             if found:
-                assert lab.trees.kept[PARTITION].state is not TreeState.READY
+                assert lab.trees.cached[PARTITION].state is not TreeState.READY
                 break
         assert found == [segment]
         (one,) = lab.trees.mismatches
@@ -92,7 +94,7 @@ def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_
         await until(lambda: ready(lab) and lab.right())
         assert lab.trees.mismatches_total == 1
         for _ in range(6):
-            assert await audit.look(PARTITION) == []
+            assert await audit.check_next_range(PARTITION) == []
         await ended(audit)
 
     run(tmp_path, story)
@@ -110,8 +112,8 @@ def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monk
 
         monkeypatch.setattr(lab.store, "object", unreadable)
         with capture_logs() as logs:
-            audit.suspect(PARTITION, [segment])
-            assert await audit.look_at_suspects() == [segment]
+            audit.check_soon(PARTITION, [segment])
+            assert await audit.check_suspects() == [segment]
         assert lab.trees.mismatches_total == 1
         assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
         await ended(audit)
@@ -132,10 +134,10 @@ def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, mo
 
         with monkeypatch.context() as patch, capture_logs() as logs:
             patch.setattr(lab.store.far, "snapshot", refusing)
-            assert await audit.look(PARTITION) == []
+            assert await audit.check_next_range(PARTITION) == []
         assert [one["event"] for one in logs] == ["trees.audit_put_off"]
-        assert lab.trees.kept[PARTITION].state is TreeState.READY
-        assert await audit.look(PARTITION) == [segment]
+        assert lab.trees.cached[PARTITION].state is TreeState.READY
+        assert await audit.check_next_range(PARTITION) == [segment]
         await ended(audit)
 
     run(tmp_path, story)
@@ -149,12 +151,12 @@ def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: P
         audit = await prepared(lab, 200)
         audit.start()
         segment = damage(lab, b"5", other_hash)
-        audit.suspect(PARTITION, range(segment - 3, segment + 3))
+        audit.check_soon(PARTITION, range(segment - 3, segment + 3))
         await until(lambda: lab.trees.mismatches_total == 1)
         assert lab.trees.mismatches[0].segment == segment
         await until(lambda: ready(lab) and lab.right())
         await ended(audit)
-        audit.suspect(PARTITION, range(10_000))
+        audit.check_soon(PARTITION, range(10_000))
         assert len(audit._suspects) == row_audit.SUSPECTS_MAX
 
     run(tmp_path, story)
@@ -163,20 +165,20 @@ def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: P
 def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the tree was not told of yet, that change between two readings, or that come from another node while
     the copy is caught up, are left to the next turn."""
-    monkeypatch.setattr(row_audit, "TOLD_S", 0.01)
+    monkeypatch.setattr(row_audit, "APPLY_WAIT_S", 0.01)
 
     async def story(lab: Lab) -> None:
         audit = await prepared(lab, 50)
         made = lab.write(30, random.Random(2))
-        assert await audit.look(PARTITION) == []
+        assert await audit.check_next_range(PARTITION) == []
         lab.tell(made)
         assert lab.trees.mismatches == []
-        assert await audit.look(PARTITION) == []
+        assert await audit.check_next_range(PARTITION) == []
         assert ready(lab)
         assert lab.right()
         damage(lab, b"7", other_hash)
         lab.whole = False  # rows come from another node, and the tree is still to be thrown away
-        assert await audit.look(PARTITION) == []
+        assert await audit.check_next_range(PARTITION) == []
         assert lab.trees.mismatches == []
         await ended(audit)
 
@@ -189,9 +191,9 @@ def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Pa
     async def story(lab: Lab) -> None:
         audit = await prepared(lab, 50)
         damage(lab, b"7", lambda data: b"\xc1" + data)
-        assert await audit.look(PARTITION) == []
-        await until(lambda: "cannot be built" in lab.trees.kept[PARTITION].reason)
-        kept = lab.trees.kept[PARTITION]
+        assert await audit.check_next_range(PARTITION) == []
+        await until(lambda: "cannot be built" in lab.trees.cached[PARTITION].reason)
+        kept = lab.trees.cached[PARTITION]
         assert kept.state is TreeState.WAITING
         assert "b'b'/b'7' cannot be read" in kept.reason
         await ended(audit)
@@ -209,17 +211,17 @@ def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pau
 
     async def story(lab: Lab) -> None:
         audit = await prepared(lab, 50)
-        kept = lab.trees.kept[PARTITION]
+        kept = lab.trees.cached[PARTITION]
         pauses_ms: list[int] = []
 
         def wrong(_partition: int, leaves: Mapping[int, int]) -> None:
             assert not leaves
             pauses_ms.append(kept.retry_at_ms - lab.trees._time.now_ms())
 
-        lab.trees.on_wrong = wrong
+        lab.trees.on_mismatch = wrong
         with capture_logs() as logged:
             damage(lab, b"7", lambda data: b"\xc1" + data)
-            lab.trees.doubt(PARTITION)
+            lab.trees.invalidate(PARTITION)
             await until(lambda: kept.failures == 6)
             assert kept.state is not TreeState.READY
             assert "b'7' cannot be read" in kept.reason or kept.reason == "rebuilding"
@@ -236,7 +238,7 @@ def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pau
             await until(lambda: ready(lab) and lab.right())
             assert kept.failures == 0
             damage(lab, b"7", lambda data: b"\xc1" + data)
-            lab.trees.doubt(PARTITION)
+            lab.trees.invalidate(PARTITION)
             await until(lambda: kept.failures == 1)
             assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0, 50]
         await ended(audit)

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.aae.scrub import row_repair
 from isthmus.aae.scrub.row_repair import RowRepair
-from isthmus.aae.trees.tree_builder import leaf_of_row
+from isthmus.aae.trees.tree_builder import row_leaf
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import key_hash, segment_of
@@ -22,6 +22,7 @@ from isthmus.repl.store import rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import DamagedChange, PartitionStep
 from tests.support.entry_histories import CLUSTER, open_store
+from tests.support.fullsync_fakes import FakeReplicas, FakeRpc, fake_trees
 
 PARTITION = 3
 KEYS = [b"%d" % n for n in range(20)]
@@ -50,30 +51,21 @@ class Replica:
         self.other: Replica | None = None
         self.in_sync = True
         self.west: dict[bytes, bytes] | None = None
-        self.told: list[int] = []
+        self.invalidated: list[int] = []
         self.mending = RowRepair(
             self.store,
-            others=lambda _: ["other"] if self.in_sync and self.other is not None else [],
-            request=self.request,
-            mend=self.mend,
-            drop_change=self.drop_change,
-            own=CLUSTER,
-            leaf_of=lambda _partition, _segment: None,
-            elsewhere=self.elsewhere,
+            replicas=FakeReplicas(
+                in_sync=lambda _: ["other"] if self.in_sync and self.other is not None else [], store=self.store
+            ),
+            rpc=FakeRpc(self.request),
+            trees=fake_trees(self.invalidated.append),
+            foreign=self,
+            cluster_uuid=CLUSTER,
             pool=self.pool,
         )
-        self.mending.on_mended = self.told.append
 
-    async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
-        """As the writer of the store does it."""
-        return self.store.far.mend(partition, chunk, seen, upto)
-
-    async def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
-        """In the same way."""
-        return self.store.far.drop_change(partition, offset, seen)
-
-    async def elsewhere(self, partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
-        """What another cluster has."""
+    async def objects(self, partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
+        """Objects of another cluster."""
         return {} if self.west is None else {"west": self.west}
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
@@ -117,13 +109,13 @@ def right_leaf(replica: Replica) -> int:
     """What the rows of the segment add up to."""
     found = 0
     for _, bucket, key, row in replica.store.key_rows(PARTITION, SEGMENT, SEGMENT + 1):
-        found ^= leaf_of_row(bucket, key, row)
+        found ^= row_leaf(bucket, key, row)
     return found
 
 
 def mended(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
     """What becomes of the segment of the key 7."""
-    return asyncio.run(replica.mending.segment(PARTITION, SEGMENT, leaf_is))
+    return asyncio.run(replica.mending.repair_segment(PARTITION, SEGMENT, leaf_is))
 
 
 KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).object
@@ -150,7 +142,7 @@ def test_what_contradicts_itself_is_taken_from_the_other_replica(
     found = mended(mine)
     assert (found.keys, found.by) == (((b"b", b"7"),), "node other")
     assert mine.all_rows() == other.all_rows()
-    assert mine.told == [PARTITION]
+    assert mine.invalidated == [PARTITION]
     assert mine.mending.metrics()[0][2] == 1
     assert mended(mine) == row_repair.RepairResult()
 
@@ -198,16 +190,16 @@ def test_a_key_that_cannot_be_mended_keeps_back_no_other(pair: tuple[Replica, Re
     right = other.all_rows()
     for whose, key in ((mine, first), (mine, second), (other, min(first, second))):
         whose.driver.put(OBJECTS + rows.bucket_head(b"b") + key, b"damaged")
-    found = asyncio.run(mine.mending.segment(PARTITION, segment))
+    found = asyncio.run(mine.mending.repair_segment(PARTITION, segment))
     assert (found.keys, found.by) == (((b"b", max(first, second)),), "node other")
     assert "not what its object says either" in found.reason
-    assert (mine.told, mine.mending.mended_total) == ([PARTITION], 1)
+    assert (mine.invalidated, mine.mending.repaired_total) == ([PARTITION], 1)
     assert mine.all_rows() == other.all_rows() != right
-    done, refused = asyncio.run(mine.mending.keys(PARTITION, [(b"b", first), (b"b", second)]))
+    done, refused = asyncio.run(mine.mending.repair_keys(PARTITION, [(b"b", first), (b"b", second)]))
     assert (done, refused.total()) == (0, 2)
     tail = rows.bucket_head(b"b") + min(first, second)
     mine.west = {tail: right[OBJECTS + tail]}
-    assert asyncio.run(mine.mending.segment(PARTITION, segment)).by == "cluster west"
+    assert asyncio.run(mine.mending.repair_segment(PARTITION, segment)).by == "cluster west"
     assert mine.all_rows() == right
 
 
@@ -222,7 +214,7 @@ def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], m
     monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
 
     async def story() -> row_repair.RepairResult:
-        asking = asyncio.create_task(mine.mending.segment(PARTITION, SEGMENT))
+        asking = asyncio.create_task(mine.mending.repair_segment(PARTITION, SEGMENT))
         await asyncio.sleep(0.1)
         assert not asking.done()
         other.store.write([more])
@@ -243,7 +235,7 @@ def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[
     assert mended(mine, leaf_is).by == "their own objects"
     assert mine.all_rows() == other.all_rows()
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
-    assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
+    assert asyncio.run(mine.mending.unreadable_segments(PARTITION, 10)) == [SEGMENT]
     assert mended(mine).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
@@ -290,13 +282,13 @@ def test_what_an_exchange_reads_is_looked_through(
     mine, other = pair
     mine.damage(OBJECTS, None)
     others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
-    monkeypatch.setattr(row_repair, "LOOKED_MAX", len(KEYS) - 1)
-    asyncio.run(mine.mending.look(PARTITION, [*sorted(others), SEGMENT]))
+    monkeypatch.setattr(row_repair, "CHECKED_ROWS_MAX", len(KEYS) - 1)
+    asyncio.run(mine.mending.repair_contradicting(PARTITION, [*sorted(others), SEGMENT]))
     assert mine.all_rows() != other.all_rows()
-    monkeypatch.setattr(row_repair, "LOOKED_MAX", len(KEYS))
-    asyncio.run(mine.mending.look(PARTITION, sorted(others)))
+    monkeypatch.setattr(row_repair, "CHECKED_ROWS_MAX", len(KEYS))
+    asyncio.run(mine.mending.repair_contradicting(PARTITION, sorted(others)))
     assert mine.all_rows() != other.all_rows()
-    asyncio.run(mine.mending.look(PARTITION, sorted([*others, SEGMENT])))
+    asyncio.run(mine.mending.repair_contradicting(PARTITION, sorted([*others, SEGMENT])))
     assert mine.all_rows() == other.all_rows()
 
 
@@ -309,7 +301,7 @@ def test_whoever_looks_for_rows_that_cannot_be_read_rests(
     rests: list[float] = []
     monkeypatch.setattr(row_repair, "UNREADABLE_ROWS", 5)
     monkeypatch.setattr("isthmus.aae.scrub.row_repair.clock.sleep", rests.append)
-    assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
+    assert asyncio.run(mine.mending.unreadable_segments(PARTITION, 10)) == [SEGMENT]
     pages = len(KEYS) // 5
     assert len(rests) == pages + 1 + pages  # of change rows, with the look behind the last one, and of key rows
     assert min(rests) > 0
@@ -320,14 +312,14 @@ def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Repl
     at a segment of its own."""
     mine, other = pair
     mine.damage(OBJECTS, None)
-    done, refused = asyncio.run(mine.mending.keys(PARTITION, [(b"b", b"7"), (b"b", b"8")]))
+    done, refused = asyncio.run(mine.mending.repair_keys(PARTITION, [(b"b", b"7"), (b"b", b"8")]))
     assert (done, dict(refused)) == (1, {"it is not damaged any more": 1})
     mine.damage(KEY_ROWS, other_hash)
-    asyncio.run(other.mending.look_at("mine", PARTITION, SEGMENT))
+    asyncio.run(other.mending.request_check("mine", PARTITION, SEGMENT))
     assert mine.all_rows() == other.all_rows()
     other.in_sync = False
     with pytest.raises(NotReady):
-        asyncio.run(mine.mending._asked("other", PARTITION, SEGMENT, None, 0))
+        asyncio.run(mine.mending._request_rows("other", PARTITION, SEGMENT, None, 0))
 
 
 CHANGES = rows.prefixes(PARTITION).change
@@ -337,9 +329,9 @@ def mended_unreadable(replica: Replica) -> list[int]:
     """Mend what a whole reading of the copy finds; the segments."""
 
     async def run() -> list[int]:
-        found = await replica.mending.unreadable(PARTITION, 100)
+        found = await replica.mending.unreadable_segments(PARTITION, 100)
         for segment in found:
-            await replica.mending.segment(PARTITION, segment)
+            await replica.mending.repair_segment(PARTITION, segment)
         return found
 
     return asyncio.run(run())
@@ -366,7 +358,7 @@ def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Repli
     mine, _ = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     segment = segment_of(key_hash(b"b", b"6"))
-    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == row_repair.RepairResult()
+    assert asyncio.run(mine.mending.repair_segment(PARTITION, segment)) == row_repair.RepairResult()
     with closing(mine.store.far.snapshot(PARTITION)) as snapshot:
         chunk = snapshot.rows(0, 1 << 20)
         assert (chunk.upto, chunk.row_count) == (7, 7)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.aae.trees.tree_builder import changes_of_page, leaf_of_row
+from isthmus.aae.trees.tree_builder import page_leaves, row_leaf
 from isthmus.repl.model.entry import decode_key_row, encode_key_row, leaf
 from isthmus.repl.model.errors import CodecError, Corruption
 from isthmus.repl.model.objects import Summary
@@ -42,7 +42,7 @@ def page(found: list[Made]) -> tuple[list[bytes], list[bytes]]:
 @given(st.lists(keys, min_size=1, max_size=20))
 def test_a_page_gives_every_row_the_leaf_that_apply_gave_it(found: list[Made]) -> None:
     """For every shape of name and row, alone and among others, in the order of the page."""
-    segments, leaves = changes_of_page(*page(found))
+    segments, leaves = page_leaves(*page(found))
     assert segments.tolist() == [made[0] for made in found]
     assert leaves.tolist() == [
         leaf(bucket, key, summary.clock, summary.hash64, tombstone=summary.tombstone)
@@ -84,13 +84,13 @@ def test_a_damaged_row_is_an_error_or_what_it_says(damage: Callable[[bytes, rand
         at = chance.randrange(3)
         rows[at] = row
         try:
-            expected = leaf_of_row(b"b", b"key-%d" % at, row)
+            expected = row_leaf(b"b", b"key-%d" % at, row)
         except Corruption:
             errors += 1
             with pytest.raises(Corruption, match=f"b'b'/b'key-{at}'"):
-                changes_of_page(names, rows)
+                page_leaves(names, rows)
         else:
-            assert int(changes_of_page(names, rows)[1][at]) == expected
+            assert int(page_leaves(names, rows)[1][at]) == expected
     assert errors > 50
 
 
@@ -103,7 +103,7 @@ def test_no_byte_makes_a_row_that_decodes_and_has_no_leaf() -> None:
         for byte in range(256):
             hurt = row[:at] + bytes([byte]) + row[at + 1 :]
             try:
-                leaf_of_row(b"b", b"k", hurt)
+                row_leaf(b"b", b"k", hurt)
             except Corruption:
                 refused += 1
                 with pytest.raises(CodecError):
@@ -119,14 +119,14 @@ def test_a_name_without_a_bucket_is_an_error() -> None:
     row = encode_key_row(Summary(b"clock", 2**63, 1, 1, 1, False), 1)
     for name in (b"", b"\0", segment_name(1), segment_name(1) + b"bucket", segment_name(1) + b"bucket\0"):
         with pytest.raises(Corruption, match="names no bucket"):
-            changes_of_page([segment_name(1) + bucket_head(b"b") + b"k", name], [row, row])
+            page_leaves([segment_name(1) + bucket_head(b"b") + b"k", name], [row, row])
 
 
 def test_a_row_of_another_partition_is_an_error() -> None:
     """Below the partition's segments, or behind them."""
     row = encode_key_row(Summary(b"clock", 2**63, 1, 1, 1, False), 1)
     names = [segment_name(segment) + bucket_head(b"b") + b"k" for segment in (7, 8, 9)]
-    assert changes_of_page(names, [row] * 3, 7, 10)[0].tolist() == [7, 8, 9]
+    assert page_leaves(names, [row] * 3, 7, 10)[0].tolist() == [7, 8, 9]
     for first, end in ((8, 10), (7, 9)):
         with pytest.raises(Corruption, match="is of segment"):
-            changes_of_page(names, [row] * 3, first, end)
+            page_leaves(names, [row] * 3, first, end)

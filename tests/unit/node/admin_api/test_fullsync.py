@@ -13,12 +13,13 @@ import pytest
 from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import PeerChecker
 from isthmus.aae.scheduling.history import History, PeerHistory
-from isthmus.aae.scheduling.manager import Manager
+from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FullSyncPart
 from isthmus.repl.clock import SystemTime
+from tests.support.fullsync_fakes import FakeMembers
 
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
 
@@ -44,19 +45,25 @@ class Silent(Alarm):
     def __init__(self) -> None:
         pass
 
-    def ring_at(self, wall_ms: int, call: Any) -> None:
+    def set_at(self, wall_ms: int, call: Any) -> None:
         """See Alarm."""
 
     def stop(self) -> None:
         """See Alarm."""
 
 
-def manager_in(directory: Path) -> Manager:
+def manager_in(directory: Path) -> CheckScheduler:
     """A manager that has nothing to do."""
-    return Manager(
-        [WEST], node="n1", checker_of=lambda _: Idle(), memory=History(directory, 0), alarm_of=Silent,
-        live=lambda: ["n1"], time=SystemTime(),
-    )  # fmt: skip
+    return CheckScheduler(
+        [WEST],
+        node="n1",
+        checkers=SimpleNamespace(open=lambda _: Idle()),  # type: ignore[arg-type]
+        history=History(directory, 0),
+        alarm=Silent(),
+        members=FakeMembers(),
+        queue_types=FakeMembers(),
+        time=SystemTime(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,7 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
     query = ClusterQuery("n1", SimpleNamespace())
     query.serve(FULLSYNC_STATUS, NoChecks())
     parts = SimpleNamespace(
-        fullsync=SimpleNamespace(manager=manager), settings=SimpleNamespace(node=SimpleNamespace(name="n1")),
+        fullsync=SimpleNamespace(scheduler=manager), settings=SimpleNamespace(node=SimpleNamespace(name="n1")),
         query=query, fullsync_status=SimpleNamespace(checks=lambda *_: {"peers": []}),
         membership=SimpleNamespace(live_nodes=lambda: {"n1"}), time=SystemTime(),
     )  # fmt: skip
@@ -104,5 +111,5 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
     assert asyncio.run(whole()).status == 400
     again = History(tmp_path, 0)
     again.load()
-    assert again.of("west") == PeerHistory(manager.peers["west"].remembered.standing, queue="to-west")
-    assert again.of("west").standing.learned is None
+    assert again.peer("west") == PeerHistory(manager.peers["west"].history.schedule_state, queue="to-west")
+    assert again.peer("west").schedule_state.learned is None

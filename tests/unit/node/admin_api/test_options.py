@@ -52,7 +52,7 @@ class ObedientController:
 
 
 def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> PartitionRecord:
-    """Led by n1, with two in sync."""
+    """LedPartition by n1, with two in sync."""
     isr = frozenset(Member(node, 1) for node in replicas[:2])
     online, leader = PartitionStatus.ONLINE, Incarnation("n1", 7)
     return PartitionRecord(

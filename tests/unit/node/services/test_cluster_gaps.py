@@ -51,10 +51,10 @@ def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
         coverage = QueueCoverage(home.queues, controller)
         gaps = ClusterGaps(query, coverage, membership, controller, home.queues, repairs, home.clock)
         for cluster in (SINK, None):
-            seen = await gaps.seen("fs", cluster)
+            seen = await gaps.open_gaps("fs", cluster)
             assert {(gap.queue, *gap.bucket_types) for gap in seen} == {("rt", "default"), ("rt", "other")}
-        assert {gap.queue for gap in await gaps.seen("fs", THIRD)} == {"north"}, "whoever was compared with counts"
-        assert await gaps.seen("part", SINK) == [], "it compares some buckets alone"
+        assert {gap.queue for gap in await gaps.open_gaps("fs", THIRD)} == {"north"}, "whoever was compared with counts"
+        assert await gaps.open_gaps("part", SINK) == [], "it compares some buckets alone"
         assert coverage.compared("fs", SINK, ["default"]) == {name: ["default"] for name in ("rt", "fs", "part")}
         assert coverage.compared("part", SINK, ["default"]) == {"part": ["default"]}
         assert coverage.compared("none", SINK, ["default"]) == {}

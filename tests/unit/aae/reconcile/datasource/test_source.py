@@ -18,14 +18,14 @@ from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, Replic
 from isthmus.aae.reconcile.options import RunOptions, parse_options
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader, shared
 from isthmus.aae.row_stream import wire
-from isthmus.aae.row_stream.streams import STREAMS_MAX, LocalReplica, RowStreams
+from isthmus.aae.row_stream.streams import STREAMS_MAX, LocalReplica, RowStreams, StreamReplicas
 from isthmus.aae.row_stream.wire import (
-    ChangesAsked,
+    ChangesRequest,
     Consistency,
     Frames,
     Head,
     Rows,
-    RowsAsked,
+    RowsRequest,
     RowView,
     SkippedTo,
     Tail,
@@ -81,27 +81,39 @@ def store(tmp_path: Path) -> Iterator[LevelStore]:
         yield opened
 
 
+class OneReplica(StreamReplicas):
+    """A node with one replica."""
+
+    def __init__(self, replica: LocalReplica) -> None:
+        self._replica = replica
+
+    def stream_replica(self, partition: int) -> LocalReplica | None:
+        """See StreamReplicas."""
+        return self._replica if partition == self._replica.partition else None
+
+    def stream_replicas(self, bucket_type: bytes) -> list[LocalReplica]:
+        """See StreamReplicas."""
+        return [self._replica]
+
+    async def confirm(self, partition: int) -> None:
+        """See StreamReplicas."""
+
+
 def streams_of(store: LevelStore, *, whole: bool = True, leads: bool = True) -> RowStreams:
     """Streams of the one partition, which has all segments."""
 
-    async def confirm(_: int) -> None:
-        return
-
-    held = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), leads, whole)
-    return RowStreams(
-        store, cluster=CLUSTER, cluster_name="east", node="n1", held=lambda p: held if p == PARTITION else None,
-        confirm=confirm,
-    )  # fmt: skip
+    replica = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), leads, whole)
+    return RowStreams(store, cluster=CLUSTER, cluster_name="east", node="n1", replicas=OneReplica(replica))
 
 
-def asked(**other: Any) -> RowsAsked:
+def asked(**other: Any) -> RowsRequest:
     """All of the partition."""
-    return RowsAsked(b"default", PARTITION, 0, SEGMENT_COUNT)._replace(**other)
+    return RowsRequest(b"default", PARTITION, 0, SEGMENT_COUNT)._replace(**other)
 
 
-async def taken(streams: RowStreams, what: RowsAsked | ChangesAsked) -> tuple[Head, list[Rows], Tail]:
+async def taken(streams: RowStreams, what: RowsRequest | ChangesRequest) -> tuple[Head, list[Rows], Tail]:
     """A stream, read to its end."""
-    opened = await (streams.rows(what) if isinstance(what, RowsAsked) else streams.changes(what))
+    opened = await (streams.rows(what) if isinstance(what, RowsRequest) else streams.changes(what))
     frames = Frames()
     head, *rest, tail = [frame async for data in opened for frame in frames.feed(data)]
     assert isinstance(head, Head)
@@ -210,7 +222,7 @@ def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monke
     monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 50)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.FRAME_SLICES", 1)
 
-    async def marks(streams: RowStreams, what: RowsAsked) -> list[bytes]:
+    async def marks(streams: RowStreams, what: RowsRequest) -> list[bytes]:
         frames = Frames()
         found = [frame async for data in await streams.rows(what) for frame in frames.feed(data)]
         return [frame.name for frame in found if isinstance(frame, SkippedTo)]
@@ -298,14 +310,14 @@ def test_a_copy_that_may_not_answer_says_so(store: LevelStore) -> None:
     """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
 
     async def run() -> None:
-        with pytest.raises(NotReady, match="no copy"):
+        with pytest.raises(NotReady, match="no replica"):
             await streams_of(store).rows(asked(partition=4))
         with pytest.raises(NotReady, match="being filled"):
             await streams_of(store, whole=False).rows(asked())
         with pytest.raises(NotLeader):
             await streams_of(store, leads=False).rows(asked(consistency=Consistency.COMMITTED))
         with pytest.raises(NotReady, match="is applied to"):
-            await streams_of(store).changes(ChangesAsked(b"default", PARTITION, 0, COUNT + 1))
+            await streams_of(store).changes(ChangesRequest(b"default", PARTITION, 0, COUNT + 1))
 
     asyncio.run(run())
 
@@ -316,7 +328,10 @@ def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) ->
     async def run() -> None:
         streams = streams_of(store)
         write(store, [5], COUNT, previous=5)
-        early, late = ChangesAsked(b"default", PARTITION, 0, 100), ChangesAsked(b"default", PARTITION, 100, COUNT + 1)
+        early, late = (
+            ChangesRequest(b"default", PARTITION, 0, 100),
+            ChangesRequest(b"default", PARTITION, 100, COUNT + 1),
+        )
         first = table(*(await taken(streams, early))[:2])
         second = table(*(await taken(streams, late._replace(view=RowView.OBJECTS)))[:2], RowView.OBJECTS)
         assert {row["key"] for row in first} == {name_of(n)[1] for n in range(100) if n != 5}
@@ -374,7 +389,7 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
     async def run() -> None:
         streams = streams_of(store)
         for view in RowView:
-            question = ChangesAsked(b"default", PARTITION, 0, 20, view)
+            question = ChangesRequest(b"default", PARTITION, 0, 20, view)
             head, frames, _ = await taken(streams, question)
             rows = table(head, frames, view)
             assert {row["key"] for row in rows} == {name_of(n)[1] for n in range(20)}
@@ -384,7 +399,7 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
 
     asyncio.run(run())
     torn = Rows([row_wire_name(1), row_wire_name(7)], [sealed(1, 1)[0], b"\xc1"], ())
-    question = ChangesAsked(b"default", PARTITION, 0, 20)
+    question = ChangesRequest(b"default", PARTITION, 0, 20)
     assert row_reader._behind(question, torn) == question._replace(first=2)
     assert row_reader._behind(question, Rows(torn.names[1:], torn.key_rows[1:], ())) == question
 
@@ -399,7 +414,7 @@ def test_frames_survive_any_cut_and_no_garbage() -> None:
     """However the bytes of a stream are cut into pieces the frames are the same; what is none is CodecError."""
     rows = Rows([row_wire_name(1)], [sealed(1, 1)[0]], ())
     passed = SkippedTo(row_wire_name(2))
-    data = wire.encode_frame(rows) + wire.encode_passed(passed) + wire.encode_tail(Tail(1))
+    data = wire.encode_frame(rows) + wire.encode_skipped_to(passed) + wire.encode_tail(Tail(1))
     for size in (1, 3, 1000):
         frames = Frames()
         found = [f for at in range(0, len(data), size) for f in frames.feed(data[at : at + size])]
@@ -418,9 +433,9 @@ def test_frames_survive_any_cut_and_no_garbage() -> None:
     with pytest.raises(CodecError):
         list(Frames().feed(b"\xff\xff\xff\xff"))
     for question in (asked(), asked(bucket=b"b", after=b"x", view=RowView.OBJECTS)):
-        assert wire.decode_rows_asked(wire.encode_rows_asked(question)) == question
+        assert wire.decode_rows_request(wire.encode_rows_request(question)) == question
     with pytest.raises(CodecError):
-        wire.decode_rows_asked(wire.encode_rows_asked(asked(end=SEGMENT_COUNT + 1)))
+        wire.decode_rows_request(wire.encode_rows_request(asked(end=SEGMENT_COUNT + 1)))
 
 
 HEAD = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)

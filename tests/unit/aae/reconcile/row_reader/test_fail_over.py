@@ -25,7 +25,7 @@ from isthmus.aae.reconcile.row_reader import (
 )
 from isthmus.aae.row_stream import wire
 from isthmus.aae.row_stream.wire import Consistency, Head, Rows, RowView, SkippedTo, Tail
-from isthmus.aae.scrub.row_repair import _places
+from isthmus.aae.scrub.row_repair import _whole_replicas
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -47,7 +47,7 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
 
     @contextmanager
     def streamed(url: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
-        after = wire.decode_rows_asked(question).after
+        after = wire.decode_rows_request(question).after
         asks.append((url, after))
 
         def frames() -> Iterator[Any]:
@@ -83,7 +83,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
 
     @contextmanager
     def streamed(_u: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
-        asks.append(wire.decode_rows_asked(question).after)
+        asks.append(wire.decode_rows_request(question).after)
         now[0] += 4
 
         def frames() -> Iterator[Any]:
@@ -218,7 +218,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
 
     @contextmanager
     def streamed(_: str, __: object, ___: str, question: bytes, *____: object) -> Iterator[tuple[Head, Iterator[Any]]]:
-        part = wire.decode_rows_asked(question)
+        part = wire.decode_rows_request(question)
         yield HEAD._replace(first=part.first, end=part.end, offset=as_of[0]), iter([Tail(0)])
 
     class Task:
@@ -301,7 +301,7 @@ def test_copies_are_read_with_tls_where_the_plan_was() -> None:
 
     assert urls("https://a:1") == ["https://a:1", "https://b:1"]
     assert urls("http://a:1") == ["http://a:1", "https://b:1"]
-    assert [url for _, url in _places(plan, 7, "https://a:1")] == ["https://a:1", "https://b:1"]
+    assert [url for _, url in _whole_replicas(plan, 7, "https://a:1")] == ["https://a:1", "https://b:1"]
 
 
 def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

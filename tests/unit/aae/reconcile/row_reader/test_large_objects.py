@@ -40,7 +40,7 @@ def test_an_object_too_large_to_be_sent_is_a_row_that_says_so(tmp_path: Path, mo
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         found = {row["key"].decode(): row for batch in batches for row in batch.to_pylist()}
         assert node.node is not None
-        side = SideSpec((url,), "default", cluster=node.node.cluster_uuid, give_up_after_s=3)
+        side = SideSpec((url,), "default", cluster=node.node._services.cluster_uuid, give_up_after_s=3)
         taken = read_runs(side, [(0, SEGMENT_COUNT)], bodies=True)
     assert found.keys() == values.keys()
     assert {name: len(row["value"]) for name, row in found.items() if row["fault"] is None} == {

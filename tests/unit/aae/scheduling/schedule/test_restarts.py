@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind
-from tests.unit.aae.scheduling.manager.test_checks import START, WEST, Desk, ended, shown, story
+from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, shown, story
 
 MINUTE_MS = 60_000
 NODES = ("n0", "n1", "n2")
@@ -83,13 +83,13 @@ def test_nodes_that_come_and_go_move_the_moments_and_no_slot_runs_twice(tmp_path
     async def work() -> None:
         desk = Desk(tmp_path, WEST, live=NODES, node="n2")
         await desk.pass_until(START + 45 * MINUTE_MS)  # of three, at 40
-        desk.live = ["n2"]
+        desk.members.live = ["n2"]
         desk.manager.arm()
         await desk.pass_until(START + 65 * MINUTE_MS)  # alone, at 0
-        desk.live = ["n1", "n2"]
+        desk.members.live = ["n1", "n2"]
         desk.manager.arm()
         await desk.pass_until(START + 2 * HOUR_MS + 25 * MINUTE_MS)  # of two, at 30
-        desk.live = ["n2"]
+        desk.members.live = ["n2"]
         desk.manager.arm()
         await desk.pass_until(START + 2 * HOUR_MS + 50 * MINUTE_MS)  # what was to come at 30 is due since 0
         assert began(desk) == [40, 60, 2 * 60 + 25]
@@ -103,7 +103,7 @@ def test_before_the_other_nodes_are_known_nothing_is_lost(tmp_path: Path) -> Non
 
     async def work() -> None:
         desk = Desk(tmp_path, WEST, live=(), node="n2", start_ms=START + HOUR_MS + 10 * MINUTE_MS)
-        desk.live = list(NODES)
+        desk.members.live = list(NODES)
         desk.manager.arm()
         await desk.pass_until(START + 2 * HOUR_MS)
         assert began(desk) == [60 + 40]

@@ -14,14 +14,14 @@ from isthmus.aae.scheduling.schedule import (
     PeerScheduleState,
     SchedulePlace,
     TimeRange,
-    after,
-    chosen,
-    due,
+    choose_auto,
+    compared_times,
     learned_range,
-    looked_at,
-    moment,
-    planned,
+    next_due,
+    plan_day,
     rank_of,
+    slot_moment,
+    state_after,
 )
 
 START = 1_699_920_000_000  # midnight UTC
@@ -34,7 +34,7 @@ def test_every_want_gets_a_slot_of_its_own_on_every_node(
     wanted: dict[CheckKind, int], nodes: int, peers: int, seed: str
 ) -> None:
     """All checks of the day are in the plan, and no two nodes or peers have the same moment; it is within its slot."""
-    plan = planned(wanted, START, seed)
+    plan = plan_day(wanted, START, seed)
     if plan is None:
         assert sum(n for kind, n in wanted.items() if kind is not CheckKind.NONE) == 0
         return
@@ -42,7 +42,7 @@ def test_every_want_gets_a_slot_of_its_own_on_every_node(
     assert plan.end_ms == START + DAY_MS
     assert DAY_MS - len(plan.kinds) < plan.slot_ms * len(plan.kinds) <= DAY_MS
     moments = [
-        moment(plan, slot, SchedulePlace(rank, nodes, peer, peers))
+        slot_moment(plan, slot, SchedulePlace(rank, nodes, peer, peers))
         for slot in range(len(plan.kinds))
         for rank in range(nodes)
         for peer in range(peers)
@@ -54,38 +54,38 @@ def test_every_want_gets_a_slot_of_its_own_on_every_node(
 def test_the_order_is_shuffled_by_node_peer_and_date() -> None:
     """Two days, and two seeds, differ in order; the same seed on the same day gives the same order, as at a restart."""
     wanted = {CheckKind.ALL: 5, CheckKind.HOUR: 20}
-    plans = [planned(wanted, day_ms, seed) for day_ms, seed in ((START, "a"), (START + DAY_MS, "a"), (START, "b"))]
+    plans = [plan_day(wanted, day_ms, seed) for day_ms, seed in ((START, "a"), (START + DAY_MS, "a"), (START, "b"))]
     assert len({plan.kinds for plan in plans if plan is not None}) == 3
-    assert planned(wanted, START, "a") == plans[0]
+    assert plan_day(wanted, START, "a") == plans[0]
 
 
 def test_what_is_late_is_left_out_and_what_is_just_due_is_not() -> None:
     """A check half a slot behind its moment is skipped and named; the next one is taken; then the day is over."""
-    plan = planned({CheckKind.HOUR: 24}, START, "")
+    plan = plan_day({CheckKind.HOUR: 24}, START, "")
     assert plan is not None
     place = SchedulePlace(0, 1, 0, 1)
-    found, skipped = due(plan, place, -1, START, START)
+    found, skipped = next_due(plan, place, -1, START, START)
     assert found == (0, CheckKind.HOUR, START)
     assert skipped == []
-    found, skipped = due(plan, place, 0, START, START + HOUR_MS + HOUR_MS // 2)
+    found, skipped = next_due(plan, place, 0, START, START + HOUR_MS + HOUR_MS // 2)
     assert found is not None
     assert (found.slot, skipped) == (1, [])
-    found, skipped = due(plan, place, 0, START, START + 5 * HOUR_MS + HOUR_MS // 2 + 1)
+    found, skipped = next_due(plan, place, 0, START, START + 5 * HOUR_MS + HOUR_MS // 2 + 1)
     assert found is not None
     assert (found.slot, found.at_ms, skipped) == (6, START + 6 * HOUR_MS, [1, 2, 3, 4, 5])
-    assert due(plan, place, 23, START, START) == (None, [])
-    assert due(plan, place, 20, START, START + 2 * DAY_MS) == (None, [21, 22, 23])
+    assert next_due(plan, place, 23, START, START) == (None, [])
+    assert next_due(plan, place, 20, START, START + 2 * DAY_MS) == (None, [21, 22, 23])
 
 
 def test_moments_before_a_nodes_start_have_gone_by() -> None:
     """A node that starts in mid-slot neither begins what was due before nor calls it late: the next moment of its own
     is its first, where it would have been without the restart."""
-    plan = planned({CheckKind.HOUR: 24}, START, "")
+    plan = plan_day({CheckKind.HOUR: 24}, START, "")
     assert plan is not None
     started_ms = START + 5 * HOUR_MS + 30 * 60_000
-    found, skipped = due(plan, SchedulePlace(1, 3, 0, 1), -1, started_ms, started_ms)
+    found, skipped = next_due(plan, SchedulePlace(1, 3, 0, 1), -1, started_ms, started_ms)
     assert (found, skipped) == ((6, CheckKind.HOUR, START + 6 * HOUR_MS + 20 * 60_000), [])
-    found, skipped = due(plan, SchedulePlace(2, 3, 0, 1), -1, started_ms, started_ms)
+    found, skipped = next_due(plan, SchedulePlace(2, 3, 0, 1), -1, started_ms, started_ms)
     assert (found, skipped) == ((5, CheckKind.HOUR, START + 5 * HOUR_MS + 40 * 60_000), [])
 
 
@@ -93,17 +93,17 @@ def test_moments_before_a_nodes_start_have_gone_by() -> None:
 @pytest.mark.parametrize("others", [1, 2, 4])
 def test_clusters_in_slices_of_their_own_never_begin_in_anothers(nodes: int, others: int) -> None:
     """Whatever the numbers of nodes and peers, each cluster's checks begin in its quarter of the slot."""
-    plan = planned({CheckKind.AUTO: 24}, START, "")
+    plan = plan_day({CheckKind.AUTO: 24}, START, "")
     assert plan is not None
     for slice_, count in ((1, nodes), (2, others), (3, nodes), (4, others)):
         for part in range(2 * count):
             place = SchedulePlace(part // 2, count, part % 2, 2, slice_)
             first = START + 7 * HOUR_MS + (slice_ - 1) * HOUR_MS // 4
-            at_ms = moment(plan, 7, place)
+            at_ms = slot_moment(plan, 7, place)
             assert first <= at_ms < first + HOUR_MS // 4
-            found, skipped = due(plan, place, 6, START, first + HOUR_MS // 4)
+            found, skipped = next_due(plan, place, 6, START, first + HOUR_MS // 4)
             assert (found is not None and found.slot, skipped) == (7, [])
-            found, skipped = due(plan, place, 6, START, first + HOUR_MS // 4 + 1)
+            found, skipped = next_due(plan, place, 6, START, first + HOUR_MS // 4 + 1)
             assert (found is not None and found.slot, skipped) == (8, [7])
 
 
@@ -121,9 +121,9 @@ def test_ranks_follow_the_names_of_those_that_live() -> None:
 def test_windows_end_before_their_end_and_go_over_midnight(first: int, end: int, hours: set[int]) -> None:
     """The hours of a window, as given."""
     window = CheckHours(first, end)
-    assert {h for h in range(24) if window.holds(DAY_MS * 20_000 + h * HOUR_MS + 1)} == hours
-    assert CheckHours(first, end, always=True).holds(0)
-    assert not CheckHours(first, end, never=True).holds(DAY_MS + first * HOUR_MS)
+    assert {h for h in range(24) if window.contains(DAY_MS * 20_000 + h * HOUR_MS + 1)} == hours
+    assert CheckHours(first, end, always=True).contains(0)
+    assert not CheckHours(first, end, never=True).contains(DAY_MS + first * HOUR_MS)
 
 
 def test_autos_choice() -> None:
@@ -131,43 +131,43 @@ def test_autos_choice() -> None:
     where nothing can be repaired from here, unless the peer is told, too."""
     night = CheckHours(0, 0)
     standing = PeerScheduleState(START)
-    assert chosen(standing, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
-    assert looked_at(CheckKind.RANGE, standing, START + 1000) == TimeRange(START, START + 6000)
-    failed = after(standing, CheckKind.RANGE, START + 500, in_sync=False, repaired=3, learned=None)
+    assert choose_auto(standing, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
+    assert compared_times(CheckKind.RANGE, standing, START + 1000) == TimeRange(START, START + 6000)
+    failed = state_after(standing, CheckKind.RANGE, START + 500, in_sync=False, repaired=3, learned=None)
     assert failed.succeeded_ms == START
-    assert chosen(failed, night, DAY_MS, both_ways=False)[0] is CheckKind.ALL
-    assert chosen(failed, night, DAY_MS + HOUR_MS, both_ways=False)[0] is CheckKind.DAY
+    assert choose_auto(failed, night, DAY_MS, both_ways=False)[0] is CheckKind.ALL
+    assert choose_auto(failed, night, DAY_MS + HOUR_MS, both_ways=False)[0] is CheckKind.DAY
     learned = TimeRange(5, 9, b"b")
-    knows = after(failed, CheckKind.DAY, START, in_sync=False, repaired=3, learned=learned)
-    assert chosen(knows, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
-    assert looked_at(CheckKind.RANGE, knows, START) == learned
-    assert after(knows, CheckKind.RANGE, START, in_sync=False, repaired=1, learned=None).learned is None
-    assert after(knows, CheckKind.HOUR, START, in_sync=False, repaired=1, learned=None).learned == learned
-    assert after(knows, CheckKind.ALL, START + 9, in_sync=True, repaired=0, learned=None) == PeerScheduleState(
+    knows = state_after(failed, CheckKind.DAY, START, in_sync=False, repaired=3, learned=learned)
+    assert choose_auto(knows, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
+    assert compared_times(CheckKind.RANGE, knows, START) == learned
+    assert state_after(knows, CheckKind.RANGE, START, in_sync=False, repaired=1, learned=None).learned is None
+    assert state_after(knows, CheckKind.HOUR, START, in_sync=False, repaired=1, learned=None).learned == learned
+    assert state_after(knows, CheckKind.ALL, START + 9, in_sync=True, repaired=0, learned=None) == PeerScheduleState(
         START + 9, learned=learned
     )
-    helpless = after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
+    helpless = state_after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
     kinds = []
     for _ in range(4):
-        kind, helpless = chosen(helpless, night, DAY_MS, both_ways=False)
+        kind, helpless = choose_auto(helpless, night, DAY_MS, both_ways=False)
         kinds.append(kind)
     assert kinds == [CheckKind.NONE, CheckKind.NONE, CheckKind.ALL, CheckKind.ALL]
-    helpless = after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
-    assert chosen(helpless, night, DAY_MS, both_ways=True)[0] is CheckKind.ALL
+    helpless = state_after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
+    assert choose_auto(helpless, night, DAY_MS, both_ways=True)[0] is CheckKind.ALL
 
 
 def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
     """So many, whatever was found and whatever was learned; checks in between do not end it. How many are left out by
     themselves is a setting."""
     standing = PeerScheduleState(START, learned=TimeRange(5, 9), suppressed=2)
-    kind, standing = chosen(standing, CheckHours(0, 0), DAY_MS, both_ways=True)
+    kind, standing = choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=True)
     assert (kind, standing.suppressed) == (CheckKind.NONE, 1)
-    standing = after(standing, CheckKind.ALL, START, in_sync=True, repaired=0, learned=None)
-    standing = after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None, quiet_checks=5)
+    standing = state_after(standing, CheckKind.ALL, START, in_sync=True, repaired=0, learned=None)
+    standing = state_after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None, quiet_checks=5)
     assert (standing.suppressed, standing.quiet) == (1, 5)
-    kind, standing = chosen(standing, CheckHours(0, 0), DAY_MS, both_ways=False)
+    kind, standing = choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=False)
     assert (kind, standing.suppressed, standing.quiet) == (CheckKind.NONE, 0, 5)
-    assert chosen(standing, CheckHours(0, 0), DAY_MS, both_ways=True)[0] is CheckKind.RANGE, (
+    assert choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=True)[0] is CheckKind.RANGE, (
         "what was learned comes first"
     )
 
@@ -175,9 +175,9 @@ def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
 def test_what_a_check_looks_at() -> None:
     """All times, the last day, the last hour."""
     standing = PeerScheduleState(START)
-    assert looked_at(CheckKind.ALL, standing, START) is None
-    assert looked_at(CheckKind.DAY, standing, START) == TimeRange(START - DAY_MS, START + 5_000)
-    assert looked_at(CheckKind.HOUR, standing, START) == TimeRange(START - HOUR_MS, START + 5_000)
+    assert compared_times(CheckKind.ALL, standing, START) is None
+    assert compared_times(CheckKind.DAY, standing, START) == TimeRange(START - DAY_MS, START + 5_000)
+    assert compared_times(CheckKind.HOUR, standing, START) == TimeRange(START - HOUR_MS, START + 5_000)
 
 
 def test_many_repairs_teach_a_range() -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.aae.trees.tree import HashTree
 from isthmus.aae.trees.tree_builder import TreeBuild, first_rebuild_ms
-from isthmus.aae.trees.tree_cache import RETRY_MS, ReplicaSnapshot, TreeCache
+from isthmus.aae.trees.tree_cache import RETRY_MS, TreeCache
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History
+from tests.support.fullsync_fakes import FakeReplicas
 from tests.support.memory_store import MemoryStore
 
 EVERY_MS = 100_000
@@ -62,7 +64,9 @@ def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> Non
         entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
         store.write([PartitionStep(3, entries)])
         copy = ReplicaSnapshot(3, b"default", 1, len(entries), True)
-        trees = TreeCache(store, directory=tmp_path, copies=lambda: [copy], time=clock, rebuild_ms=EVERY_MS)
+        trees = TreeCache(
+            store, directory=tmp_path, replicas=FakeReplicas(lambda: [copy]), time=clock, rebuild_ms=EVERY_MS
+        )
         trees.start()
 
         async def looked(builds: int) -> None:
@@ -81,7 +85,7 @@ def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> Non
         await looked(1)
         clock.ms += 1
         await looked(2)
-        assert trees.kept[3].tree is not None
+        assert trees.cached[3].tree is not None
         clock.ms += EVERY_MS // 2
         await looked(2)
         clock.ms += EVERY_MS // 2
@@ -115,7 +119,7 @@ def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
             entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
             store.write([PartitionStep(partition, entries)])
             copies.append(ReplicaSnapshot(partition, b"default", 1, len(entries), True))
-        trees = TreeCache(store, directory=tmp_path, copies=lambda: copies, time=clock)
+        trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: copies), time=clock)
         trees.start()
 
         async def looked() -> None:
@@ -124,7 +128,7 @@ def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
                 await asyncio.sleep(0.001)
 
         await looked()
-        faulty, whole = trees.kept[3], trees.kept[4]
+        faulty, whole = trees.cached[3], trees.cached[4]
         assert whole.tree is not None
         assert (faulty.tree, faulty.build) == (None, None)
         assert faulty.reason == "cannot be built: nobody foresaw this"

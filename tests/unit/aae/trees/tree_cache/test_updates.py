@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.tree import HashTree
-from isthmus.aae.trees.tree_builder import TreeBuild, leaf_of_row
-from isthmus.aae.trees.tree_cache import ReplicaSnapshot, TreeCache, TreeState
-from isthmus.aae.trees.tree_files import save_tree, take_tree
+from isthmus.aae.trees.tree_builder import TreeBuild, row_leaf
+from isthmus.aae.trees.tree_cache import TreeCache, TreeState
+from isthmus.aae.trees.tree_files import load_and_remove_tree, save_tree
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History, open_store
+from tests.support.fullsync_fakes import FakeReplicas
 
 PARTITION = 3
 
@@ -36,7 +38,7 @@ class Lab:
 
     def keeper(self) -> TreeCache:
         """A keeper as a new process would have it."""
-        return TreeCache(self.store, directory=self.directory, copies=self.copies, time=SystemTime())
+        return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.copies), time=SystemTime())
 
     def copies(self) -> list[ReplicaSnapshot]:
         """The one copy, as the loop knows it."""
@@ -57,12 +59,12 @@ class Lab:
         """The tree that the store is."""
         tree = HashTree()
         for segment, bucket, key, row in self.store.key_rows(PARTITION, 0, 1 << 20):
-            tree.change(segment, leaf_of_row(bucket, key, row))
+            tree.change(segment, row_leaf(bucket, key, row))
         return tree
 
     def right(self) -> bool:
         """True when the kept tree is the fold of the store."""
-        kept = self.trees.kept[PARTITION]
+        kept = self.trees.cached[PARTITION]
         assert kept.tree is not None
         return not kept.tree.differing_leaves(self.fold())
 
@@ -91,7 +93,7 @@ def run(tmp_path: Path, story: Callable[[Lab], Awaitable[None]]) -> None:
 
 def ready(lab: Lab) -> bool:
     """True when the tree answers."""
-    kept = lab.trees.kept.get(PARTITION)
+    kept = lab.trees.cached.get(PARTITION)
     return kept is not None and kept.state is TreeState.READY
 
 
@@ -131,7 +133,7 @@ def test_a_build_waits_for_what_the_loop_was_not_told_yet(tmp_path: Path) -> Non
         first, second = lab.write(30, chance), lab.write(30, chance)
         lab.told = 0
         lab.trees.start()
-        await until(lambda: lab.trees.kept[PARTITION].build is not None)
+        await until(lambda: lab.trees.cached[PARTITION].build is not None)
         lab.tell(first)
         await asyncio.sleep(0.05)
         assert not ready(lab)
@@ -157,8 +159,8 @@ def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None
         assert lab.right()
         lab.whole = False
         lab.trees.rebuild()
-        await until(lambda: lab.trees.kept[PARTITION].state is TreeState.WAITING)
-        assert "rows are still to come" in lab.trees.kept[PARTITION].reason
+        await until(lambda: lab.trees.cached[PARTITION].state is TreeState.WAITING)
+        assert "rows are still to come" in lab.trees.cached[PARTITION].reason
         lab.whole = True
         await until(lambda: ready(lab))
         assert lab.right()
@@ -174,7 +176,7 @@ def test_a_copy_that_was_filled_has_a_tree_before_anything_more_is_written(tmp_p
         chance = random.Random(4)
         lab.whole = False
         lab.trees.start()
-        await until(lambda: lab.trees.kept[PARTITION].reason.startswith("far"))
+        await until(lambda: lab.trees.cached[PARTITION].reason.startswith("far"))
         lab.told = lab.write(30, chance)[-1].offset + 1
         lab.whole = True
         await until(lambda: ready(lab))
@@ -195,7 +197,7 @@ def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> N
         lab.told = lab.write(30, chance)[-1].offset + 1
         await until(lambda: ready(lab) and lab.right())
         lab.trees.rebuild()
-        while lab.trees.kept[PARTITION].build is None:
+        while lab.trees.cached[PARTITION].build is None:
             await asyncio.sleep(0)
         lab.told = lab.write(30, chance)[-1].offset + 1
         await until(lambda: ready(lab) and lab.right())
@@ -212,7 +214,7 @@ def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> N
         lab.trees.start()
         await until(lambda: ready(lab))
         lab.tell(lab.write(20, random.Random(3)))
-        kept = lab.trees.kept[PARTITION]
+        kept = lab.trees.cached[PARTITION]
         assert kept.tree is not None
         kept.tree.change(77, 5)
         builds = lab.trees.builds_total
@@ -299,14 +301,14 @@ def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
 
 
 def test_a_tree_file_is_of_one_partition_copy_and_offset(tmp_path: Path) -> None:
-    """`take_tree` gives back what was saved, once."""
+    """`load_and_remove_tree` gives back what was saved, once."""
     tree = HashTree()
     tree.change(9, 1 << 63)
     save_tree(tmp_path / "t", 4, 2, 100, tree)
-    found = take_tree(tmp_path / "t", 4, 2, 100)
+    found = load_and_remove_tree(tmp_path / "t", 4, 2, 100)
     assert found is not None
     assert not found.differing_leaves(tree)
-    assert take_tree(tmp_path / "t", 4, 2, 100) is None
+    assert load_and_remove_tree(tmp_path / "t", 4, 2, 100) is None
 
 
 def test_a_barrier_that_is_applied_while_a_tree_is_built_is_in_no_segment() -> None:
@@ -314,7 +316,7 @@ def test_a_barrier_that_is_applied_while_a_tree_is_built_is_in_no_segment() -> N
     snapshot and after."""
     barrier = make_entry(EntryKind.BARRIER, 5, 0, request_id=b"", origin=bytes(16), time_ms=0)
     build = TreeBuild(1000, 2000)
-    build.gather([barrier])
-    build.begins_at(0)
-    build.gather([barrier._replace(offset=1)])
-    assert not build.finished(HashTree(1000, 2000)).differing_leaves(HashTree(1000, 2000))
+    build.add([barrier])
+    build.set_snapshot_offset(0)
+    build.add([barrier._replace(offset=1)])
+    assert not build.complete(HashTree(1000, 2000)).differing_leaves(HashTree(1000, 2000))

@@ -16,13 +16,13 @@ def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> Non
 
     async def run(home: Home) -> None:
         repairs = RepairQueue(home.queues, home.clock)
-        assert repairs.wanted("any", b"default") is None
-        assert repairs.wanted("repairs", b"default") is None
-        assert repairs.wanted("typed", b"default") is None
-        other = repairs.wanted("typed", b"other")
+        assert repairs.key_filter("any", b"default") is None
+        assert repairs.key_filter("repairs", b"default") is None
+        assert repairs.key_filter("typed", b"default") is None
+        other = repairs.key_filter("typed", b"other")
         assert other is not None
         assert not other(b"b", b"k")
-        named = repairs.wanted("named", b"default")
+        named = repairs.key_filter("named", b"default")
         assert named is not None
         assert [named(bucket, b"k") for bucket in (b"kept", b"other")] == [True, False]
         keys = [Key(b"default", bucket, b"k") for bucket in (b"kept", b"other")]
@@ -30,9 +30,9 @@ def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> Non
         assert await repairs.push("repairs", keys) == 2
         assert (repairs.waiting("named"), repairs.waiting("repairs"), repairs.waiting("any")) == (1, 2, 0)
         lower = home.queues.named("repairs").machine.bulk_queues[LOWER.index(FULL_SYNC)]
-        places, _ = lower.take(1)
+        places, items = lower.take(1)
         assert repairs.waiting("repairs") == 2, "one waits, one is under way"
-        lower.settle(places)
+        lower.settle(places, items)
         assert repairs.waiting("repairs") == 1
         await repairs.push_last("repairs", [Key(b"default", b"b", b"last")])
         assert repairs.waiting("repairs") == 1, "references of folds are not full-sync's"

@@ -17,7 +17,7 @@ from isthmus.aae.status import scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.storage.slot_file import SlotFile
-from tests.unit.aae.scheduling.manager.test_checks import START, WEST, Desk, ended, shown, story
+from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, shown, story
 
 
 def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,8 +47,8 @@ def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeyp
         again = History(tmp_path, START)
         again.load()
         for name in ("west", "east"):
-            assert again.of(name).suspended == desk.memory.of(name).suspended
-        assert len(again.of("west").results) == 1
+            assert again.peer(name).suspended == desk.memory.peer(name).suspended
+        assert len(again.peer("west").results) == 1
         await desk.manager.stop()
 
     story(work)
@@ -111,22 +111,22 @@ def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path) -> No
     async def work() -> None:
         desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24))
         checker = desk.checkers["west"]
-        desk.unplaced = "bucket type 'default' waits for 2 more nodes"
+        desk.members.unplaced = "bucket type 'default' waits for 2 more nodes"
         await desk.pass_until(START + 2_500)
         (row,) = shown(desk)["peers"]
         assert (checker.checks, row["results"], row["retry"]) == ([], [], None)
         assert row["reason"] == "waits: bucket type 'default' waits for 2 more nodes"
         assert desk.bell.at_ms == START + 3_000
-        desk.unplaced = ""
+        desk.members.unplaced = ""
         await desk.pass_until(START + 3_000)
         assert [check.began_ms for check in checker.checks] == [START + 3_000]
         assert shown(desk)["peers"][0]["reason"] == "24 checks a day"
-        desk.unplaced = "gone again"
+        desk.members.unplaced = "gone again"
         await desk.manager.run("west", CheckKind.ALL, "ann")
         assert len(checker.checks) == 2
         await desk.pass_until(START + 2 * HOUR_MS - 1)
         assert [one.reason for one in desk.manager.peers["west"].skipped] == ["late"]
-        desk.unplaced = ""
+        desk.members.unplaced = ""
         await desk.pass_until(START + 2 * HOUR_MS)
         assert len(checker.checks) == 3
         await desk.manager.stop()
@@ -141,9 +141,9 @@ def test_only_a_peer_whose_check_is_due_waits_to_be_placed(tmp_path: Path) -> No
     async def work() -> None:
         west = replace(WEST, hour_count=0, auto_count=24)
         desk = Desk(tmp_path, west, replace(west, name="north"))
-        desk.unplaced = "waits for 2 more nodes"
+        desk.members.unplaced = "waits for 2 more nodes"
         for unplaced, seconds in (("waits for 2 more nodes", 2), ("", 3)):
-            desk.unplaced = unplaced
+            desk.members.unplaced = unplaced
             await desk.pass_until(START + seconds * 1_000)
             told = {row["name"]: row["reason"] for row in shown(desk)["peers"]}
             assert told == {"west": f"waits: {unplaced}" if unplaced else "24 checks a day", "north": "24 checks a day"}

@@ -23,12 +23,13 @@ from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
 from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, History, _plain
 from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
-from isthmus.aae.scheduling.manager import Busy, Manager, UnknownPeer
-from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, window_of
+from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
+from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
 from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
+from tests.support.fullsync_fakes import FakeMembers
 
 START = 1_699_920_000_000  # midnight UTC
 
@@ -57,7 +58,7 @@ class Bell:
         self.at_ms: int | None = None
         self.call: Callable[[], None] = lambda: None
 
-    def ring_at(self, wall_ms: int, call: Callable[[], None]) -> None:
+    def set_at(self, wall_ms: int, call: Callable[[], None]) -> None:
         """See Alarm."""
         self.at_ms, self.call = wall_ms, call
 
@@ -93,7 +94,7 @@ class FakeChecker(PeerChecker):
         """See Checker."""
         self.checks.append(check)
         if check.bucket_type in self.lacking:
-            return ExchangeOutcome(ExchangeVerdict.ERROR, "no such bucket type there", findings, lacking=True)
+            return ExchangeOutcome(ExchangeVerdict.ERROR, "no such bucket type there", findings, type_missing=True)
         findings.by_kind.update({(DifferenceKind.BEHIND, BehindSide.SINK): self.differences})
         findings.queued = self.differences
         findings.segments_unexplained = self.unexplained
@@ -102,7 +103,7 @@ class FakeChecker(PeerChecker):
         verdict = self.outcomes.pop(0) if self.outcomes else ExchangeVerdict.IN_SYNC
         if verdict is not ExchangeVerdict.IN_SYNC:
             findings.branches_differing = 1
-        return ExchangeOutcome(verdict, self.unseen, findings, unseen=bool(self.unseen))
+        return ExchangeOutcome(verdict, self.unseen, findings, retryable=bool(self.unseen))
 
     def close(self) -> None:
         """See Checker."""
@@ -123,21 +124,24 @@ class Desk:
         self.clock.ms = start_ms
         self.bell = Bell()
         self.checkers = {one.name: FakeChecker() for one in settings}
-        self.live = list(live)
         directory.mkdir(exist_ok=True)
         self.memory = History(directory, start_ms)
-        self.unplaced = ""
-        self.manager = Manager(
+        self.members = FakeMembers(list(live))
+        self.manager = CheckScheduler(
             settings,
             node=node,
-            checker_of=lambda one: self.checkers[one.name],
-            memory=self.memory,
-            alarm_of=lambda: self.bell,
-            live=lambda: self.live,
+            checkers=self,
+            history=self.memory,
+            alarm=self.bell,
+            members=self.members,
+            queue_types=self.members,
             time=self.clock,
-            unplaced=lambda _: self.unplaced,
         )
         self.manager.start()
+
+    def open(self, settings: FullSyncSettings) -> FakeChecker:
+        """See Checkers."""
+        return self.checkers[settings.name]
 
     async def pass_until(self, end_ms: int) -> None:
         """Let the bell ring whenever it is due until `end_ms`."""
@@ -155,7 +159,7 @@ class Desk:
 async def ended(desk: Desk) -> None:
     """Let what began come to its end."""
     await asyncio.sleep(0)
-    while desk.manager._taken:
+    while desk.manager._reserved_by:
         await asyncio.sleep(0.002)
 
 
@@ -168,7 +172,7 @@ async def under_way(desk: Desk) -> None:
 class NoGaps(Gaps):
     """A queue that gave nothing up."""
 
-    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
+    async def open_gaps(self, queue: str, cluster: bytes | None) -> Sequence[GapToHeal]:
         """See Gaps."""
         assert queue
         return []
@@ -238,7 +242,7 @@ def test_a_queue_of_another_cluster_than_the_one_compared_with_is_said(tmp_path:
         assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": None})["peers"])
         assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": Owner("west", "cd" * 16)})["peers"])
         for peer in desk.manager.peers.values():
-            peer.remembered.cluster = "ab" * 16
+            peer.history.cluster = "ab" * 16
         assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": Owner("old name", "ab" * 16)})["peers"])
         plain, named = shown(desk, {"to-west": Owner("west", "cd" * 16)})["peers"]
         assert plain["reason"].startswith(f"queue to-west belongs to west, and cluster {'ab' * 16} is compared with")
@@ -264,7 +268,7 @@ def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
     async def work() -> None:
         desk = Desk(tmp_path, WEST, live=["n0", "n1", "n2"])
         assert desk.bell.at_ms == START + HOUR_MS // 3
-        desk.live = ["n1"]
+        desk.members.live = ["n1"]
         await desk.pass_until(START + HOUR_MS // 3)
         assert desk.bell.at_ms == START + HOUR_MS
 
@@ -287,7 +291,7 @@ def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
         await ended(desk)
         assert {check.by for one in desk.checkers.values() for check in one.checks} == {"ann"}
         await desk.manager.set_range(None, TimeRange(1, 2))
-        assert {peer.remembered.standing.learned for peer in desk.manager.peers.values()} == {TimeRange(1, 2)}
+        assert {peer.history.schedule_state.learned for peer in desk.manager.peers.values()} == {TimeRange(1, 2)}
         nobody = Desk(tmp_path / "nobody")
         with pytest.raises(UnknownPeer, match="compares with no cluster"):
             nobody.manager.begin(None, CheckKind.ALL, "ann")
@@ -435,8 +439,8 @@ def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
             desk.checkers["west"].named[name] = DifferingKeys(START, keys, True)
         await desk.manager.run("west", CheckKind.ALL, "ann")
         await desk.manager.stop()
-        assert sum(len(packb(one)) for one in _plain(desk.memory.of("west"), NAMED_BYTES // 2)["named"]) < NAMED_BYTES
-        named = Desk(tmp_path, WEST).manager.peers["west"].remembered.named
+        assert sum(len(packb(one)) for one in _plain(desk.memory.peer("west"), NAMED_BYTES // 2)["named"]) < NAMED_BYTES
+        named = Desk(tmp_path, WEST).manager.peers["west"].history.named
         assert [len(named[name].keys) for name in (b"default", b"other")] == [1_000, 126]
         assert not any(one.every for one in named.values())
 
@@ -445,10 +449,10 @@ def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
 
 def test_windows_of_the_settings() -> None:
     """Hours, always, never."""
-    assert window_of("always").holds(0)
-    assert not window_of("never").holds(0)
-    assert window_of("22-6").holds(23 * HOUR_MS)
-    assert all(window_of("0-24").holds(hour * HOUR_MS) for hour in range(24))
+    assert parse_window("always").contains(0)
+    assert not parse_window("never").contains(0)
+    assert parse_window("22-6").contains(23 * HOUR_MS)
+    assert all(parse_window("0-24").contains(hour * HOUR_MS) for hour in range(24))
 
 
 def test_repairs_rest_while_the_loop_is_late() -> None:
@@ -464,7 +468,7 @@ class Queue(Repairs):
     def __init__(self) -> None:
         self.keys: list[Key] = []
 
-    def refused(self, queue: str) -> int:
+    def refused_count(self, queue: str) -> int:
         """See Repairs."""
         return 0
 
@@ -474,7 +478,7 @@ class Queue(Repairs):
         self.keys += keys
         return len(keys)
 
-    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+    def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """See Repairs."""
         assert bucket_type == b"default"
         if queue != "to-west":
@@ -511,10 +515,10 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     ]
     queue, other = Queue(), Other()
     settings = replace(WEST, bidirectional=both_ways, peer_queue="to-east", repair_rate_limit_count=0)
-    checker = PeerChecker(settings, source=None, sink=other, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
+    checker = PeerChecker(settings, source=None, sink=other, repairs=queue, random=Random(1))  # type: ignore[arg-type]
 
     async def work() -> int:
-        return sum([taken async for taken in checker._queued(b"default", differences)])
+        return sum([taken async for taken in checker.enqueue(b"default", differences)])
 
     queued = asyncio.run(work())
     assert [key.key for key in queue.keys] == [b"1", b"2"]
@@ -608,14 +612,14 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
             ]
 
             async def told(
-                *_: object, findings: Findings, repair: Any, found: Any = found, **__: object
+                *_: object, findings: Findings, actions: Any, found: Any = found, **__: object
             ) -> ExchangeOutcome:
                 findings.by_kind[DifferenceKind.MISSING, BehindSide.SOURCE] = len(found)
-                await repair(found)
+                await actions.repair(found)
                 return ExchangeOutcome(ExchangeVerdict.DIFFERING, "", findings)
 
             monkeypatch.setattr(check, "run", told)
-            checker = PeerChecker(WEST, source=None, sink=None, repairs=Queue(), chance=Random(1))  # type: ignore[arg-type]
+            checker = PeerChecker(WEST, source=None, sink=None, repairs=Queue(), random=Random(1))  # type: ignore[arg-type]
             await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START), Findings())
             kept = checker.named[b"default"]
             assert (kept.began_ms, kept.every) == (START, limit == 5)
@@ -623,9 +627,9 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
             found = [KeyDifference(b"b", b"0", DifferenceKind.MISSING, BehindSide.SOURCE, None, None)]
 
             async def ended(
-                *_: object, findings: Findings, repair: Any, found: Any = found, **__: object
+                *_: object, findings: Findings, actions: Any, found: Any = found, **__: object
             ) -> ExchangeOutcome:
-                await repair(found)
+                await actions.repair(found)
                 return ExchangeOutcome(ExchangeVerdict.ERROR, "the other side is away", findings)
 
             monkeypatch.setattr(check, "run", ended)
@@ -644,7 +648,7 @@ def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> 
     async def work() -> None:
         desk = Desk(tmp_path, WEST)
         types = ["default"]
-        desk.manager._all_types = lambda peer: types if peer is WEST else []
+        desk.members.bucket_types = types
         desk.manager.start()
         checker = desk.checkers["west"]
         await desk.manager.run("west", CheckKind.ALL, "ann")
@@ -656,9 +660,9 @@ def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> 
             ("default", False, True),
             ("other", True, False),
         ]
-        remembered = desk.manager.peer("west").remembered
+        remembered = desk.manager.peer("west").history
         assert remembered.proven_ms.keys() == {"default"}
-        assert not remembered.standing.failed
+        assert not remembered.schedule_state.failed
         assert desk.manager.peer("west").retry is None
         assert desk.manager.peer("west").bucket_types == ["default", "other"]
         await desk.manager.stop()

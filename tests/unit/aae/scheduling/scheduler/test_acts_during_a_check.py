@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
-from tests.unit.aae.scheduling.manager.test_checks import START, WEST, Desk, ended, story
+from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, story
 
 
 def test_a_range_that_is_set_while_a_check_runs_is_that_of_the_next_one(tmp_path: Path) -> None:

@@ -1,36 +1,34 @@
-"""The manager of a node's full-sync: which check is due, one at a time, and what became of it.
+"""The scheduler of a node's checks: which one is due, one at a time, and its result.
 
-It knows the peers of the settings, makes each day's plan (`aae.scheduling.schedule`), lets an alarm ring at the next
-moment, runs the check (`aae.scheduling.check`), and remembers (`aae.scheduling.history`). Operators run checks, suspend
-peers and set ranges through it. Nodes and clusters are not coordinated: moments within a slot are apart, and on one
-node a check that is still running makes the next one late, so that it is left out.
-
-The state of each peer and of the check that runs is plain values here: only the manager changes them.
+It makes each day's plan for all peers (`aae.scheduling.schedule`), sets an alarm for the next moment, runs the check
+(`aae.scheduling.check`) and records the result (`aae.scheduling.history`). Operators run checks, suspend peers and set
+ranges through it. Nodes and clusters are not coordinated: their moments within a slot differ, and a check that is late
+because another one still runs on this node is skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.ports import Members, PeerAccess, QueueTypes
 from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
 from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory, Suspended
 from isthmus.aae.scheduling.operator_documents import (
     SUSPENSIONS_PATH,
+    EffectivePeer,
     FullSyncSuspension,
     OperatorDocuments,
-    PeerInForce,
     PeerOverride,
-    in_force,
+    effective_peers,
     suspension_for,
 )
 from isthmus.aae.scheduling.schedule import (
@@ -41,29 +39,29 @@ from isthmus.aae.scheduling.schedule import (
     Retry,
     SchedulePlace,
     TimeRange,
-    after,
-    again,
-    chosen,
-    day_of,
-    due,
+    checks_per_day,
+    choose_auto,
+    compared_times,
+    day_start,
     learned_range,
-    looked_at,
-    moment,
-    planned,
+    next_due,
+    parse_window,
+    plan_day,
     rank_of,
-    wants_of,
-    window_of,
+    retry_after,
+    slot_moment,
+    state_after,
 )
 from isthmus.config.settings import ALL_TYPES, FullSyncSettings
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, Retryable
 from isthmus.repl.model.ports import TimeSource
 
 SKIPPED_KEPT: Final = 50
-"""Newest slots of a peer that were left out, shown to operators."""
+"""Newest skipped slots per peer, shown to operators."""
 
 
 class Skipped(NamedTuple):
-    """A slot that was left out, and why."""
+    """A slot that was skipped, and why."""
 
     at_ms: int
     kind: CheckKind
@@ -72,30 +70,30 @@ class Skipped(NamedTuple):
 
 @dataclass(slots=True)
 class PeerState:
-    """One other cluster, as the manager keeps it."""
+    """One peer."""
 
     settings: FullSyncSettings
     place: int
     checker: PeerChecker
-    remembered: PeerHistory
+    history: PeerHistory
     window: CheckHours
     types: Callable[[], Sequence[str]]
-    """What its `bucket_types` come to now: those that are named, or all that there are."""
+    """The bucket types that are compared now: those in the settings, or all."""
     plan: DayPlan | None = None
     entries: tuple[PeerOverride, ...] = ()
-    """What operators want of it that its settings come from."""
+    """Overrides of operators that its settings include."""
     slot: int = -1
-    """The newest slot of the plan that has had its turn."""
+    """The newest slot of the plan that is done or skipped."""
     from_ms: int = 0
-    """When (wall clock) the plan began to count here: earlier moments have gone by."""
+    """Wall clock from which the plan counts: earlier moments are ignored."""
     seen_ms: int = 0
-    """The latest time (wall clock) at which it was looked what is due."""
+    """The latest wall clock at which the plan was evaluated."""
     retry: Retry | None = None
-    """What was due and could not look is tried again."""
-    unseen: str = ""
-    """Why the newest check could not look at everything that soon may be; "" when it could."""
-    waits: str = ""
-    """Why no check that is due begins: this cluster has nothing to compare yet."""
+    """The retry of a due check that could not compare."""
+    incomplete_reason: str = ""
+    """Why the newest check could not compare for now; "" if it could."""
+    waiting_for: str = ""
+    """Why due checks do not begin: this cluster has nothing to compare yet."""
     skipped: deque[Skipped] = field(default_factory=lambda: deque(maxlen=SKIPPED_KEPT))
 
     @property
@@ -105,7 +103,7 @@ class PeerState:
 
 
 class Running(NamedTuple):
-    """The check that runs now."""
+    """The running check."""
 
     peer: str
     kind: CheckKind
@@ -118,91 +116,91 @@ class Running(NamedTuple):
 log = structlog.get_logger(__name__)
 
 LEARNS_FROM: Final = 1_000
-"""Repairs of one check above half of which their range is learned."""
+"""More repairs than half of this in one check define the range of the next."""
 
-UNPLACED_LOOK_MS: Final = 1_000
-"""How often a check that is due looks whether there is something to compare; a new cluster is placed within seconds."""
+UNPLACED_POLL_MS: Final = 1_000
+"""Interval at which a due check waits for its bucket types; a new cluster is placed within seconds."""
 
 
 class UnknownPeer(BadInput):
-    """No [[fullsync]] of that name."""
+    """There is no [[fullsync]] of that name."""
 
     reason = "unknown-fullsync"
 
 
 class Busy(Retryable):
-    """A check is running; one runs at a time on a node."""
+    """A check is running; a node runs one at a time."""
 
     reason = "busy"
 
 
-class Manager:
-    """The manager. All methods belong to the event loop."""
+class Checkers(Protocol):
+    """Opens connections to peers."""
+
+    def open(self, settings: FullSyncSettings) -> PeerChecker:
+        """The checker of a peer. Raises IsthmusError, such as for missing certificates."""
+
+
+class CheckScheduler:
+    """All methods run on the event loop."""
 
     def __init__(
         self,
         settings: Sequence[FullSyncSettings],
         *,
         node: str,
-        checker_of: Callable[[FullSyncSettings], PeerChecker],
-        memory: History,
-        alarm_of: Callable[[], Alarm],
-        live: Callable[[], Iterable[str]],
+        checkers: Checkers,
+        history: History,
+        alarm: Alarm,
+        members: Members,
+        queue_types: QueueTypes,
         time: TimeSource,
-        unplaced: Callable[[FullSyncSettings], str] = lambda _: "",
-        all_types: Callable[[FullSyncSettings], Sequence[str]] = lambda _: ("default",),
     ) -> None:
-        """`checker_of` makes what runs a peer's checks, `live()` names the nodes of this cluster that live. `unplaced`:
-        why this cluster has nothing to compare yet; "" once it has. `all_types`: what `bucket_types = "*"` comes to
-        now."""
         self._settings = settings
         self._node = node
-        self._checker_of = checker_of
-        self._memory = memory
-        self._alarm_of = alarm_of
-        self._alarm: Alarm | None = None
-        self._live = live
-        self._unplaced = unplaced
-        self._all_types = all_types
+        self._checkers = checkers
+        self._history = history
+        self._alarm = alarm
+        self._members = members
+        self._queue_types = queue_types
         self._time = time
         self._tasks: set[asyncio.Task[Any]] = set()
         self.peers: dict[str, PeerState] = {}
         self.faults: dict[str, str] = {}
-        """Peer -> why what operators want of it does not count here."""
+        """Peer -> why its overrides are invalid here."""
         self.removed: Mapping[str, PeerOverride] = {}
         """Peers of this node's file that operators removed."""
-        self._taken = ""
+        self._reserved_by = ""
         self._checking: PeerState | None = None
         self._started = False
         self._stopping = False
         self.running: Running | None = None
         self.totals: dict[tuple[str, ExchangeVerdict], int] = {}
-        """(peer, verdict) -> checks of bucket types that ended so, since this node's start."""
+        """(peer, verdict) -> checks of bucket types that ended so since this node's start."""
         self.queued_total = 0
         self.on_checked: Callable[[], object] = lambda: None
-        """Called at the end of each check, whatever became of it; must not block."""
+        """Called at the end of each check, also of a failed one; must not block."""
 
-    # -- life -------------------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Read what is remembered, plan, and wait for the first moment. Raises LocalFault."""
-        self._memory.load()
+        """Load the history, plan, and set the alarm. Raises LocalFault."""
+        self._history.load()
         self._started = True
-        self.adopt([PeerInForce(settings, ()) for settings in self._settings], None)
+        self.set_peers([EffectivePeer(settings, ()) for settings in self._settings], None)
 
-    def follow(self, documents: OperatorDocuments, token_for: Callable[[str], Path | None]) -> None:
-        """Act on what operators want, as it was read now; `token_for`: see
-        `aae.scheduling.operator_documents.in_force`."""
-        found = in_force(self._node, self._settings, documents.entries, token_for)
+    def apply_documents(self, documents: OperatorDocuments, access: PeerAccess) -> None:
+        """Apply operators' settings as read now."""
+        found = effective_peers(self._node, self._settings, documents.entries, access)
         self.removed, self.faults = found.removed, dict(found.faults)
         suspensions, why = documents.suspensions, documents.unreadable.get(SUSPENSIONS_PATH)
         if suspensions is None and why is not None:
             suspensions = (FullSyncSuspension(None, None, "?", self._time.wall_ms(), f"it is not known what: {why}"),)
-        self.adopt(found.peers, suspensions)
+        self.set_peers(found.peers, suspensions)
 
-    def adopt(self, peers: Sequence[PeerInForce], suspensions: Sequence[FullSyncSuspension] | None) -> None:
-        """These are the peers from now on, and this is what operators have suspended; None: that is not read yet, and
-        what is remembered counts. A check that runs goes on, also when its peer is changed or gone."""
+    def set_peers(self, peers: Sequence[EffectivePeer], suspensions: Sequence[FullSyncSuspension] | None) -> None:
+        """Replace the peers and suspensions; `suspensions` None: not read yet, the saved ones count. A running check
+        goes on even if its peer changes or goes away."""
         found: dict[str, PeerState] = {}
         for place, one in enumerate(peers):
             name, before = one.settings.name, self.peers.get(one.settings.name)
@@ -211,8 +209,8 @@ class Manager:
                 found[name] = before
                 continue
             try:
-                found[name] = self._peer(place, one)
-            except IsthmusError as error:  # such as certificates that are missing: what was there before counts
+                found[name] = self._open_peer(place, one)
+            except IsthmusError as error:  # such as missing certificates: keep the previous settings
                 log.error("fullsync.peer_not_usable", peer=name, error=str(error))
                 self.faults[name] = str(error)
                 if before is not None:
@@ -221,82 +219,92 @@ class Manager:
             if found.get(name) is not before:
                 self._close(before)
             if name not in found:
-                self._memory.forget(name)
+                self._history.forget(name)
                 log.info("fullsync.peer_removed", peer=name)
         self.peers = found
         for peer in self.peers.values():
             self._suspend(peer, suspensions)
         self.arm()
 
-    def _peer(self, place: int, one: PeerInForce) -> PeerState:
-        """A peer with these settings, and what is remembered of it; its day's plan is made anew from now on."""
+    def _open_peer(self, place: int, one: EffectivePeer) -> PeerState:
+        """A peer with these settings and its history; its day's plan begins now."""
         settings = one.settings
-        checker, remembered = self._checker_of(settings), self._memory.of(settings.name)
-        remembered.compares_by(settings.queue, one.added_ms)
-        checker.named.update(remembered.named)
-        window, types = window_of(settings.all_window), partial(self.types_of, settings)
+        checker, history = self._checkers.open(settings), self._history.peer(settings.name)
+        history.compares_by(settings.queue, one.added_ms)
+        checker.named.update(history.named)
+        window, types = parse_window(settings.all_window), partial(self.types_of, settings)
         now_ms = self._time.wall_ms()
-        return PeerState(settings, place, checker, remembered, window, types, from_ms=now_ms, entries=one.entries)
+        return PeerState(settings, place, checker, history, window, types, from_ms=now_ms, entries=one.entries)
 
     def _close(self, peer: PeerState) -> None:
         if peer is not self._checking:
             peer.checker.close()
 
     def _suspend(self, peer: PeerState, suspensions: Sequence[FullSyncSuspension] | None) -> None:
-        """Follow what operators have suspended. What an earlier version suspended on this node alone stays so until
-        it is resumed."""
-        before = peer.remembered.suspended
+        """Apply operators' suspensions. One that an earlier version recorded on this node only stays until a resume."""
+        before = peer.history.suspended
         if suspensions is None:
             return
         found = suspension_for(peer.settings.name, self._node, suspensions)
         if found is not None:
-            peer.remembered.suspended, peer.retry = Suspended(found.by, found.at_ms, found.reason, stored=True), None
+            peer.history.suspended, peer.retry = Suspended(found.by, found.at_ms, found.reason, stored=True), None
         elif before is not None and before.stored:
-            peer.remembered.suspended = None
+            peer.history.suspended = None
 
     def types_of(self, settings: FullSyncSettings) -> Sequence[str]:
         """Bucket types that a peer of these settings compares now."""
         if settings.bucket_types == ALL_TYPES:
-            return self._all_types(settings)
+            return self._queue_types.repair_types(settings.queue)
         return settings.bucket_types.split(",")
 
+    def _unplaced(self, settings: FullSyncSettings) -> str:
+        """Why a bucket type of the peer has no partitions yet; "" if all have, and for unknown bucket types, which the
+        check reports."""
+        try:
+            for name in self.types_of(settings):
+                self._members.partitions(name.encode())
+        except NotReady as error:
+            return str(error)
+        except BadInput:
+            pass
+        return ""
+
     async def stop(self) -> None:
-        """End the check that runs, and everything else; no other one begins."""
+        """Cancel the running check, and start no other."""
         self._stopping = True
-        if self._alarm is not None:
-            self._alarm.stop()
-            self._alarm = None
+        self._alarm.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for peer in self.peers.values():
             peer.checker.close()
 
-    # -- what is due ------------------------------------------------------------------------------------
+    # -- schedule ---------------------------------------------------------------------------------------
 
-    def _place(self, peer: PeerState) -> SchedulePlace:
-        rank, nodes = rank_of(self._node, list(self._live()))
+    def _slot_position(self, peer: PeerState) -> SchedulePlace:
+        rank, nodes = rank_of(self._node, list(self._members.nodes()))
         return SchedulePlace(rank, nodes, peer.place, len(self.peers), peer.settings.cluster_slice)
 
     def _next(self, peer: PeerState, now_ms: int) -> Due | None:
-        """The peer's next check; plans are made, and late slots left out, on the way. None: no checks are wanted."""
-        if peer.plan is not None and now_ms < peer.seen_ms - peer.plan.slot_ms:  # the clock was set back by more
-            peer.plan, peer.from_ms, peer.seen_ms = None, now_ms, now_ms  # than a little: as if this node began now
+        """The peer's next check; makes plans and skips late slots as needed. None: no checks are configured."""
+        if peer.plan is not None and now_ms < peer.seen_ms - peer.plan.slot_ms:
+            # The clock was set back by more than a slot: plan as after a restart.
+            peer.plan, peer.from_ms, peer.seen_ms = None, now_ms, now_ms
         peer.seen_ms = max(peer.seen_ms, now_ms)
-        day_ms = day_of(now_ms)
+        day_ms = day_start(now_ms)
         while True:
             if peer.plan is None:
-                peer.plan, peer.slot = planned(wants_of(peer.settings), day_ms, self._seed_of(peer)), -1
-            plan, place = peer.plan, self._place(peer)
+                peer.plan, peer.slot = plan_day(checks_per_day(peer.settings), day_ms, self._seed_of(peer)), -1
+            plan, place = peer.plan, self._slot_position(peer)
             if plan is None:
                 return None
-            found, late = due(plan, place, peer.slot, peer.from_ms, now_ms)
+            found, late = next_due(plan, place, peer.slot, peer.from_ms, now_ms)
             for slot in late:
-                self._skip(peer, moment(plan, slot, place), plan.kinds[slot], "late")
+                self._skip(peer, slot_moment(plan, slot, place), plan.kinds[slot], "late")
                 peer.slot = slot
             if found is not None:
                 return found
-            peer.plan, day_ms = None, max(plan.end_ms, day_of(now_ms))
+            peer.plan, day_ms = None, max(plan.end_ms, day_start(now_ms))
 
     def _seed_of(self, peer: PeerState) -> str:
         return f"{self._node}\n{peer.settings.name}"
@@ -306,22 +314,21 @@ class Manager:
         log.info("fullsync.skipped", peer=peer.settings.name, kind=kind.value, reason=reason)
 
     def arm(self) -> None:
-        """Let the alarm ring when something is due next, by the clock as it is now; while a check runs nothing is, its
-        end arms anew."""
-        if self._taken:
+        """Set the alarm for the next due moment by the current clock. Does nothing during a check, whose end calls this
+        again."""
+        if self._reserved_by:
             return
         now_ms = self._time.wall_ms()
         moments = []
         for peer in self.peers.values():
             dates = [one.at_ms for one in (self._next(peer, now_ms), peer.retry) if one is not None]
-            moments += [max(at, now_ms + UNPLACED_LOOK_MS * bool(peer.waits)) for at in dates]
+            moments += [max(at, now_ms + UNPLACED_POLL_MS * bool(peer.waiting_for)) for at in dates]
         if moments and self._started and not self._stopping:
-            self._alarm = self._alarm or self._alarm_of()
-            self._alarm.ring_at(min(moments), self._ring)
+            self._alarm.set_at(min(moments), self._start_due)
 
-    def _ring(self) -> None:
-        """Something is due: begin it."""
-        if self._taken:
+    def _start_due(self) -> None:
+        """Start the check that is due."""
+        if self._reserved_by:
             return
         now_ms = self._time.wall_ms()
         for peer in self.peers.values():
@@ -330,8 +337,8 @@ class Manager:
                 continue
             retry, (slot, kind, at_ms) = peer.retry, found
             is_due = at_ms <= now_ms or (retry is not None and retry.at_ms <= now_ms)
-            peer.waits = self._unplaced(peer.settings) if is_due else ""
-            if peer.waits and peer.remembered.suspended is None:
+            peer.waiting_for = self._unplaced(peer.settings) if is_due else ""
+            if peer.waiting_for and peer.history.suspended is None:
                 continue
             if at_ms <= now_ms:
                 peer.retry = retry = None
@@ -344,38 +351,38 @@ class Manager:
                     continue
             else:
                 continue
-            suspended = peer.remembered.suspended
+            suspended = peer.history.suspended
             if suspended is not None:
                 self._skip(peer, at_ms, kind, f"suspended by {suspended.by}")
             elif kind is not CheckKind.NONE:
-                self._take(peer)
+                self._reserve(peer)
                 self._spawn(self._check_each([peer.settings.name], kind, by="", before=retry))
-                return  # what else is due waits for its end, until it is late
+                return  # other due checks wait for its end, until they are late
         self.arm()
 
-    # -- a check ----------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------------
 
     async def run(self, name: str, kind: CheckKind, by: str, times: TimeRange | None = None) -> list[CheckResult]:
-        """Run a check now, of every bucket type of the peer; its results. `times`: instead of those of its kind. Raises
-        UnknownPeer, Busy, NotReady. A suspended peer is checked all the same: somebody asks for it."""
-        self._take(self.peer(name))
+        """Run a check of every bucket type of a peer now, also of a suspended one. `times` replaces those of the kind.
+        Raises UnknownPeer, Busy, NotReady."""
+        self._reserve(self.peer(name))
         return await self._check_each([name], kind, by, times)
 
     def begin(self, name: str | None, kind: CheckKind, by: str) -> list[str]:
-        """As `run`, without waiting, of one peer or (None) of all, one after the other; their names. Raises
-        UnknownPeer, Busy, NotReady."""
-        self._needs_peers()
-        names = [peer.settings.name for peer in self._named(name)]
-        self._take(self.peer(names[0]))
+        """Start checks of one peer, or (None) of all in turn, without waiting; returns their names. Raises UnknownPeer,
+        Busy, NotReady."""
+        self._require_peers()
+        names = [peer.settings.name for peer in self._peers_named(name)]
+        self._reserve(self.peer(names[0]))
         self._spawn(self._check_each(names, kind, by))
         return names
 
-    def _take(self, peer: PeerState) -> None:
+    def _reserve(self, peer: PeerState) -> None:
         if self._stopping:
             raise NotReady("this node is stopping: ask another one")
-        if self._taken:
-            raise Busy(f"a check of {self._taken} is running; one runs at a time on a node")
-        self._taken = peer.settings.name
+        if self._reserved_by:
+            raise Busy(f"a check of {self._reserved_by} is running; one runs at a time on a node")
+        self._reserved_by = peer.settings.name
 
     async def _check_each(
         self,
@@ -385,14 +392,14 @@ class Manager:
         times: TimeRange | None = None,
         before: Retry | None = None,
     ) -> list[CheckResult]:
-        """The checks for which this manager was taken; `before`: it is one of a slot that was tried before."""
+        """The checks for which `_reserve` was called; `before`: the retry that this is."""
         results: list[CheckResult] = []
         try:
             for peer in filter(None, map(self.peers.get, names)):
-                self._taken = peer.settings.name
+                self._reserved_by = peer.settings.name
                 results += await self._check(peer, kind, by, times, before)
         finally:
-            self.running, self._taken = None, ""
+            self.running, self._reserved_by = None, ""
             self.arm()
         return results
 
@@ -401,35 +408,39 @@ class Manager:
     ) -> list[CheckResult]:
         self._checking = peer
         try:
-            return await self._checked(peer, kind, by, times)
+            return await self._check_types(peer, kind, by, times)
         except LocalFault:
-            return []  # what was found stands in the log; that it is not remembered, too
+            return []  # the results are in the log, and so is the failure to save them
         finally:
-            if not by and peer.unseen and peer.remembered.suspended is None:
+            if not by and peer.incomplete_reason and peer.history.suspended is None:
                 now_ms = self._time.wall_ms()
                 found = self._next(peer, now_ms)
-                peer.retry = again(before, kind, peer.unseen, now_ms, None if found is None else found.at_ms)
+                peer.retry = retry_after(
+                    before, kind, peer.incomplete_reason, now_ms, None if found is None else found.at_ms
+                )
             self._checking = None
             now = self.peers.get(peer.settings.name)
-            if now is not peer:  # changed, or gone, meanwhile
+            if now is not peer:  # replaced or removed meanwhile
                 peer.checker.close()
                 if now is not None and now.settings.queue == peer.settings.queue:
                     now.checker.named.update(peer.checker.named)
             self.on_checked()
 
-    async def _checked(self, peer: PeerState, kind: CheckKind, by: str, given: TimeRange | None) -> list[CheckResult]:
+    async def _check_types(
+        self, peer: PeerState, kind: CheckKind, by: str, given: TimeRange | None
+    ) -> list[CheckResult]:
         began_ms = self._time.wall_ms()
-        remembered = peer.remembered
-        peer.unseen = ""
+        history = peer.history
+        peer.incomplete_reason = ""
         if kind is CheckKind.AUTO:
-            kind, remembered.standing = chosen(
-                remembered.standing, peer.window, began_ms, both_ways=peer.settings.bidirectional
+            kind, history.schedule_state = choose_auto(
+                history.schedule_state, peer.window, began_ms, both_ways=peer.settings.bidirectional
             )
         if kind is CheckKind.NONE:
             await self._save()  # how many are still to be left out
             return []
-        standing = remembered.standing
-        times = given or looked_at(kind, standing, began_ms)
+        state = history.schedule_state
+        times = given or compared_times(kind, state, began_ms)
         results: list[CheckResult] = []
         modified: list[int] = []
         buckets: set[bytes] = set()
@@ -437,15 +448,15 @@ class Manager:
             findings = Findings()
             now_ms = self._time.wall_ms()
             self.running = Running(peer.settings.name, kind, name, now_ms, by, findings)
-            results.append(await self._one(peer, PeerCheck(name, kind, times, by, now_ms), findings))
+            results.append(await self._check_type(peer, PeerCheck(name, kind, times, by, now_ms), findings))
             modified += peer.checker.modified_ms
             buckets |= peer.checker.buckets
         repaired = sum(result.queued for result in results)
-        if not peer.unseen:
+        if not peer.incomplete_reason:
             peer.retry = None
-        if repaired or not peer.unseen:  # who could not look has not failed to find both equal
-            ended = after(
-                standing,
+        if repaired or not peer.incomplete_reason:  # who could not look has not failed to find both equal
+            ended = state_after(
+                state,
                 kind,
                 began_ms,
                 in_sync=all(result.verdict is ExchangeVerdict.IN_SYNC or result.lacking for result in results),
@@ -454,17 +465,19 @@ class Manager:
                 own_times=given is not None,
                 quiet_checks=peer.settings.auto_suppress_count,
             )
-            if remembered.standing is not standing:  # an operator has set a range meanwhile
-                ended = replace(ended, learned=remembered.standing.learned, suppressed=remembered.standing.suppressed)
-            remembered.standing = ended
+            if history.schedule_state is not state:  # an operator has set a range meanwhile
+                ended = replace(
+                    ended, learned=history.schedule_state.learned, suppressed=history.schedule_state.suppressed
+                )
+            history.schedule_state = ended
         await self._save()
         return results
 
-    async def _one(self, peer: PeerState, check: PeerCheck, findings: Findings) -> CheckResult:
+    async def _check_type(self, peer: PeerState, check: PeerCheck, findings: Findings) -> CheckResult:
         began = self._time.now_ms()
         outcome = await peer.checker.check(check, findings)
-        if outcome.unseen:
-            peer.unseen = outcome.reason
+        if outcome.retryable:
+            peer.incomplete_reason = outcome.reason
         left = findings.differences - findings.queued
         proven = outcome.verdict is ExchangeVerdict.IN_SYNC  # trees are compared whole, whatever the check's times
         result = CheckResult(
@@ -484,17 +497,17 @@ class Manager:
             filtered=findings.filtered,
             by=check.by,
             unexplained=findings.segments_unexplained,
-            lacking=outcome.lacking,
+            lacking=outcome.type_missing,
             refused=outcome.refused,
         )
         name = peer.settings.name
-        peer.remembered.results.append(result)
+        peer.history.results.append(result)
         named = peer.checker.named.get(check.bucket_type.encode())
         if named is not None:
-            peer.remembered.name(check.bucket_type.encode(), named)
-        peer.remembered.answered(peer.checker.cluster)
+            peer.history.name(check.bucket_type.encode(), named)
+        peer.history.answered(peer.checker.cluster)
         if proven:
-            peer.remembered.proven_ms[check.bucket_type] = check.began_ms
+            peer.history.proven_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
         self.queued_total += findings.queued
         tell = log.warning if outcome.verdict in (ExchangeVerdict.ERROR, ExchangeVerdict.TIMED_OUT) else log.info
@@ -522,56 +535,55 @@ class Manager:
         return found
 
     async def suspend(self, name: str | None, by: str, reason: str) -> None:
-        """Let no check of a peer, or of any, be due on this node alone until `resume`; remembered over restarts: what a
-        node of an earlier version asks for. Raises UnknownPeer, LocalFault."""
+        """Suspend checks of a peer, or of all, on this node only, over restarts: what nodes of an earlier version
+        request. Raises UnknownPeer, LocalFault."""
         at_ms = self._time.wall_ms()
-        for peer in self._named(name):
-            peer.remembered.suspended, peer.retry = Suspended(by, at_ms, reason), None
+        for peer in self._peers_named(name):
+            peer.history.suspended, peer.retry = Suspended(by, at_ms, reason), None
         await self._save()
 
     async def resume(self, name: str | None) -> None:
-        """Let checks be due again that were suspended on this node alone. Raises UnknownPeer, LocalFault."""
-        for peer in self._named(name):
-            if peer.remembered.suspended is not None and not peer.remembered.suspended.stored:
-                peer.remembered.suspended = None
+        """Lift suspensions on this node only. Raises UnknownPeer, LocalFault."""
+        for peer in self._peers_named(name):
+            if peer.history.suspended is not None and not peer.history.suspended.stored:
+                peer.history.suspended = None
         await self._save()
 
     async def set_range(self, name: str | None, times: TimeRange | None) -> None:
-        """What the next check of kind range looks at, of one peer or (None) of all; `times` None: what it would by
-        itself. Raises UnknownPeer, LocalFault."""
-        self._needs_peers()
-        for peer in self._named(name):
-            peer.remembered.standing = replace(peer.remembered.standing, learned=times)
+        """Set the range of the next check of kind range, of one peer or (None) of all; `times` None: the default.
+        Raises UnknownPeer, LocalFault."""
+        self._require_peers()
+        for peer in self._peers_named(name):
+            peer.history.schedule_state = replace(peer.history.schedule_state, learned=times)
         await self._save()
 
     async def suppress_auto(self, name: str | None, count: int) -> None:
-        """Leave out the next `count` checks of kind auto, of one peer or (None) of all; 0: none. Raises UnknownPeer,
+        """Skip the next `count` checks of kind auto, of one peer or (None) of all; 0: none. Raises UnknownPeer,
         LocalFault."""
-        self._needs_peers()
-        for peer in self._named(name):
-            peer.remembered.standing = replace(peer.remembered.standing, suppressed=count)
+        self._require_peers()
+        for peer in self._peers_named(name):
+            peer.history.schedule_state = replace(peer.history.schedule_state, suppressed=count)
         await self._save()
 
     def upcoming(self, name: str) -> list[tuple[int, CheckKind]]:
-        """(moment, kind) of the rest of the peer's day, or of the next day when this one's checks are done. Raises
-        UnknownPeer."""
+        """(moment, kind) of the remaining checks of the peer's plan. Raises UnknownPeer."""
         peer = self.peer(name)
         if peer.plan is None:
             return []
-        place = self._place(peer)
-        moments = ((moment(peer.plan, slot, place), kind) for slot, kind in enumerate(peer.plan.kinds))
+        place = self._slot_position(peer)
+        moments = ((slot_moment(peer.plan, slot, place), kind) for slot, kind in enumerate(peer.plan.kinds))
         return [one for slot, one in enumerate(moments) if slot > peer.slot and one[0] >= peer.from_ms]
 
-    def _needs_peers(self) -> None:
+    def _require_peers(self) -> None:
         if not self.peers:
             raise UnknownPeer("this node compares with no cluster: it has no [[fullsync]]")
 
-    def _named(self, name: str | None) -> list[PeerState]:
+    def _peers_named(self, name: str | None) -> list[PeerState]:
         return list(self.peers.values()) if name is None else [self.peer(name)]
 
     async def _save(self) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._memory.saving())
+            await asyncio.get_running_loop().run_in_executor(None, self._history.prepare_save())
         except LocalFault as error:
             log.error("fullsync.not_remembered", error=str(error))
             raise
