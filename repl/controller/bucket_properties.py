@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+import msgspec
 import structlog
+from msgspec import Raw, Struct
 from xxhash import xxh64_digest
 
 from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
 from isthmus.repl.metastore.port import Metastore, Versioned
-from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
+from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, decode_json
 from isthmus.repl.model.errors import BadInput, Corruption
 from isthmus.repl.model.properties import PLAIN, Properties, TypeProperties
 from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, PlaceDigests, place_digest, within_bounds
@@ -27,8 +29,6 @@ from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, Plac
 log = structlog.get_logger(__name__)
 
 PROPERTIES_PATH: Final = "/properties"
-
-FORM_VERSION: Final = 1
 
 OWN_BUCKETS_MAX: Final = 1_000
 """Most buckets with properties of their own; one more is refused. Riak advises against more than a few hundred: many
@@ -141,43 +141,46 @@ def effective(chosen: Mapping[str, Value]) -> Properties:
 # -- the document ---------------------------------------------------------------------------------
 
 
+class _PropertiesForm(Struct):
+    """The JSON of the document: [bucket type, bucket in percent encoding or null, {property: [value, by, at_ms]}]."""
+
+    v: Literal[1]
+    places: list[tuple[str, str | None, dict[str, Raw]]]
+
+
 def encode_properties(settings: PropertySettings) -> bytes:
-    """Its bytes; equal settings have equal ones."""
+    """Canonical bytes of the document."""
     rows = [
-        [
-            place.bucket_type,
-            None if place.bucket is None else quote_from_bytes(place.bucket, safe=""),
-            {name: [each.value, each.by, each.at_ms] for name, each in sorted(chosen.items())},
-        ]
-        for place, chosen in settings.places.items()
+        (
+            scope.bucket_type,
+            None if scope.bucket is None else quote_from_bytes(scope.bucket, safe=""),
+            {name: (each.value, each.by, each.at_ms) for name, each in sorted(chosen.items())},
+        )
+        for scope, chosen in settings.places.items()
     ]
     rows.sort(key=lambda row: (row[0], row[1] or ""))
-    return json.dumps({"v": FORM_VERSION, "places": rows}, separators=(",", ":"), ensure_ascii=False).encode()
+    return msgspec.json.encode({"v": 1, "places": rows})
 
 
 def decode_properties(found: Versioned | None) -> PropertySettings:
-    """What the document at PROPERTIES_PATH says. Properties that this version does not know are left out; they go when
-    somebody changes something. Raises Corruption."""
+    """The settings in the document at PROPERTIES_PATH. Properties that this version does not know are left out, and are
+    removed by the next change. Raises Corruption."""
     if found is None:
         return PropertySettings()
+    places = {}
+    for bucket_type, bucket, chosen in decode_json(PROPERTIES_PATH, found.value, _PropertiesForm).places:
+        known = {name: _setting(name, raw) for name, raw in chosen.items() if name in PROPERTIES}
+        if known:
+            places[PropertyScope(bucket_type, None if bucket is None else unquote_to_bytes(bucket))] = known
+    return PropertySettings(places, found.version)
+
+
+def _setting(name: str, raw: Raw) -> PropertySetting:
+    value, by, at_ms = decode_json(PROPERTIES_PATH, raw, tuple[Any, str, int])
     try:
-        raw = json.loads(found.value)
-        if not isinstance(raw, dict) or raw.get("v") != FORM_VERSION:
-            raise ValueError(f"it is not of version {FORM_VERSION}")
-        places = {}
-        for kind, bucket, chosen in raw["places"]:
-            place = PropertyScope(str(kind), None if bucket is None else unquote_to_bytes(bucket))
-            places[place] = {name: _setting(name, each) for name, each in chosen.items() if name in PROPERTIES}
-        return PropertySettings({place: chosen for place, chosen in places.items() if chosen}, found.version)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise Corruption(f"{PROPERTIES_PATH} in the metastore: {error!r:.200}") from error
-
-
-def _setting(name: str, raw: Any) -> PropertySetting:
-    value, by, at_ms = raw
-    if type(by) is not str or type(at_ms) is not int:
-        raise ValueError(f"{name} is no setting: {raw!r:.80}")
-    return PropertySetting(PROPERTIES[name].parse(value), by, at_ms)
+        return PropertySetting(PROPERTIES[name].parse(value), by, at_ms)
+    except ValueError as error:
+        raise Corruption(f"{PROPERTIES_PATH} in the metastore: {name}: {error!r:.200}") from error
 
 
 # -- the metastore --------------------------------------------------------------------------------

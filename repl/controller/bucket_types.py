@@ -20,17 +20,18 @@ What is written, all or nothing, is `repl.controller.bucket_types`'s; other ways
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
+import msgspec
 import structlog
+from msgspec import Meta, Struct
 
 from isthmus.config.dynamic_options import MIN_ISR
-from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, Setting, encode_options, read_options
+from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings, Setting, read_options
 from isthmus.repl.controller.placement import ReplicaMap, check_nodes, placed
-from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, encode_placement, read_placement
+from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement, read_placement
 from isthmus.repl.metastore.port import (
     Ambiguous,
     ConditionalWrite,
@@ -38,17 +39,43 @@ from isthmus.repl.metastore.port import (
     Precondition,
     Unavailable,
     VersionConflict,
+    Versioned,
 )
-from isthmus.repl.model.errors import BadInput, Corruption, NotReady, OutcomeUnknown, Unreadable
+from isthmus.repl.metastore.watched_document import Document, decode_json
+from isthmus.repl.model.errors import BadInput, NotReady, OutcomeUnknown, Unreadable
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 log = structlog.get_logger(__name__)
 
-CHAIN_PATH: Final = "/placement/chain"
+
+class StoredCounter(NamedTuple):
+    """A counter and its version in the metastore; None before it was ever written."""
+
+    next: int
+    version: int | None = None
+
+
+class _CounterForm(Struct):
+    v: Literal[1]
+    next: Annotated[int, Meta(ge=0, lt=1 << 53)]
+
+
+def counter_document(path: str) -> Document[StoredCounter]:
+    """The document of the counter at `path`."""
+
+    def decode(found: Versioned | None) -> StoredCounter:
+        if found is None:
+            return StoredCounter(0)
+        return StoredCounter(decode_json(path, found.value, _CounterForm).next, found.version)
+
+    return Document(path, decode, lambda counter: msgspec.json.encode(_CounterForm(1, counter.next)))
+
+
+CHAIN_COUNTER: Final = counter_document("/placement/chain")
 """The index at which the next computed placement starts. A placement from a file does not move it."""
 
-PARTITIONS_PATH: Final = "/placement/partitions"
+PARTITIONS_COUNTER: Final = counter_document("/placement/partitions")
 """The next partition id; ids are never used again, since logs and clocks may still name them."""
 
 SETTLE_MS: Final = 2_000
@@ -153,11 +180,11 @@ class DefaultTypeCreation:
         ground = await CreationInput.read(metastore)
         if ground.sets_of(DEFAULT_TYPE):
             return False
-        start_index, version = await read_counter(metastore, CHAIN_PATH)
-        replica_map = self.placement(nodes, start_index)
-        chain = ConditionalWrite(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
+        chain = await CHAIN_COUNTER.read(metastore)
+        replica_map = self.placement(nodes, chain.next)
+        also = CHAIN_COUNTER.write_on(chain.version, StoredCounter(chain.next + len(replica_map)))
         options = await CreationOptions.read(metastore, self._default.min_isr, self._node, wall_ms)
-        return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, placement, [chain])
+        return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, placement, [also])
 
 
 class CreationInput(NamedTuple):
@@ -171,9 +198,9 @@ class CreationInput(NamedTuple):
     @staticmethod
     async def read(metastore: Metastore) -> CreationInput:
         """As it is now."""
-        number, version = await read_counter(metastore, PARTITIONS_PATH)
+        counter = await PARTITIONS_COUNTER.read(metastore)
         records = await read_all_records(metastore)
-        return CreationInput(records, max([number, *(partition + 1 for partition in records)]), version)
+        return CreationInput(records, max([counter.next, *(partition + 1 for partition in records)]), counter.version)
 
     def sets_of(self, bucket_type: str) -> tuple[tuple[str, ...], ...]:
         """The replicas of each partition of a bucket type, in order; none when there is no such bucket type."""
@@ -205,12 +232,12 @@ class CreationOptions(NamedTuple):
         if not min_isr or settings.setting(MIN_ISR) is not None:
             return CreationOptions(settings)
         settings = settings.with_setting(MIN_ISR, None, Setting(min_isr, f"the file of node {node}", wall_ms))
-        return CreationOptions(settings, (ConditionalWrite(OPTIONS_PATH, encode_options(settings), settings.version),))
+        return CreationOptions(settings, (OPTIONS_DOCUMENT.write_on(settings.version, settings),))
 
     def with_min_isr(self, bucket_type: str, setting: Setting) -> CreationOptions:
         """The bucket type's own min-ISR, set together with its creation."""
         settings = self.settings.with_setting(MIN_ISR, bucket_type, setting)
-        return CreationOptions(settings, (ConditionalWrite(OPTIONS_PATH, encode_options(settings), settings.version),))
+        return CreationOptions(settings, (OPTIONS_DOCUMENT.write_on(settings.version, settings),))
 
 
 async def create(
@@ -241,13 +268,13 @@ async def create(
         for index, replicas in enumerate(replica_map)
     ]
     planned = [
-        ConditionalWrite(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version),
+        PARTITIONS_COUNTER.write_on(ground.version, StoredCounter(first + len(made))),
         *options.planned,
         *also,
     ]
     unmoved = []
     if placement.version is None:
-        planned.append(ConditionalWrite(ORDERS_PATH, encode_placement(placement), None))
+        planned.append(ORDERS_DOCUMENT.write_on(None, placement))
     else:
         unmoved.append(Precondition(ORDERS_PATH, placement.version))
     created = await metastore.create_records(made, planned, unmoved)
@@ -270,34 +297,6 @@ def _new_record(
         preferred=nodes[0].node,
         reason="new",
     )
-
-
-async def read_counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
-    """A counter's value and version; (0, None) before it was ever written. Raises Corruption."""
-    found = await metastore.get(path)
-    if found is None:
-        return 0, None
-    try:
-        return counted(found.value), found.version
-    except ValueError as error:
-        raise Corruption(f"{path} in the metastore is {error}") from error
-
-
-def counted(value: bytes) -> int:
-    """What a counter's bytes say. Raises ValueError."""
-    try:
-        raw = json.loads(value)
-    except (ValueError, RecursionError):
-        raw = None
-    number = raw.get("next") if isinstance(raw, dict) and raw.get("v") == 1 else None
-    if type(number) is not int or not 0 <= number < 1 << 53:
-        raise ValueError(f'{value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
-    return number
-
-
-def counter_bytes(number: int) -> bytes:
-    """A counter's bytes."""
-    return json.dumps({"v": 1, "next": number}, separators=(",", ":")).encode()
 
 
 ATTEMPTS_MAX: Final = 5
@@ -347,7 +346,7 @@ async def create_bucket_type(metastore: Metastore, wanted: BucketTypeSpec, *, dr
     try:
         for _ in range(ATTEMPTS_MAX):
             ground = await CreationInput.read(metastore)
-            start_index, version = await read_counter(metastore, CHAIN_PATH)
+            chain = await CHAIN_COUNTER.read(metastore)
             options = await CreationOptions.read(metastore, 0, "", 0)
             registrations = await metastore.registrations()
             placement = await read_placement(metastore)
@@ -355,13 +354,13 @@ async def create_bucket_type(metastore: Metastore, wanted: BucketTypeSpec, *, dr
             found = ground.sets_of(wanted.name)
             if found:
                 return "exists", _as_it_is(wanted, found, {node.node: node.id for node in registrations.values()})
-            replica_map = wanted.place(nodes, start_index)
+            replica_map = wanted.place(nodes, chain.next)
             if dry_run:
                 return "valid", replica_map
             if wanted.min_isr is not None:
                 options = options.with_min_isr(wanted.name, wanted.min_isr)
-            chain = [ConditionalWrite(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)]
-            also = [] if wanted.replica_map is not None else chain
+            moved = CHAIN_COUNTER.write_on(chain.version, StoredCounter(chain.next + len(replica_map)))
+            also = [] if wanted.replica_map is not None else [moved]
             if await create(metastore, wanted.name, replica_map, ground, nodes, options, placement, also):
                 return "created", replica_map
     except (Unavailable, VersionConflict) as error:

@@ -9,25 +9,23 @@ nothing here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, Literal
 
+import msgspec
 import structlog
+from msgspec import Struct
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Value
 from isthmus.repl.controller.election import TIMERS, Timers
 from isthmus.repl.metastore.port import Metastore, Versioned
-from isthmus.repl.metastore.watched_document import Document
-from isthmus.repl.model.errors import Corruption
+from isthmus.repl.metastore.watched_document import Document, decode_json
 from isthmus.repl.model.record import PartitionRecord
 
 log = structlog.get_logger(__name__)
 
 OPTIONS_PATH: Final = "/options"
-
-FORM_VERSION: Final = 1
 
 WHO_MAX: Final = 200
 """Characters of who set an option that are kept."""
@@ -115,42 +113,26 @@ def effective_min_isr(record: PartitionRecord, settings: OptionSettings) -> int:
 # -- the document ---------------------------------------------------------------------------------
 
 
+class _OptionsForm(Struct):
+    """The JSON of the document."""
+
+    v: Literal[1]
+    cluster: dict[str, Setting]
+    types: dict[str, dict[str, Setting]]
+
+
 def encode_options(settings: OptionSettings) -> bytes:
-    """Its bytes; equal settings have equal ones."""
-    document = {
-        "v": FORM_VERSION,
-        "cluster": _plain(settings.cluster),
-        "types": {name: _plain(chosen) for name, chosen in sorted(settings.types.items())},
-    }
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _plain(chosen: Chosen) -> dict[str, Any]:
-    return {name: {"value": s.value, "by": s.by, "at_ms": s.at_ms} for name, s in sorted(chosen.items())}
+    """Canonical bytes of the document."""
+    types = {name: dict(sorted(chosen.items())) for name, chosen in sorted(settings.types.items())}
+    return msgspec.json.encode(_OptionsForm(1, dict(sorted(settings.cluster.items())), types))
 
 
 def decode_options(found: Versioned | None) -> OptionSettings:
-    """What the document at OPTIONS_PATH says. Raises Corruption."""
+    """The settings in the document at OPTIONS_PATH. Raises Corruption."""
     if found is None:
         return OptionSettings()
-    try:
-        raw = json.loads(found.value)
-        if not isinstance(raw, dict) or raw.get("v") != FORM_VERSION:
-            raise ValueError(f"it is not of version {FORM_VERSION}")
-        types = {str(name): _chosen(chosen) for name, chosen in raw["types"].items()}
-        return OptionSettings(_chosen(raw["cluster"]), types, found.version)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise Corruption(f"{OPTIONS_PATH} in the metastore: {error!r:.200}") from error
-
-
-def _chosen(raw: Mapping[str, Any]) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
-    for name, each in raw.items():
-        value, by, at_ms = each["value"], each["by"], each["at_ms"]
-        if type(value) not in (int, str) or type(by) is not str or type(at_ms) is not int:
-            raise ValueError(f"{name} is no setting: {each!r:.80}")
-        found[str(name)] = Setting(value, by, at_ms)
-    return found
+    form = decode_json(OPTIONS_PATH, found.value, _OptionsForm)
+    return OptionSettings(form.cluster, form.types, found.version)
 
 
 # -- the metastore --------------------------------------------------------------------------------

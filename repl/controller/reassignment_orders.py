@@ -9,24 +9,23 @@ nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
+import msgspec
 import structlog
+from msgspec import Meta, Struct
 
 from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder
 from isthmus.repl.metastore.port import Metastore, Precondition, Versioned
-from isthmus.repl.metastore.watched_document import Document
+from isthmus.repl.metastore.watched_document import Document, decode_json
 from isthmus.repl.model.errors import Corruption, TooLarge
 
 log = structlog.get_logger(__name__)
 
 ORDERS_PATH: Final = "/placement/orders"
-
-FORM_VERSION: Final = 1
 
 ORDERS_MAX: Final = 16
 """Orders that are not over; one more is refused. Operators wait for one before they think of the next."""
@@ -129,100 +128,79 @@ class Placement:
 # -- the document ---------------------------------------------------------------------------------
 
 
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+NodeIndex = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""Into `_PlacementForm.nodes`, so that names of nodes are written once."""
+
+
+class _OrderForm(Struct):
+    number: Count
+    kind: ReassignmentKind
+    title: str
+    by: str
+    at_ms: Count
+    cancelled_by: str
+    moves: list[tuple[Count, list[NodeIndex], list[NodeIndex]]]
+
+
+class _PlacementForm(Struct):
+    """The JSON of the document. `ended` has the fields of FinishedOrder, `drained` those of DrainedNode."""
+
+    v: Literal[1]
+    next: Count
+    nodes: list[str]
+    orders: list[_OrderForm]
+    ended: list[tuple[Count, ReassignmentKind, str, str, Count, Count, str, Count, Count]]
+    drained: dict[str, tuple[str, Count]]
+
+
 def encode_placement(placement: Placement) -> bytes:
-    """Its bytes; equal ones have equal bytes. Node names are written once."""
+    """Canonical bytes of the document."""
     names = sorted({n for order in placement.orders for move in order.moves for n in (*move.before, *move.after)})
     index = {name: number for number, name in enumerate(names)}
-    document = {
-        "v": FORM_VERSION,
-        "next": placement.next_number,
-        "nodes": names,
-        "orders": [_plain(order, index) for order in placement.orders],
-        "ended": [
-            [e.number, e.kind, e.title, e.by, e.at_ms, e.ended_ms, e.outcome, e.moved, e.partition_count]
-            for e in placement.ended
-        ],
-        "drained": {name: [each.by, each.at_ms] for name, each in sorted(placement.drained.items())},
-    }
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _plain(order: ReassignmentOrder, index: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "number": order.number,
-        "kind": order.kind,
-        "title": order.title,
-        "by": order.by,
-        "at_ms": order.at_ms,
-        "cancelled_by": order.cancelled_by,
-        "moves": [[m.partition, [index[n] for n in m.before], [index[n] for n in m.after]] for m in order.moves],
-    }
+    orders = [
+        _OrderForm(
+            order.number,
+            order.kind,
+            order.title,
+            order.by,
+            order.at_ms,
+            order.cancelled_by,
+            [(m.partition, [index[n] for n in m.before], [index[n] for n in m.after]) for m in order.moves],
+        )
+        for order in placement.orders
+    ]
+    ended = [
+        (e.number, e.kind, e.title, e.by, e.at_ms, e.ended_ms, e.outcome, e.moved, e.partition_count)
+        for e in placement.ended
+    ]
+    drained = {name: (each.by, each.at_ms) for name, each in sorted(placement.drained.items())}
+    return msgspec.json.encode(_PlacementForm(1, placement.next_number, names, orders, ended, drained))
 
 
 def decode_placement(found: Versioned | None) -> Placement:
-    """What the document at ORDERS_PATH says. Raises Corruption."""
+    """The orders in the document at ORDERS_PATH. Raises Corruption."""
     if found is None:
         return Placement()
-    try:
-        raw = json.loads(found.value)
-        if not isinstance(raw, dict) or raw.get("v") != FORM_VERSION:
-            raise ValueError(f"it is not of version {FORM_VERSION}")
-        names = [_text(name) for name in raw["nodes"]]
-        return Placement(
-            tuple(_order(each, names) for each in raw["orders"]),
-            tuple(_ended(each) for each in raw["ended"]),
-            {_text(name): DrainedNode(_text(by), _count(at_ms)) for name, (by, at_ms) in raw["drained"].items()},
-            _count(raw["next"]),
-            found.version,
-        )
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise Corruption(f"{ORDERS_PATH} in the metastore: {error!r:.200}") from error
+    form = decode_json(ORDERS_PATH, found.value, _PlacementForm)
+    return Placement(
+        tuple(_order(each, form.nodes) for each in form.orders),
+        tuple(FinishedOrder(*each) for each in form.ended),
+        {name: DrainedNode(*each) for name, each in form.drained.items()},
+        form.next,
+        found.version,
+    )
 
 
-def _order(raw: Mapping[str, Any], names: list[str]) -> ReassignmentOrder:
-    def replicas(indices: list[Any]) -> tuple[str, ...]:
-        found = tuple(names[_count(index)] for index in indices)
-        if not found or len(set(found)) != len(found):
-            raise ValueError(f"{found!r:.80} are no replicas")
+def _order(form: _OrderForm, names: Sequence[str]) -> ReassignmentOrder:
+    def replicas(indices: Sequence[int]) -> tuple[str, ...]:
+        found = tuple(names[index] for index in indices if index < len(names))
+        if not found or len(found) != len(indices) or len(set(found)) != len(found):
+            raise Corruption(f"{ORDERS_PATH} in the metastore: order {form.number}: {indices!r:.80} are no replicas")
         return found
 
-    moves = tuple(ReplicaMove(_count(p), replicas(before), replicas(after)) for p, before, after in raw["moves"])
-    return ReassignmentOrder(
-        _count(raw["number"]),
-        ReassignmentKind(raw["kind"]),
-        _text(raw["title"]),
-        _text(raw["by"]),
-        _count(raw["at_ms"]),
-        moves,
-        _text(raw["cancelled_by"]),
-    )
-
-
-def _ended(raw: list[Any]) -> FinishedOrder:
-    number, kind, title, by, at_ms, ended_ms, outcome, moved, count = raw
-    return FinishedOrder(
-        _count(number),
-        ReassignmentKind(kind),
-        _text(title),
-        _text(by),
-        _count(at_ms),
-        _count(ended_ms),
-        _text(outcome),
-        _count(moved),
-        _count(count),
-    )
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r:.80} is no whole number from 0")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"{value!r:.80} is no text")
-    return value
+    moves = tuple(ReplicaMove(partition, replicas(before), replicas(after)) for partition, before, after in form.moves)
+    return ReassignmentOrder(form.number, form.kind, form.title, form.by, form.at_ms, moves, form.cancelled_by)
 
 
 # -- the metastore --------------------------------------------------------------------------------

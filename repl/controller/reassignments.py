@@ -24,7 +24,7 @@ import structlog
 
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
-from isthmus.repl.controller.bucket_types import PARTITIONS_PATH, counter_bytes, read_all_records, read_counter
+from isthmus.repl.controller.bucket_types import PARTITIONS_COUNTER, StoredCounter, read_all_records
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.controller.reassignment_orders import WHO_MAX, Placement, change_placement, read_placement
 from isthmus.repl.controller.reassignment_plan import AssignmentDraft, PlanningNode, PlanRefused, ReplicaMove
@@ -94,7 +94,7 @@ class PlanningInput(NamedTuple):
     @staticmethod
     async def read(metastore: Metastore) -> PlanningInput:
         """As it is now."""
-        counted = (await read_counter(metastore, PARTITIONS_PATH))[1]
+        counted = (await PARTITIONS_COUNTER.read(metastore)).version
         placement, records = await read_placement(metastore), await read_all_records(metastore)
         try:
             options = await read_options(metastore)
@@ -340,21 +340,21 @@ async def _drained(metastore: Metastore, ground: PlanningInput, change: Callable
     nothing of the plan would move it off. (Who creates one makes sure of the reverse.)"""
 
     async def on_conflict() -> None:
-        if (await read_counter(metastore, PARTITIONS_PATH))[1] != counted:
+        if (await PARTITIONS_COUNTER.read(metastore)).version != counted:
             raise Changed(CREATED)
 
     counted = ground.counted
     if counted is None:
         counted = await _begin_to_count(metastore)
-    return await change_placement(metastore, change, [Precondition(PARTITIONS_PATH, counted)], on_conflict)
+    return await change_placement(metastore, change, [Precondition(PARTITIONS_COUNTER.path, counted)], on_conflict)
 
 
 async def _begin_to_count(metastore: Metastore) -> int:
     """Make the counter of partition ids where there is none yet; its version."""
     try:
         with suppress(VersionConflict):
-            return await metastore.put(PARTITIONS_PATH, counter_bytes(0), None)
-        number, version = await read_counter(metastore, PARTITIONS_PATH)
+            return await metastore.put(PARTITIONS_COUNTER.path, PARTITIONS_COUNTER.encode(StoredCounter(0)), None)
+        number, version = await PARTITIONS_COUNTER.read(metastore)
     except (Unavailable, Ambiguous) as error:
         raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
     if number or version is None:

@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
-from isthmus.repl.controller.bucket_types import PARTITIONS_PATH, counted, counter_bytes
-from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
+from isthmus.repl.controller.bucket_types import PARTITIONS_COUNTER, StoredCounter
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import Fenced, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.model.vclock import MAX_EPOCH
@@ -156,15 +156,21 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
 async def raise_counters(metastore: Metastore, gen: int, next_partition: int) -> None:
     """Let no gen up to `gen` and no partition id below `next_partition` be given again: a metastore that went back
     forgot that they were (R-GEN, R-DOT). Raises NotReady."""
-    await _raise(metastore, GEN_PATH, gen, int, str(gen).encode())
-    await _raise(metastore, PARTITIONS_PATH, next_partition, counted, counter_bytes(next_partition))
+    next_id = StoredCounter(next_partition)
+    await _raise(metastore, GEN_PATH, lambda found: int(found.value) >= gen, str(gen).encode())
+    await _raise(
+        metastore,
+        PARTITIONS_COUNTER.path,
+        lambda found: PARTITIONS_COUNTER.decode(found).next >= next_partition,
+        PARTITIONS_COUNTER.encode(next_id),
+    )
 
 
-async def _raise(metastore: Metastore, path: str, least: int, read: Callable[[bytes], int], raised: bytes) -> None:
+async def _raise(metastore: Metastore, path: str, suffices: Callable[[Versioned], bool], raised: bytes) -> None:
     try:
         for _ in range(ATTEMPTS_MAX):
             found = await metastore.get(path)
-            if found is not None and read(found.value) >= least:
+            if found is not None and suffices(found):
                 return
             try:
                 await metastore.put(path, raised, None if found is None else found.version)

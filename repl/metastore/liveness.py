@@ -19,11 +19,11 @@ import structlog
 
 from isthmus.repl.metastore.codecs import (
     LogIdentityRecord,
+    decode_at,
+    decode_log_identity,
     decode_registration,
-    decode_standing,
+    encode_log_identity,
     encode_registration,
-    encode_standing,
-    parsed,
 )
 from isthmus.repl.metastore.port import Ambiguous, NameTaken, Unavailable, VersionConflict
 from isthmus.repl.metastore.tree_port import Stat, VersionCheck, ZnodeClient
@@ -81,7 +81,7 @@ class Liveness:
     def _taken(self, node: str, found: bytes) -> str:
         """Why a node cannot register: who has its name."""
         try:
-            other = parsed(f"/nodes/{node}", found, partial(decode_registration, node=node, inc=0))
+            other = decode_at(f"/nodes/{node}", found, partial(decode_registration, node=node, session_id=0))
             where = f", its admin listener is {other.admin_url or 'unknown'}"
         except Corruption:
             where = ""
@@ -145,9 +145,9 @@ class Liveness:
                 raise VersionConflict(f"{node} is not registered")
             if not standing[0].active:
                 raise VersionConflict(f"{node} is leaving")
-            if standing[0].gen_of(partition) != gen:
+            if standing[0].log_id_of(partition) != gen:
                 raise VersionConflict(
-                    f"{node} has gen {standing[0].gen_of(partition)} of partition {partition}, not {gen}"
+                    f"{node} has gen {standing[0].log_id_of(partition)} of partition {partition}, not {gen}"
                 )
             # The version of the ephemeral alone would not do: it begins at 0 again in the node's next session.
             checks.append(VersionCheck(f"{self._base}/replicas/{node}", standing[1]))
@@ -157,11 +157,11 @@ class Liveness:
     async def _standing(self, node: str) -> tuple[LogIdentityRecord, int] | None:
         path = f"{self._base}/replicas/{node}"
         found = await self._tree.read(path, armed=False)
-        return None if found is None else (parsed(path, found[0], decode_standing), found[1].version)
+        return None if found is None else (decode_at(path, found[0], decode_log_identity), found[1].version)
 
     async def _stand(self, registration: Registration, session: int) -> None:
         """Write down what others may go by; nothing is written that is there already."""
-        path, data = f"{self._base}/replicas/{registration.node}", encode_standing(registration)
+        path, data = f"{self._base}/replicas/{registration.node}", encode_log_identity(registration)
         for _ in range(ATTEMPTS_LIMIT):
             found = await self._tree.read(path, armed=False)
             self._still(session)

@@ -19,10 +19,10 @@ from isthmus.repl.metastore.codecs import (
     COMMIT_BYTES_MAX,
     OP_BYTES,
     RECORD_BYTES_MAX,
+    decode_at,
     decode_record,
     decode_registration,
     encode_record,
-    parsed,
 )
 from isthmus.repl.metastore.liveness import ATTEMPTS_LIMIT, Liveness
 from isthmus.repl.metastore.port import (
@@ -67,10 +67,7 @@ class TreeMetastore:
         self._presence = Liveness(keeper, self._base)
         self._records: WatchCache[PartitionRecord] = WatchCache(keeper, f"{self._base}/p", self._seen_record, keep=True)
         self._registrations: WatchCache[Registration] = WatchCache(
-            keeper,
-            f"{self._base}/nodes",
-            lambda name, path, data, stat: parsed(path, data, partial(decode_registration, node=name, inc=stat.czxid)),
-            keep=False,
+            keeper, f"{self._base}/nodes", _registration, keep=False
         )
 
     @property
@@ -110,7 +107,7 @@ class TreeMetastore:
         for _ in range(ATTEMPTS_LIMIT):
             found = await self._tree.read(path, armed=False)
             if found is not None:
-                return parsed(path, found[0], _uuid)
+                return decode_at(path, found[0], _uuid)
             try:
                 await self._tree.create(path, proposed.hex().encode())
             except (VersionConflict, Ambiguous) as error:
@@ -126,7 +123,7 @@ class TreeMetastore:
                 if found is None:
                     await self._tree.create(path, b"1")
                     return 1
-                gen = parsed(path, found[0], _gen) + 1
+                gen = decode_at(path, found[0], _gen) + 1
                 await self._tree.set(path, str(gen).encode(), found[1].version)
             except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.gen_retried", error=repr(error))
@@ -220,7 +217,7 @@ class TreeMetastore:
         return record
 
     def _record(self, name: str, path: str, data: bytes, stat: Stat) -> PartitionRecord:
-        record = parsed(path, data, partial(decode_record, version=stat.version))
+        record = decode_at(path, data, partial(decode_record, version=stat.version))
         if name != str(record.partition):
             raise Unreadable(f"{path} in the metastore holds the record of partition {record.partition}")
         return record
@@ -271,6 +268,10 @@ class TreeMetastore:
             if await self._tree.stat(full, armed=True) is None:
                 return []
         raise Unavailable(f"{full} comes and goes")
+
+
+def _registration(name: str, path: str, data: bytes, stat: Stat) -> Registration:
+    return decode_at(path, data, partial(decode_registration, node=name, session_id=stat.czxid))
 
 
 def _uuid(text: bytes) -> bytes:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
+import msgspec
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
@@ -25,11 +26,12 @@ from isthmus.repl.metastore.port import (
     VersionConflict,
     Versioned,
 )
-from isthmus.repl.model.errors import CodecError, LocalFault, NotReady, OutcomeUnknown
+from isthmus.repl.model.errors import CodecError, Corruption, LocalFault, NotReady, OutcomeUnknown
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+F = TypeVar("F")
 
 ATTEMPTS_MAX: Final = 8
 """Attempts of one change. An attempt is lost to another writer, or to a write whose answer did not arrive."""
@@ -130,9 +132,17 @@ class Document(Generic[T]):
         found, written = await change_value(metastore, self.path, changed, unmoved, on_conflict)
         return DocumentChange(self.decode(found), written)
 
-    def conditional_write(self, value: T, version: int | None) -> ConditionalWrite:
-        """A write of `value` on `version` (None: no document yet), to be made together with others."""
+    def write_on(self, version: int | None, value: T) -> ConditionalWrite:
+        """A write of `value` on `version` (None: there is no document yet), to be made together with others."""
         return ConditionalWrite(self.path, self.encode(value), version)
+
+
+def decode_json(path: str, data: bytes, form: type[F]) -> F:
+    """The JSON document at `path`. Raises Corruption, which names the path and the field."""
+    try:
+        return msgspec.json.decode(data, type=form)
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{path} in the metastore: {error}") from error
 
 
 class DocumentEvents(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from isthmus.repl.controller.bucket_types import (
-    CHAIN_PATH,
-    PARTITIONS_PATH,
+    CHAIN_COUNTER,
+    PARTITIONS_COUNTER,
     SETTLE_TURNS_MAX,
     DefaultType,
     DefaultTypeCreation,
@@ -64,8 +64,8 @@ def test_the_default_bucket_type_waits_for_as_many_nodes_as_it_has_replicas() ->
                 assert record.leader.node == record.replicas[0], "the first of each set leads at first"
                 assert record.isr == {Member(f"n{n}", 50 + n) for n in (1, 2, 3)}
                 assert (record.bucket_type, record.partition_count, record.min_isr) == ("default", 6, 2)
-            assert await counter(cluster.nodes["n1"].metastore, CHAIN_PATH) == 6
-            assert await counter(cluster.nodes["n1"].metastore, PARTITIONS_PATH) == 6
+            assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) == 6
+            assert await counter(cluster.nodes["n1"].metastore, PARTITIONS_COUNTER.path) == 6
 
     asyncio.run(story())
 
@@ -193,14 +193,14 @@ def test_a_computed_placement_starts_where_the_last_one_ended() -> None:
             cluster.node(number)
         started = cluster.nodes["n0"]
         await started.metastore.start(lambda _state: None)
-        await started.metastore.put(CHAIN_PATH, b'{"v":1,"next":9}', None)
-        await started.metastore.put(PARTITIONS_PATH, b'{"v":1,"next":40}', None)
+        await started.metastore.put(CHAIN_COUNTER.path, b'{"v":1,"next":9}', None)
+        await started.metastore.put(PARTITIONS_COUNTER.path, b'{"v":1,"next":40}', None)
         for node in cluster.living:
             await node.start()
         await until(cluster.online)
         assert [r.replicas for _, r in sorted(cluster.records.items())] == [names(4, 1, 2), names(0, 3, 4)]
         assert sorted(cluster.records) == [40, 41], "ids are not used again"
-        assert await counter(started.metastore, CHAIN_PATH) == 11
+        assert await counter(started.metastore, CHAIN_COUNTER.path) == 11
         await cluster.stop()
 
     asyncio.run(story())
@@ -221,7 +221,7 @@ def test_an_operators_placement_is_waited_for_and_then_used() -> None:
             assert cluster.leads() == {"n1": 1, "n2": 1}
             assert {r.min_isr for r in cluster.records.values()} == {1}
             assert one.waiting == ""
-            assert await counter(cluster.nodes["n1"].metastore, CHAIN_PATH) is None
+            assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) is None
 
     asyncio.run(story())
 
@@ -294,7 +294,7 @@ def test_a_counter_that_is_damaged_is_told(value: bytes) -> None:
         async with running(FILE, 0, 1, 2) as cluster:
             node = cluster.nodes["n1"]
             await until(lambda: len(node.registrations) == 3)
-            await node.metastore.put(PARTITIONS_PATH, value, None)
+            await node.metastore.put(PARTITIONS_COUNTER.path, value, None)
             with pytest.raises(Corruption, match="/placement/partitions"):
                 await node.controller.assign("t", ((0, 1),), validate_only=False)
 
