@@ -73,6 +73,8 @@ class Leader:
     reassignment: Reassignment = field(default_factory=Reassignment)
     transfer_positions: dict[str, int] = field(default_factory=dict)
     isolation: IsolationCheck = field(default_factory=IsolationCheck)
+    unlinked: bool = True
+    """No follower is connected. True at first: none has sent its FollowRequest yet."""
     ticked_ms: int = 0
 
     # -- appending and committing ---------------------------------------------------------------
@@ -164,6 +166,7 @@ class Leader:
             member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, resend_at_ms=resend_at_ms
         )
         self.followers[node] = follower
+        self.unlinked = False
         self.transfer_positions.pop(node, None)
         effects.send(node, FollowAccepted(self.epoch, request.nonce, common, progress.hw, progress.leo))
         follower.send_entries(state, effects, self.epoch, member in state.known_record.isr, now_ms)
@@ -184,6 +187,7 @@ class Leader:
         elif answer is not None:
             effects.append(answer)
             self.transfer_positions[node] = request.position
+            self.unlinked = False
             self.isolation.contacted()
 
     def _reject(self, node: str, nonce: int, rejection: FollowRejection, state: ReplicaState, effects: Effects) -> None:
@@ -197,6 +201,7 @@ class Leader:
         if follower is None or follower.member.log_id != ack.log_id or ack.leo > state.progress.leo:
             return
         self.isolation.contacted()
+        self.unlinked = False
         member = follower.member
         if ack.durable > self.acked.get(member, 0):
             self.acked[member] = ack.durable
@@ -212,6 +217,7 @@ class Leader:
         follower = self.followers.get(node)
         if follower is not None and follower.member.log_id == rejected.log_id:
             follower.on_append_rejected(rejected)
+            self.unlinked = False
             in_sync = follower.member in state.known_record.isr
             follower.send_entries(state, effects, self.epoch, in_sync, now_ms)
 
@@ -220,6 +226,7 @@ class Leader:
         follower = self.followers.get(node)
         if follower is not None:
             follower.linked = False
+        self.unlinked = not any(each.linked for each in self.followers.values())
 
     def record_changed(self, record: PartitionRecord) -> None:
         """The record has another version: the pending write is decided, and removed replicas receive no more."""
@@ -359,9 +366,12 @@ class Leader:
 
     def _give_way(self, state: ReplicaState, now_ms: int) -> GiveWay | None:
         """Return the record that lets another member lead when no follower is in contact (R-GIVE-WAY)."""
-        leo = state.progress.leo
+        record, leo = state.known_record, state.progress.leo
+        powerless = too_few_in_sync(record) or (self.unlinked and len(record.isr) > 1 < record.effective_min_isr)
         keeps_up = any(follower.linked and follower.leo >= leo for follower in self.followers.values())
-        return self.isolation.check(state.known_record, state.member, self.acked, keeps_up=keeps_up, now_ms=now_ms)
+        return self.isolation.check(
+            record, state.member, self.acked, powerless=powerless, keeps_up=keeps_up, now_ms=now_ms
+        )
 
     def write(
         self,

@@ -337,7 +337,7 @@ class Replica:
                 if isinstance(self._role_state, Follower) and self._role_state.leader == node:
                     self._role_state.send_request(state, effects, now_ms)
             case ev.LinkDown(node):
-                self._link_down(node, now_ms)
+                self._link_down(node, effects, now_ms)
             case ev.Truncated(to_offset):
                 state.pending_truncations -= 1
                 self._persisted(to_offset, effects, now_ms)
@@ -660,10 +660,11 @@ class Replica:
             case _:
                 pass  # for another role that this replica had in this epoch
 
-    def _link_down(self, node: str, now_ms: int) -> None:
+    def _link_down(self, node: str, effects: Effects, now_ms: int) -> None:
         role_state = self._role_state
         if self._leader is not None:
             self._leader.link_down(node)
+            self._request_write(effects, now_ms)
         elif isinstance(role_state, Candidate):
             role_state.link_down(node)
         elif isinstance(role_state, Follower) and role_state.leader == node:
@@ -740,7 +741,8 @@ class Replica:
         assert isinstance(leading, Leader)
         record = state.known_record
         settled = len(record.isr) == len(record.replicas) and not (record.elr or record.adding or record.removing)
-        if settled and not leading.stalled and not leading.lagging:
+        isolated = leading.isolation.check_at_ms is not None or (leading.unlinked and len(record.isr) > 1)
+        if settled and not leading.stalled and not leading.lagging and not isolated:
             return  # the usual case, with each write
         hand_over = leading.request_write(state, effects, now_ms)
         if hand_over is not None:

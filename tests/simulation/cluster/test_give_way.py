@@ -20,6 +20,13 @@ def cut_apart(stage: Stage, names: set[str], others: set[str], *, ways: str = "b
                 stage.cut((other, name))
 
 
+def break_links(stage: Stage, name: str) -> None:
+    """End a node's connections, as their time-outs do some seconds after a cut."""
+    for other in stage.others(name):
+        stage.process(name).link_down(other)
+        stage.process(other).link_down(name)
+
+
 def led(stage: Stage) -> str:
     """The leader; it has had a write of its own acknowledged by all."""
     leader = stage.leads()
@@ -53,6 +60,42 @@ def test_a_leader_without_followers_gives_way_to_one_that_has_some(ways: str) ->
     stage.wait(stage.well)
     assert stage.leads() == heir
     stage.world.checkers.final()
+
+
+def test_a_leader_without_followers_gives_way_though_nothing_is_written() -> None:
+    """Clients of the others cannot reach it either, so no entry shows who lags; all members stay in the ISR. Another
+    member leads after the limit, and takes writes; when the cut ends the first one follows."""
+    stage = Stage()
+    leader = led(stage)
+    others = {*stage.others(leader)}
+    cut_apart(stage, {leader}, others)
+    break_links(stage, leader)
+    stage.pass_ms(LIMIT_MS - 2 * CHECK_MS)
+    assert stage.leads() == leader, "not before the limit"
+    stage.wait(lambda: stage.leads() in others)
+    epoch, heir = stage.record.epoch, stage.leads()
+    assert heir is not None
+    assert stage.write(heir, 3) is None
+    stage.wait(lambda: stage.acked() == 5)
+    stage.pass_ms(3 * AGAIN_MS)
+    assert (stage.record.epoch, stage.leads()) == (epoch, heir), "it does not flap"
+    stage.join()
+    stage.wait(stage.well)
+    assert stage.leads() == heir
+    stage.world.checkers.final()
+
+
+def test_a_leader_that_may_commit_alone_keeps_its_leadership() -> None:
+    """With min-ISR 1 it can take the others out and serve, so a cut without writes moves no leadership."""
+    stage = Stage(min_isr=1)
+    leader = led(stage)
+    epoch = stage.record.epoch
+    cut_apart(stage, {leader}, {*stage.others(leader)})
+    break_links(stage, leader)
+    stage.pass_ms(3 * AGAIN_MS)
+    assert (stage.record.epoch, stage.leads()) == (epoch, leader)
+    stage.join()
+    stage.wait(stage.well)
 
 
 def test_a_leader_whose_followers_are_gone_stays() -> None:

@@ -80,6 +80,33 @@ def test_a_one_way_cut_that_is_never_healed_costs_a_member_and_nothing_else(tmp_
             check(operations)
 
 
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.timeout(150)
+def test_a_leader_cut_off_from_its_followers_gives_way_though_its_clients_are_cut_off_too(tmp_path: Path) -> None:
+    """It reaches ZooKeeper alone. No write reaches it, so nobody lags; still all of its partitions have another leader
+    and take writes at the other nodes within 30 s, and when the cut ends all replicas are in sync."""
+    with staged(tmp_path, ["cut"]) as stage:
+        lab, network = stage.lab, stage.network
+        assert network is not None
+        for key in KEYS:
+            assert put(lab, "n1", key, "before").status == 204
+        assert set(lab.leaders().values()) == {"n1", "n2", "n3"}
+        for other in ("n2", "n3"):
+            network.cut("n1", other)
+        refused = set(KEYS)
+
+        def all_written() -> bool:
+            refused.difference_update([key for key in sorted(refused) if put(lab, "n2", key, "during").status == 204])
+            return not refused
+
+        until("another node leads", all_written, 30)
+        assert "n1" not in {row["leader"] for row in (lab.nodes["n2"].ask("/admin/partitions") or {})["partitions"]}
+        network.heal()
+        lab.wait_well(30)
+
+
 @pytest.mark.root
 @pytest.mark.disks
 @pytest.mark.timeout(100)
