@@ -51,7 +51,7 @@ class FullSyncConfig(NamedTuple):
 
 
 class FullSync(Checkers, ForeignObjects):
-    """All parts of full-sync. `trees` is an AfterApply hook; `cluster_trees` serves other clusters."""
+    """All parts of full-sync. `trees` is an ApplyListener hook; `cluster_trees` serves other clusters."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from isthmus.queues.window_rules import Item
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import segment_of
-from isthmus.repl.model.objects import says_deleted
+from isthmus.repl.model.objects import is_deleted_object
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.vclock import actor_of, counter_of, decode_clock
 from isthmus.repl.store.port import Change, DamagedChange, Store
@@ -92,7 +92,7 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
                 resolved.append(None)
                 continue
             kind = _OBJECT
-            if says_deleted(payload):
+            if is_deleted_object(payload):
                 kind = _LEAVING if item[0] == _LEAVING else _TOMBSTONE
             item = (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
         length = len(item[8])

@@ -43,7 +43,7 @@ from isthmus.queues.window_rules import LOWER, REAL_TIME, Budget, Item
 from isthmus.queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import says_deleted
+from isthmus.repl.model.objects import is_deleted_object
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.property_digests import PlaceDigests, PropertyDifference, differences, differences_shown, types_of
@@ -252,7 +252,7 @@ class QueueServer:
             elif payload is None:
                 resolved.append(None)
             else:
-                kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
+                kind = _TOMBSTONE if is_deleted_object(payload) else _OBJECT
                 resolved.append((kind, *item[1:8], payload))
         if unread:
             reason = next(iter(unread.values())).reason

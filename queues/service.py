@@ -64,7 +64,7 @@ _CURSOR: Final = int(EntryKind.CURSOR)
 
 
 class QueueService:
-    """The actor of the source side; an AfterApply hook. All methods belong to the event loop's thread.
+    """The actor of the source side; an ApplyListener hook. All methods belong to the event loop's thread.
 
     `partitions()` maps the id of a partition to its bucket type. Raises BadConfig when a filter is not known.
     """
@@ -223,7 +223,7 @@ class QueueService:
     # ---------------------------------------------------------------- what apply tells
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
-        """See `repl.model.ports.AfterApply`."""
+        """See `repl.model.ports.ApplyListener`."""
         if not leader or not entries or partition not in self._led:
             return
         self._led[partition] = entries[-1].offset + 1
@@ -269,7 +269,7 @@ class QueueService:
         return {name: queue.machine for name, queue in self._queues.items()}
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
-        """See `repl.model.ports.AfterApply`; all entries below `applied_offset` are applied."""
+        """See `repl.model.ports.ApplyListener`; all entries below `applied_offset` are applied."""
         if leading:
             self._led[partition] = applied_offset
             self._keeper.begin(partition)

@@ -46,7 +46,7 @@ from isthmus.queues.filters import Filter
 from isthmus.queues.gaps import Gaps, QueueGap, covered, with_gap
 from isthmus.queues.in_flight_keys import InFlightKeys, PendingChange
 from isthmus.queues.window_rules import BucketRule, Budget, Item, Ledger, OriginRule
-from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, row_says_tombstone
+from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, row_is_tombstone
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change
 
@@ -259,7 +259,7 @@ class Window:
         kind = _OBJECT
         if not payload:
             kind = _TO_FETCH if entry.kind == _DATA else _LEAVING
-        elif row_says_tombstone(entry.row, entry.offset):
+        elif row_is_tombstone(entry.row, entry.offset):
             kind = _TOMBSTONE if entry.kind == _DATA else _LEAVING
         elif len(payload) > budget.object_size_limit_bytes or budget.objects >= budget.object_limit:
             kind, payload = _TO_FETCH, b""

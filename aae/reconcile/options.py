@@ -15,7 +15,7 @@ from isthmus.aae.reconcile.client import Credentials
 from isthmus.aae.row_stream.wire import Consistency, RowView
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import SEGMENT_COUNT
-from isthmus.repl.model.timestamps import DIGITS_MIN, written_ms
+from isthmus.repl.model.timestamps import DIGITS_MIN, parse_timestamp_ms
 
 FINDINGS: Final = "findings"
 
@@ -166,7 +166,7 @@ def parse_segments(text: str) -> tuple[int, int]:
 def parse_time_ms(text: str) -> int:
     """ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970, of 11 digits or more. Raises ValueError."""
     try:
-        time_ms = written_ms(text)
+        time_ms = parse_timestamp_ms(text)
     except ValueError:
         raise ValueError(
             f"a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970 in {DIGITS_MIN} digits or more, is needed"

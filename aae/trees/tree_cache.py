@@ -127,7 +127,7 @@ HELP: Final[Mapping[str, Family]] = {
 
 
 class TreeCache:
-    """Keeps one tree per local replica; an AfterApply hook. Methods run on the event loop, builds in one thread."""
+    """Keeps one tree per local replica; an ApplyListener hook. Methods run on the event loop, builds in one thread."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TreeCache:
     # -- updates ----------------------------------------------------------------------------------------
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
-        """See AfterApply. Costs one XOR per entry."""
+        """See ApplyListener. Costs one XOR per entry."""
         cached = self.cached.get(partition)
         if cached is None:
             return  # opened since the last poll; the next poll reads its applied offset
@@ -258,7 +258,7 @@ class TreeCache:
         return future
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
-        """See AfterApply. Leaders and followers keep trees alike."""
+        """See ApplyListener. Leaders and followers keep trees alike."""
 
     def _gap(self, partition: int, cached: CachedTree) -> None:
         """Drop the tree: rows arrived by another way than entries."""

@@ -12,7 +12,7 @@ import click
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.repl.model.timestamps import written_ms
+from isthmus.repl.model.timestamps import parse_timestamp_ms
 
 
 class FiniteFloat(click.FloatRange):
@@ -36,7 +36,7 @@ def time_of(text: str, option_name: str = "") -> int:
     """
     option = f"{option_name}: " * bool(option_name)
     try:
-        time_ms = written_ms(text)
+        time_ms = parse_timestamp_ms(text)
     except ValueError:
         raise CommandFailed(Exit.USAGE, "bad-input", f"{option}{text!r} is no time; write it as {FORM}") from None
     if time_ms < 0:

@@ -143,7 +143,7 @@ class _RemotePart(NamedTuple):
 
 
 class Coordinator:
-    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`; an AfterApply hook."""
+    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`; an ApplyListener hook."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Coordinator:
         self._reading.set_defaults(default, of_types)
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
-        """See `repl.model.ports.AfterApply`: requests that are applied are the store's to remember."""
+        """See `repl.model.ports.ApplyListener`: requests that are applied are the store's to remember."""
         pending = self._pending_requests.get(partition)
         if pending:
             for entry in entries:
@@ -200,7 +200,7 @@ class Coordinator:
                     pending.pop(request_name(entry.key_hash, entry.request_id), None)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
-        """See `repl.model.ports.AfterApply`: what was pending is dropped, or applied by another leader."""
+        """See `repl.model.ports.ApplyListener`: what was pending is dropped, or applied by another leader."""
         self._pending_requests.pop(partition, None)
         if leading:
             self.routes.wake()

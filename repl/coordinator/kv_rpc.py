@@ -31,7 +31,15 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
-from isthmus.repl.model.requests import Isolation, Met, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
+from isthmus.repl.model.requests import (
+    Isolation,
+    MergedWith,
+    PushItem,
+    PushOutcome,
+    PushResult,
+    WriteRequest,
+    WriteResult,
+)
 from isthmus.repl.model.vclock import decode_clock, encode_clock
 
 VERSION: Final = 1
@@ -251,7 +259,7 @@ def decode_pushed(row: tuple[Any, ...]) -> PushResult:
         case (PushOutcome.APPLIED | PushOutcome.MERGED | PushOutcome.SUPERSEDED,):
             return PushResult(PushOutcome(row[0]))
         case (PushOutcome.MERGED, bytes() as clock, int() as siblings):
-            return PushResult(PushOutcome.MERGED, None, Met(clock, siblings))
+            return PushResult(PushOutcome.MERGED, None, MergedWith(clock, siblings))
     raise CodecError("not the answer to a push")
 
 

@@ -33,7 +33,7 @@ from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_k
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Object, Summary, encode_with_summary
-from isthmus.repl.model.ports import Settled
+from isthmus.repl.model.ports import ReapBarrier
 from isthmus.repl.model.properties import TypeProperties
 from isthmus.repl.model.vclock import counter_of, increment, pack_counter
 from isthmus.repl.runtime.partition import Partition
@@ -160,7 +160,7 @@ class _Led:
 
 
 class Reaper:
-    """Of one node; an AfterApply hook. All methods belong to the event loop."""
+    """Of one node; an ApplyListener hook. All methods belong to the event loop."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Reaper:
         read_pool: Executor,
         limits: WriteLimits,
         properties_of: Callable[[bytes], TypeProperties],
-        settled: Settled,
+        settled: ReapBarrier,
         request_timeout_ms: int,
     ) -> None:
         self._runtime = runtime
@@ -212,14 +212,14 @@ class Reaper:
             led.walking, led.walk_after, led.walk_at_s = True, None, 0.0
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
-        """See `repl.model.ports.AfterApply`."""
+        """See `repl.model.ports.ApplyListener`."""
         if leading:
             self._led[partition] = _Led()
         else:
             self._led.pop(partition, None)
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
-        """See `repl.model.ports.AfterApply`: new tombstones are noted, if their bucket reaps, and what was reaped."""
+        """See `repl.model.ports.ApplyListener`: notes new tombstones that will be reaped, and reaped ones."""
         led = self._led.get(partition) if leader else None
         if led is None:
             return

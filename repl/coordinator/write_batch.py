@@ -46,7 +46,7 @@ from isthmus.repl.model.objects import (
 from isthmus.repl.model.properties import Properties, TypeProperties
 from isthmus.repl.model.requests import (
     REQUEST_ID_BYTES_MAX,
-    Met,
+    MergedWith,
     PushItem,
     PushOutcome,
     PushResult,
@@ -353,7 +353,7 @@ class WriteBatch:
                 if leaving and summary.tombstone and self._is_leaving(current):
                     kind = EntryKind.LEAVING
                 origin = self.cluster_uuid
-                outcome, met = PushOutcome.MERGED, Met(row.clock, len(merged.siblings))
+                outcome, met = PushOutcome.MERGED, MergedWith(row.clock, len(merged.siblings))
         if outcome is PushOutcome.APPLIED and self._takes_our_origin(current, summary, origin, key):
             origin = self.cluster_uuid
         offset, made = self.next_offset, outcome is not PushOutcome.APPLIED

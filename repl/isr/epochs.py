@@ -1,9 +1,9 @@
-"""The epoch table: where each leadership's entries begin in a log.
+"""The epoch table: where each epoch's entries begin in a log.
 
-Every leader's first entry is its BARRIER, so every epoch that led owns at least one entry and the table
-can always be derived from the log (docs/protocol.md H2). A recovered log's table may begin with the epoch of the entry
-just below the log's start, at its true first offset (R-TRIM). Its last row ranks a replica in an election, and two
-tables tell how far two logs agree.
+The first entry of each leader is its BARRIER, so every epoch with a leader has at least one entry, and the table can
+always be derived from the log (docs/protocol.md H2). A recovered log's table may begin with the epoch of the entry just
+below the log's start, at its true first offset (R-TRIM). The last row ranks a replica in an election; two tables show
+how far two logs agree.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ EpochTable = tuple[tuple[int, int], ...]
 
 
 def last_epoch(table: EpochTable) -> int:
-    """The newest epoch with an entry in the log, 0 for an empty log."""
+    """The epoch of the newest entry, 0 for an empty log."""
     return table[-1][0] if table else 0
 
 
 def with_epoch(table: EpochTable, epoch: int, offset: int) -> EpochTable:
-    """The table of a log to which `epoch` appends its first entry at `offset`."""
+    """The table after the first entry of `epoch` was appended at `offset`."""
     assert epoch > last_epoch(table), f"epoch {epoch} does not rise above {last_epoch(table)}"
     assert not table or offset > table[-1][1], f"epoch {epoch} begins inside an older one"
     return (*table, (epoch, offset))
 
 
 def with_entries(table: EpochTable, entries: Iterable[Entry]) -> EpochTable:
-    """The table of a log to which `entries` are appended."""
+    """The table after `entries` were appended."""
     last = last_epoch(table)
     for entry in entries:
         if entry.epoch != last:
@@ -40,7 +40,7 @@ def with_entries(table: EpochTable, entries: Iterable[Entry]) -> EpochTable:
 
 
 def cut(table: EpochTable, to_offset: int) -> EpochTable:
-    """The table of a log that ends at `to_offset` now."""
+    """The table after a truncation to `to_offset`."""
     return tuple(row for row in table if row[1] < to_offset)
 
 
@@ -55,8 +55,9 @@ def epoch_at(table: EpochTable, offset: int) -> int:
 def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: int) -> int:
     """The offset below which two logs hold the same entries, by their tables alone; 0 when these share no row.
 
-    (epoch, offset) denotes one entry for ever, and logs that share an entry agree on all below it (I-LOG-MATCH), so the
-    newest row that both have tells, wherever each table begins (R-TRUNC)."""
+    (epoch, offset) identifies one entry for ever, and logs that share an entry agree on all entries below it
+    (I-LOG-MATCH). So the newest common row decides, wherever each table begins (R-TRUNC).
+    """
     places = {row: index for index, row in enumerate(theirs)}
     for index in range(len(mine) - 1, -1, -1):
         other = places.get(mine[index])
@@ -68,7 +69,7 @@ def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: 
 
 
 def table_of(entries: Iterable[Entry]) -> EpochTable:
-    """The table that a scan of `entries`, in offset order, gives."""
+    """The table of a log with `entries`, given in offset order."""
     table: list[tuple[int, int]] = []
     for entry in entries:
         if not table or table[-1][0] != entry.epoch:

@@ -1,9 +1,9 @@
-"""What happens to a replica: the only input of `Replica.step`.
+"""Events: the only input of `Replica.step`.
 
-Each is a fact that somebody else saw: the metastore's session, a record, the disk, the store, a client.
-Facts may come late, twice or in another order than they happened; the core sorts that out by versions,
-epochs and offsets. Entries come in batches. The answers are in `effects.py`. What comes with every write is a plain
-tuple, since making a frozen object costs as much as handling it.
+Each is a fact from the metastore's session, a record, the disk, the store, another replica or a client. Facts may
+arrive late, twice or out of order; the core sorts this out by versions, epochs and offsets. Entries come in batches.
+The answers are in `effects.py`. The events of a write are plain tuples, since creating a frozen object costs as much as
+handling it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from isthmus.repl.model.record import PartitionRecord
 
 @dataclass(frozen=True, slots=True)
 class SessionStarted:
-    """This process is registered; `inc` names it from now on (R-INC)."""
+    """This process is registered; `session_id` identifies it from now on (R-INC)."""
 
     session_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionExpired:
-    """The session is definitely over. A mere disconnection is no event: replication goes on."""
+    """The metastore ended the session. A mere disconnection is no event: replication goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSeen:
-    """The partition's record as somebody read it, perhaps long ago."""
+    """The partition's record as it was read, perhaps long ago."""
 
     record: PartitionRecord
 
 
 @dataclass(frozen=True, slots=True)
 class WriteConfirmed:
-    """A conditional write succeeded; `record` is what was written, with its new version."""
+    """A conditional write succeeded; `record` is the written record with its new version."""
 
     record: PartitionRecord
 
@@ -60,13 +60,13 @@ class WriteOutcomeUnknown:
 
 @dataclass(frozen=True, slots=True)
 class EpochPersisted:
-    """`epoch` is durable as the highest that this replica has seen."""
+    """`epoch` is durable as the highest epoch seen."""
 
     epoch: int
 
 
 class Append(NamedTuple):
-    """A client's or a sink's batch, made for this epoch at the log's end; not empty."""
+    """A batch of a client or a sink, made for this epoch at the log's end; not empty."""
 
     epoch: int
     entries: tuple[Entry, ...]
@@ -80,7 +80,7 @@ class Persisted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PersistFailed:
-    """A write or sync of log, store or identity failed; nothing of this process may be believed any more."""
+    """A write or sync of log, store or identity failed: no state of this process can be trusted any more."""
 
     reason: str
 
@@ -93,16 +93,20 @@ class AppliedTo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """This process is leaving: finish what was appended, then give leadership up; final for the process. `heir`: who is
-    to lead then, if it has as much as any other."""
+    """The process is stopping: finish appended entries, then give up leadership; final for the process.
+
+    `heir` leads next if it has acknowledged as much as any other member.
+    """
 
     heir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TransferLeadership:
-    """A leader is asked to hand leadership to `target` (None: to whoever is closest), and to lead on when that has
-    not happened by `deadline_ms`, on the clock of `now_ms`."""
+    """A leader is asked to hand leadership to `target` (None: to the closest member).
+
+    It leads on when that has not happened by `deadline_ms`, on the clock of `now_ms`.
+    """
 
     target: str | None
     deadline_ms: int
@@ -110,7 +114,7 @@ class TransferLeadership:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of another replica of this partition, on `node`; perhaps late, repeated or out of order."""
+    """A message of this partition's replica on `node`; perhaps late, repeated or out of order."""
 
     node: str
     message: Message
@@ -118,43 +122,45 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The connection that this node dialled to `node` stands (again)."""
+    """The connection that this node dialled to `node` is established (again)."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """A connection with `node` broke, whoever dialled it: what was sent and not answered may be lost."""
+    """A connection with `node` broke, whichever side dialled it: messages without an answer may be lost."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """The log ends at `to_offset`, durably. Every Persisted for what was appended before came before this."""
+    """The log ends at `to_offset`, durably. Every Persisted for entries appended before came before this event."""
 
     to_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """The log begins at `start` now; told no later than before the next FollowRequest is handled, or when what
-    was to be sent turns out to be gone."""
+    """The log begins at `start` now.
+
+    Comes before the next FollowRequest is handled, or when entries to be sent turn out to be trimmed.
+    """
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequested:
-    """Somebody wants to read committed state; `token` is answered by ReadReady or ReadRefused."""
+    """A read of committed state; ReadReady or ReadRefused answers `token`."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSynced:
-    """The record as the metastore had it after ReadRecordSync of this `nonce` was asked for (a read after a sync)."""
+    """The record, read after the sync that ReadRecordSync with this `nonce` requested."""
 
     nonce: int
     record: PartitionRecord
@@ -162,15 +168,18 @@ class RecordSynced:
 
 @dataclass(frozen=True, slots=True)
 class LogIdentityRenewed:
-    """This copy of the log has another gen, durably and registered (after NewLogIdentity)."""
+    """This copy of the log has another id, durably and registered (after NewLogIdentity)."""
 
     log_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TransferStored:
-    """This copy is marked as far: it has the rows below `position`; the entry just below is of `epoch` (0: not known).
-    `whole`: these rows are the effect of exactly all below. `after`: the last name of the state that is here."""
+    """This copy is marked as under state transfer: it has the rows below `position`.
+
+    `epoch`: that of the entry just below `position` (0: not known). `whole`: the rows are the effect of exactly all
+    entries below. `after`: the last name of the metadata stored here.
+    """
 
     position: int
     epoch: int
@@ -180,7 +189,7 @@ class TransferStored:
 
 @dataclass(frozen=True, slots=True)
 class TransferFinished:
-    """This copy is not far any more: it is applied to `end`, where its log begins and ends, with `table`."""
+    """State transfer is over: the copy is applied to `end`, where its log begins and ends, with `table`."""
 
     end: int
     table: EpochTable

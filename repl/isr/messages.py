@@ -1,9 +1,9 @@
-"""What replicas of one partition say to each other.
+"""Messages between the replicas of one partition.
 
-Each message carries the epoch in which it was said; the receiver takes it only in exactly that epoch
-(docs/protocol.md R-FENCE). What a follower says also carries the gen of its log (R-GEN), what answers a question
-its nonce (R-NONCE). Messages may be lost, repeated, reordered and late; the core sorts that out. Partition,
-sender and cluster are the transport's to add (`repl.transport`).
+Each message carries the epoch in which it was sent, and the receiver handles it only in exactly this epoch
+(docs/protocol.md R-FENCE). A follower's messages also carry the id of its log (R-GEN), and answers the nonce of the
+request (R-NONCE). Messages may be lost, repeated, reordered and late. The transport adds partition, sender and cluster
+(`repl.transport`).
 
     follower -> leader   FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk, TransferRequest
     leader -> follower   FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck, TransferRows, TransferMetadata
@@ -20,8 +20,10 @@ from isthmus.repl.model.entry import Entry
 
 
 class FollowRequest(NamedTuple):
-    """A follower asks to follow: where its log ends, what of it is durable, its whole epoch table (H2); how many
-    transfer rounds it has finished since it last followed (R-FAR)."""
+    """A follower asks to follow: its log end, its durable end, and its whole epoch table (H2).
+
+    `rounds`: transfer rounds finished since it last followed (R-FAR).
+    """
 
     epoch: int
     log_id: int
@@ -33,8 +35,10 @@ class FollowRequest(NamedTuple):
 
 
 class FollowAccepted(NamedTuple):
-    """The leader takes it: the logs agree below `common`; the follower drops the rest and is sent on from there.
-    `hw` and `leo` are the leader's."""
+    """The leader accepts: the logs agree below `common`; the follower drops the rest and receives entries from there.
+
+    `hw` and `leo` are the leader's.
+    """
 
     epoch: int
     nonce: int
@@ -44,23 +48,23 @@ class FollowAccepted(NamedTuple):
 
 
 class FollowRejection(StrEnum):
-    """Why a leader does not take a follower."""
+    """Why a leader does not accept a follower."""
 
     REGRESSED = "regressed"
-    """Its log ends below what it acknowledged durably in this epoch (H39): it must take another gen."""
+    """Its log ends below what it acknowledged durably in this epoch (H39): it must take another log id."""
 
     BEYOND_LOG = "beyond-log"
     """The leader's log no longer reaches back to where the logs agree, or the follower is too far behind for it."""
 
     AHEAD = "ahead"
-    """The follower has part of a later state than this leader can apply without it: it must begin with no rows."""
+    """The follower has rows of a later state than this leader can apply without it: it must begin with no rows."""
 
     DIVERGED = "diverged"
-    """What the follower has applied contradicts the leader's log."""
+    """Entries that the follower has applied contradict the leader's log."""
 
 
 class FollowRejected(NamedTuple):
-    """The leader cannot take it now; `log_start` is where the leader's log begins."""
+    """The leader cannot accept now; `log_start` is where the leader's log begins."""
 
     epoch: int
     nonce: int
@@ -69,9 +73,11 @@ class FollowRejected(NamedTuple):
 
 
 class AppendEntries(NamedTuple):
-    """Entries from `start` on, none for news alone. `before` is the epoch of the entry below `start` (0: none);
-    `seq` rises with each that is sent to this follower in this epoch; `hw`, `leo`, `isr` and the record's `version`
-    are the leader's at the time of sending."""
+    """Entries from `start` on; without any, only the leader's ends.
+
+    `before`: epoch of the entry below `start` (0: none). `seq` rises with each message to this follower in this epoch.
+    `hw`, `leo`, `isr` and the record's `version` are the leader's at the time of sending.
+    """
 
     epoch: int
     seq: int
@@ -85,7 +91,7 @@ class AppendEntries(NamedTuple):
 
 
 class AppendAck(NamedTuple):
-    """What a follower has: log end, durable end, hw. `seq` is the greatest of the AppendEntries that it has handled."""
+    """A follower's ends: log end, durable end, high watermark. `seq`: the greatest of a handled AppendEntries."""
 
     epoch: int
     log_id: int
@@ -96,7 +102,7 @@ class AppendAck(NamedTuple):
 
 
 class AppendRejected(NamedTuple):
-    """An AppendEntries did not fit: the log ends at `leo`, go on from there."""
+    """An AppendEntries left a gap: the log ends at `leo`, continue from there."""
 
     epoch: int
     log_id: int
@@ -105,16 +111,21 @@ class AppendRejected(NamedTuple):
 
 
 class LeadershipCheck(NamedTuple):
-    """A leader asks whether it still leads, for the committed reads that came before (R-READ); or whether a copy is
-    still what it counts on, before it removes another one (R-RF)."""
+    """A leader asks whether a higher epoch exists.
+
+    It confirms committed reads that arrived before (R-READ), or, before a replica is removed, that a remaining copy is
+    durable (R-RF).
+    """
 
     epoch: int
     nonce: int
 
 
 class LeadershipCheckOk(NamedTuple):
-    """This replica has not heard of a higher epoch. `durable`: how far its log is durable and known to be the
-    leader's; 0 while it does not follow."""
+    """This replica knows of no higher epoch.
+
+    `durable`: end below which its log is durable and known to be the leader's; 0 while it does not follow.
+    """
 
     epoch: int
     log_id: int
@@ -123,16 +134,19 @@ class LeadershipCheckOk(NamedTuple):
 
 
 class StaleEpoch(NamedTuple):
-    """An answer to a message of another epoch: `epoch` is the highest heard of here. Only a hint to read the record."""
+    """Answer to a message of a lower epoch: `epoch` is the highest known here. Only a hint to read the record."""
 
     epoch: int
 
 
 class TransferRequest(NamedTuple):
-    """A follower that is far asks for the next chunk (R-FAR): it has all rows whose latest change is below `position`;
-    `position_epoch` is the epoch of the entry just below it (0: not known). `whole` is 1 while its rows are the effect
-    of exactly all below. `end` is 0 while it asks for rows; once it has all of a round's, that round's end, and then
-    `after` is the last name of the state that it has."""
+    """A follower under state transfer requests the next chunk (R-FAR).
+
+    It has all rows whose latest change is below `position`; `position_epoch` is the epoch of the entry just below (0:
+    not known). `whole` is 1 while its rows are the effect of exactly all entries below. `end` is 0 while it requests
+    rows. Once it has all rows of a round, `end` is that round's end, and `after` the last name of the metadata that it
+    has.
+    """
 
     epoch: int
     log_id: int
@@ -145,8 +159,10 @@ class TransferRequest(NamedTuple):
 
 
 class TransferRows(NamedTuple):
-    """All rows whose latest change lies in [start, upto), of a snapshot at `end`; `upto_epoch` is the epoch of the
-    entry just below `upto` (0: not known). `rows` are bytes of `repl.store.row_codec`."""
+    """All rows whose latest change lies in [start, upto), from a snapshot at `end`.
+
+    `upto_epoch`: epoch of the entry just below `upto` (0: not known). `rows`: bytes of `repl.store.row_codec`.
+    """
 
     epoch: int
     nonce: int
@@ -158,8 +174,11 @@ class TransferRows(NamedTuple):
 
 
 class TransferMetadata(NamedTuple):
-    """What is not rows at `end`, in the order of names: behind `after`, up to `last`. With `done` (1) the round is
-    whole, and `table` is the epoch table of a log that ends at `end`. Empty `rows`: what the follower has is right."""
+    """Everything but rows at `end`, in the order of names: behind `after`, up to `last`.
+
+    With `done` (1) the round is complete, and `table` is the epoch table of a log that ends at `end`. Empty `rows`: the
+    follower's metadata is right.
+    """
 
     epoch: int
     nonce: int

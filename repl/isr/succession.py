@@ -1,7 +1,7 @@
-"""Succession: who should lead what a node gives up when it leaves, so that those who stay share it evenly. Pure.
+"""Successors for the partitions that a stopping node leads, spread evenly over the remaining nodes. Pure.
 
-Of one node's partitions at one moment, where balancing (`leader_balance_plan.py`) evens out what a cluster has and may
-take its time: a node that stops gives up everything at once, and each partition alone would choose the same successor.
+Leader balancing (`leader_balance_plan.py`) evens out a cluster over time. A node that stops gives up all its partitions
+at once, and each of them alone would choose the same successor.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from isthmus.repl.model.record import PartitionRecord
 
 
 def successors(records: Mapping[int, PartitionRecord], node: str) -> dict[int, str]:
-    """Partition -> the member in sync that should take over from `node`, of those that it leads and that have another
-    member. Each goes to whoever leads least by then, those with the fewest members first; members that are to be no
-    replicas any more only where there is no other. `records` are all of the cluster's."""
+    """Return partition -> the ISR member that should take over from `node`, for the partitions that it leads.
+
+    Partitions without another ISR member are left out. Those with the fewest members choose first, and each goes to the
+    member that leads least by then. Members that a reassignment removes are chosen only where there is no other.
+    `records` are all of the cluster's.
+    """
     loads = Counter(record.leader.node for record in records.values() if record.leader is not None)
     heirs: dict[int, list[str]] = {}
     for partition, record in records.items():

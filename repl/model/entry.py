@@ -1,9 +1,9 @@
 """Entries of the replicated log, and the key row that each carries.
 
-A leader makes an entry once; its bytes (`wire`) are what the log appends and what followers will
-append. Besides the object it carries everything that applying it would otherwise have to look up:
-the key's segment (in its hash), the change of its tree leaf, the offset of the key's previous change,
-and the finished key row. Rows are absolute, so applying an entry twice does no harm.
+A leader encodes an entry once; the log and the followers append these bytes (`wire`). Besides the object, an entry
+carries everything that applying it would otherwise look up: the key's hash, from which its segment follows, the change
+of its tree leaf, the offset of the key's previous change, and the finished key row. Rows are absolute, so an entry may
+be applied twice.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ ENTRY_VERSION: Final = 1
 KEY_ROW_VERSION: Final = 1
 
 NO_OFFSET: Final = -1
-"""`previous_offset` of a key that has no change row yet."""
+"""`previous_offset` of a key without a change row."""
 
 
-_pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
+_pack: Final = msgpack.Packer().pack  # shared: see repl.model.vclock
 
 
 class EntryKind(IntEnum):
-    """What an entry does when it is applied."""
+    """What applying an entry does."""
 
     DATA = 1
     """Stores an object (a tombstone is an object)."""
     BARRIER = 2
-    """The first entry of an epoch; changes no row but the applied offset."""
+    """The first entry of an epoch; only the applied offset changes."""
     CONFIG = 3
-    """A data option of the partition, applied in order by all replicas; nothing makes one yet."""
+    """A data option of the partition, applied in order by all replicas; not created by any code yet."""
     CURSOR = 4
-    """Moves a queue's cursor by a rule or an operator's act; payload: its state."""
+    """Moves a queue's cursor by a rule or an operator's command; the payload is the cursor's state."""
     REAP = 5
-    """Removes the tombstone that was written at `previous_offset` (`repl.coordinator.tombstone_reaper`)."""
+    """Removes the tombstone written at `previous_offset` (`repl.coordinator.tombstone_reaper`)."""
     LEAVING = 6
-    """As DATA, of a tombstone: it stays, and will be reaped once everybody has been told so by this entry."""
+    """DATA with a tombstone that is announced to other clusters and reaped afterwards."""
 
 
 class Entry(NamedTuple):
-    """One entry. `previous_offset` is NO_OFFSET or the key's last change; for DATA `row` is the
-    encoded KeyRow after this entry and `payload` the canonical object bytes; for REAP `row` is that of the tombstone
-    which goes, empty in logs of older versions; for CURSOR `key` is
-    the queue's name and `payload` its state. `origin` is the 16-byte uuid of the cluster that made the
-    change; `time_ms` the leader's wall clock; `flags` is reserved, 0. `wire` is the encoded whole.
+    """One entry; `wire` is its encoding.
+
+    `previous_offset` is the key's last change or NO_OFFSET. DATA: `row` is the encoded KeyRow after this entry,
+    `payload` the canonical object bytes. REAP: `row` is that of the removed tombstone, empty in logs of older versions.
+    CURSOR: `key` is the queue's name, `payload` the cursor's state. `origin` is the 16-byte uuid of the cluster that
+    made the change, `time_ms` the leader's wall clock. `flags` is reserved, 0.
     """
 
     kind: int
@@ -72,7 +73,7 @@ class Entry(NamedTuple):
 
 
 class KeyRow(NamedTuple):
-    """The key store's row of a key: its object's summary and the offset of its latest change."""
+    """A key's row in the store: the summary of its object and the offset of its latest change."""
 
     clock: bytes
     hash64: int
@@ -99,7 +100,7 @@ def make_entry(
     row: bytes = b"",
     payload: bytes = b"",
 ) -> Entry:
-    """A new entry, encoded once."""
+    """Return a new entry, encoded once."""
     wire: bytes = _pack(
         (
             ENTRY_VERSION,
@@ -135,12 +136,12 @@ _ENTRY_TYPES: Final = (
 )  # fmt: skip
 
 _FIELDS_MAX: Final = 32
-"""Most items of a list that is believed while decoding: room is made for a list before its items are seen, and lists
-may nest. An entry has 15."""
+"""Maximum list length that the decoder accepts: msgpack allocates a list before it reads the items, and lists may nest.
+An entry has 15 items."""
 
 
 def decode_entry(wire: bytes) -> Entry:
-    """The entry in `wire`. Raises CodecError for anything that `make_entry` would not write."""
+    """Return the entry in `wire`. Raises CodecError for anything that `make_entry` would not write."""
     try:
         raw = msgpack.unpackb(wire, use_list=False, max_array_len=_FIELDS_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -162,14 +163,16 @@ def decode_entry(wire: bytes) -> Entry:
 
 
 def encode_key_row(summary: Summary, offset: int) -> bytes:
-    """A key row's bytes: msgpack [version, clock, hash, modified, size, siblings, tombstone, offset]."""
+    """Encode a key row: msgpack [version, clock, hash, modified, size, siblings, tombstone, offset]."""
     packed: bytes = _pack((KEY_ROW_VERSION, *summary, offset))
     return packed
 
 
-def row_says_tombstone(row: bytes, offset: int) -> bool:
-    """The tombstone flag of a key row that `encode_key_row` wrote for `offset`, without decoding it: the flag is the
-    byte before the last field, whose length follows from its value. For paths that see every change."""
+def row_is_tombstone(row: bytes, offset: int) -> bool:
+    """Return the tombstone flag of a key row that `encode_key_row` wrote for `offset`, without decoding it.
+
+    The flag is the byte before the last field, whose length follows from its value. For code that handles every change.
+    """
     if offset < 1 << 7:
         return row[-2] == 0xC3
     if offset < 1 << 16:
@@ -181,7 +184,7 @@ _ROW_TYPES: Final = (int, bytes, int, int, int, int, bool, int)
 
 
 def decode_key_row(data: bytes) -> KeyRow:
-    """The key row in `data`. Raises CodecError when it is not one."""
+    """Return the key row in `data`. Raises CodecError."""
     try:
         raw = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -196,8 +199,11 @@ def decode_key_row(data: bytes) -> KeyRow:
 
 
 def leaf(bucket: bytes, key: bytes, clock: bytes, hash64: int, *, tombstone: bool) -> int:
-    """A key's 64-bit contribution to its tree leaf: xxh64 of key, canonical clock and object hash; 0 of a tombstone,
-    since a deleted key and one that was reaped, or never was, are the same to readers (docs/protocol.md R-TREE)."""
+    """Return a key's 64-bit contribution to its tree leaf: xxh64 of key, canonical clock and object hash.
+
+    It is 0 for a tombstone: for readers a deleted key equals one that was reaped or never written (docs/protocol.md
+    R-TREE).
+    """
     if tombstone:
         return 0
     return xxh64_intdigest(hashed_bytes(bucket, key) + clock + hash64.to_bytes(8, "big"))

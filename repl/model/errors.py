@@ -1,4 +1,4 @@
-"""The error tree: one class for each thing that a caller can do about a failure.
+"""The error tree: one class for each way in which a caller can react to a failure.
 
     IsthmusError
       BadInput             the caller sent something wrong; sending it again changes nothing  (400, 413, ...)
@@ -14,12 +14,12 @@
         TimedOut           a read took longer than its client waits
       OutcomeUnknown       the write may or may not take effect                               (504)
       PeerFault            a node of another cluster answered wrongly or not at all
-      LocalFault           this machine's disk, data or set-up is at fault: an operator must act
+      LocalFault           this machine's disk, data or configuration is faulty: an operator must act
         Corruption         stored bytes fail their checksum or contradict each other
-          Unreadable       one document of the metastore; it stops what it is about and nothing else
+          Unreadable       one document of the metastore; only what it controls stops
           DamagedRow       one row of a copy; the others of the partition can be read
-            DamagedChange  of the change index (`repl.store.port`)
-          DamagedChunk     rows that came from another node and are not what that made
+            DamagedChange  a row of the change index (`repl.store.port`)
+          DamagedChunk     rows from another node that differ from what it made
         WrongIdentity      a data directory or metastore of another cluster or node
       BadConfig            a setting is wrong (all faults at once: see `config.loader`)
 
@@ -35,17 +35,17 @@ Raised = TypeVar("Raised", bound=BaseException)
 
 
 class IsthmusError(Exception):
-    """Base of all of ours; never raised itself. `reason` is a stable code in kebab case."""
+    """Base of all errors of Isthmus; never raised itself. `reason` is a stable code in kebab case."""
 
     reason: str = "internal"
 
     needs_confirmation: bool = False
-    """The refusal is right only while the process that made it leads: it is answered once a committed read would be
-    (docs/protocol.md R-READ), and becomes that read's error otherwise."""
+    """The refusal is right only while the process that made it leads. It is answered after a committed read would be
+    (docs/protocol.md R-READ), and replaced by that read's error otherwise."""
 
 
 class BadInput(IsthmusError):
-    """The request is wrong as it stands; repeating it cannot help."""
+    """The request is wrong; repeating it cannot help."""
 
     reason = "bad-input"
 
@@ -57,7 +57,7 @@ class TooLarge(BadInput):
 
 
 class CodecError(BadInput):
-    """Bytes that are not a valid encoding of the noun they were said to be."""
+    """Bytes are not a valid encoding of the expected type."""
 
     reason = "malformed"
 
@@ -79,13 +79,13 @@ class NotLeader(Retryable):
 
 
 class Fenced(Retryable):
-    """An epoch or a metastore version was overtaken between decision and act."""
+    """An epoch or a metastore version was overtaken between decision and action."""
 
     reason = "fenced"
 
 
 class TooFewInSync(Retryable):
-    """The confirmed in-sync replicas are fewer than the effective min-ISR."""
+    """Fewer replicas are in sync than the effective min-ISR."""
 
     reason = "not-enough-replicas"
 
@@ -103,32 +103,32 @@ class OutOfStorage(Retryable):
 
 
 class NotReady(Retryable):
-    """The partition has no serving leader yet: recovery or election is under way."""
+    """The partition has no serving leader yet: recovery or election is in progress."""
 
     reason = "not-ready"
 
 
 class TimedOut(Retryable):
-    """A read or listing was not done within the time that its client gave it; or nobody confirmed in time what the
-    condition of a write was judged against, and nothing was written."""
+    """A read or listing exceeded its client's time limit; or a conditional write's refusal was not confirmed in time,
+    and nothing was written."""
 
     reason = "timeout"
 
 
 class OutcomeUnknown(IsthmusError):
-    """The write was appended but its fate is not known here; it may yet take effect."""
+    """The write was appended, but whether it takes effect is unknown here."""
 
     reason = "outcome-unknown"
 
 
 class PeerFault(IsthmusError):
-    """A node of another cluster is unreachable, too slow or answers wrongly."""
+    """A node of another cluster is unreachable, too slow, or answers wrongly."""
 
     reason = "peer-fault"
 
 
 class LocalFault(IsthmusError):
-    """This machine's disk, data or set-up is at fault; an operator must act."""
+    """This machine's disk, data or configuration is faulty; an operator must act."""
 
     reason = "local-fault"
 
@@ -140,13 +140,17 @@ class Corruption(LocalFault):
 
 
 class Unreadable(Corruption):
-    """One document of the metastore is damaged, or of a form that this program does not know. The message names its
-    path; what it is about stands still until an operator mends it, and nothing else does."""
+    """A metastore document is damaged, or of a form unknown to this version.
+
+    The message names its path. Only what the document controls stops, until an operator repairs it.
+    """
 
 
 class DamagedRow(Corruption):
-    """One row of a copy is missing or cannot be read; all others of the partition can. `segment`: where it is, None
-    where the row does not say."""
+    """One row of a copy is missing or unreadable; all others of the partition can be read.
+
+    `segment`: the row's segment, None when unknown.
+    """
 
     def __init__(self, sentence: str, segment: int | None = None) -> None:
         super().__init__(sentence)
@@ -154,11 +158,11 @@ class DamagedRow(Corruption):
 
 
 class DamagedChunk(Corruption):
-    """A chunk of rows is not what the node that sent it made; nothing that is stored here is damaged."""
+    """A chunk of rows differs from what its sender made; nothing that is stored here is damaged."""
 
 
 class WrongIdentity(LocalFault):
-    """A data directory or metastore that belongs to another cluster or node (docs/protocol.md H33)."""
+    """A data directory or metastore belongs to another cluster or node (docs/protocol.md H33)."""
 
     reason = "wrong-identity"
 
@@ -170,9 +174,11 @@ class BadConfig(IsthmusError):
 
 
 def clear_traceback(error: Raised) -> Raised:
-    """The error itself, which holds nothing more of the calls that it came through. Where one is kept among answers in
-    a call that it went through, the two make a ring, which the collector finds late (`node.daemon`): until then
-    the bodies of refused writes would fill the memory."""
+    """Drop the traceback of an error and its causes, and return the error.
+
+    An error kept among the answers of a call that it passed through forms a reference cycle, which the collector finds
+    late (`node.daemon`); until then the bodies of refused writes would fill the memory.
+    """
     found: BaseException | None = error
     while found is not None:
         found.__traceback__ = None

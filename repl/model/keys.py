@@ -1,7 +1,7 @@
-"""Keys, their one hash, and the cuts that follow from it: segment and partition.
+"""Keys and their hash, from which segment and partition follow.
 
-Bytes inside, text only at the edges. One function decides where a key lives, everywhere: in the
-store's row order, in the trees, in the partition map and in Spark (`xxhash64` of the same bytes).
+Keys are bytes inside, text only at the edges. One function places a key everywhere: in the store's row order, the
+trees, the partition map and Spark (`xxhash64` of the same bytes).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh64_intdigest
 
 HASH_SEED: Final = 42
-"""Seed of every key hash: the one that Spark SQL's `xxhash64` uses, so that both agree."""
+"""Seed of every key hash: that of Spark SQL's `xxhash64`, so that both agree."""
 
 SEGMENT_BITS: Final = 20
 """A full tree has 2^20 segments; smaller trees are folds of it."""
@@ -26,7 +26,7 @@ DEFAULT_BUCKET_TYPE: Final = b"default"
 
 
 class Key(NamedTuple):
-    """(bucket type, bucket, key), each bytes; none may be empty in a stored key."""
+    """(bucket type, bucket, key), each bytes and not empty in a stored key."""
 
     bucket_type: bytes
     bucket: bytes
@@ -34,25 +34,25 @@ class Key(NamedTuple):
 
 
 def hashed_bytes(bucket: bytes, key: bytes) -> bytes:
-    """The bytes that are hashed: each part behind its length (4 bytes, big-endian).
+    """Return the hashed bytes: each part after its length (4 bytes, big-endian).
 
-    The lengths keep ("a", "bc") and ("ab", "c") apart; the bucket type is left out since every
-    bucket type has partitions and trees of its own.
+    The lengths keep ("a", "bc") and ("ab", "c") apart. The bucket type is not part of them, since each has its own
+    partitions and trees.
     """
     return _LENGTH.pack(len(bucket)) + bucket + _LENGTH.pack(len(key)) + key
 
 
 def key_hash(bucket: bytes, key: bytes) -> int:
-    """The 64-bit hash of a key: xxh64 with seed 42 over `hashed_bytes`."""
+    """Return the 64-bit hash of a key: xxh64 with seed 42 over `hashed_bytes`."""
     pack = _LENGTH.pack
     return xxh64_intdigest(pack(len(bucket)) + bucket + pack(len(key)) + key, HASH_SEED)
 
 
 def segment_of(hash64: int) -> int:
-    """The key's segment in a full tree: the top 20 bits of its hash (0 .. 2^20 - 1)."""
+    """Return the key's segment in a full tree: the top 20 bits of its hash (0 .. 2^20 - 1)."""
     return hash64 >> _SEGMENT_SHIFT
 
 
 def partition_index(hash64: int, partition_count: int) -> int:
-    """The index of the key's partition among `partition_count`: a contiguous range of segments."""
+    """Return the index of the key's partition among `partition_count`: a contiguous range of segments."""
     return (hash64 >> _SEGMENT_SHIFT) * partition_count >> SEGMENT_BITS

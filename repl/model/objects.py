@@ -1,23 +1,18 @@
-"""Objects: siblings under one vector clock, and the rules by which they replace each other.
+"""Objects: siblings under one vector clock, and the rules by which writes and merges replace them. Pure.
 
-An object is a clock and the siblings that nothing seen so far has replaced. Each sibling carries
-the dot of the write that made it, and the object's clock covers the dots of all its siblings. That is
-a dotted version vector set; `merge` is commutative, associative and idempotent, loses no value
-that was not seen by a later write, and keeps none that was (Preguica et al., "Dotted Version
-Vectors").
+An object is a clock and the siblings that no write seen so far has replaced. Each sibling carries the dot of the write
+that made it, and the object's clock covers all these dots. This is a dotted version vector set: `merge` is commutative,
+associative and idempotent; it loses no value that no later write has seen, and keeps none that one has (Preguica et
+al., "Dotted Version Vectors"). A delete writes a tombstone, a sibling without a value, which stays until it is reaped.
 
-A delete writes a tombstone, a sibling without a value, kept until it is reaped.
+Encoded, an object is canonical: siblings are sorted by dot, so equal objects have equal bytes and equal hashes. The
+leader encodes an object once; the log and the store hold these bytes, and sinks receive them.
 
-Encoded, an object is *canonical*: siblings sorted by dot, so equal objects have equal bytes and
-equal hashes. These bytes, made once by the leader, are what the log holds, what the store
-keeps and what a sink receives.
-
-What a bucket's properties make of concurrent writes: all kept, the newest kept, or no look at what is there. Pure.
-
-The leader decides when it makes the entry; the entry carries the object that came of it, so all replicas hold the same
-whatever they have read of properties. Clocks are the same under every property: a write has a dot of its own, never
-used before, and the object's clock covers all that was ever there. Who drops a sibling of a merge makes a dot for that,
-too, or two clusters whose properties differ would hold different objects under equal clocks.
+Bucket properties decide what concurrent writes leave: all siblings, or the newest. Only the leader applies them, and
+the entry carries the result, so all replicas hold the same object whatever properties they know. Clocks do not depend
+on properties: each write has its own dot, and the object's clock covers all earlier writes. A node that drops siblings
+of a merge makes a dot for that, too, or two clusters with different properties would hold different objects under equal
+clocks.
 """
 
 from __future__ import annotations
@@ -45,23 +40,23 @@ from isthmus.repl.model.vclock import merge as merge_clocks
 OBJECT_VERSION: Final = 1
 
 SIBLINGS_DECODED_MAX: Final = 65_535
-"""Most siblings that a decoder accepts in one object; writes are refused far below it (settings)."""
+"""Maximum siblings of one object that the decoder accepts; writes are refused far below it (settings)."""
 
 METADATA_MAX: Final = 65_535
-"""Most metadata, link or index pairs accepted in one sibling when decoding."""
+"""Maximum metadata, link or index pairs of one sibling that the decoder accepts."""
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 Links = tuple[tuple[bytes, bytes, bytes], ...]
 
 
-_pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
+_pack: Final = msgpack.Packer().pack  # shared: see repl.model.vclock
 
 
 class Sibling(NamedTuple):
-    """One value of an object and the write that made it. Text fields are bytes as they came.
+    """One value of an object and the dot of its write. Text fields are bytes as received.
 
-    `last_modified_ms` is the leader's wall clock in milliseconds since 1970: advisory, never used
-    for order. `links` are (bucket, key, tag).
+    `last_modified_ms` is the leader's wall clock in milliseconds since 1970: advisory, never used for order. `links`
+    are (bucket, key, tag).
     """
 
     dot: Dot
@@ -76,13 +71,13 @@ class Sibling(NamedTuple):
 
     @property
     def vtag(self) -> str:
-        """A short tag of this version, the same on every cluster: 16 hex digits over its dot."""
+        """A short tag of this version, equal on all clusters: 16 hex digits over its dot."""
         actor, counter = self.dot
         return xxh64_hexdigest(actor + counter.to_bytes(8, "big"))
 
 
 class Content(NamedTuple):
-    """What a client writes: a sibling that has no dot yet. A delete has `tombstone` set."""
+    """A client's value: a sibling that has no dot yet. A delete has `tombstone` set."""
 
     value: bytes
     content_type: bytes = b"application/octet-stream"
@@ -97,7 +92,7 @@ TOMBSTONE: Final = Content(b"", b"", tombstone=True)
 
 
 class Object(NamedTuple):
-    """Siblings, sorted by dot, under the clock that has seen them all; never without a sibling."""
+    """Siblings, sorted by dot, under the clock that covers them all; at least one sibling."""
 
     clock: Clock
     siblings: tuple[Sibling, ...]
@@ -114,11 +109,10 @@ class Object(NamedTuple):
 
 
 def write(current: Object | None, context: Clock, content: Content, dot: Dot, now_ms: int) -> Object:
-    """The object after a client's write `content`, made with causal `context`, gets `dot`.
+    """Return the object after a client's write of `content` with causal `context` and the new `dot`.
 
-    Siblings that the context has seen are replaced; others stay beside the new one. A write
-    without context over a tombstone takes the tombstone's clock as its context, so a
-    deleted key can simply be written again (Riak's rule).
+    Siblings that the context has seen are replaced; others stay beside the new one. A write without context over a
+    tombstone takes the tombstone's clock as its context, so a deleted key can simply be written again (Riak's rule).
     """
     if current is not None and not context and current.deleted:
         context = current.clock
@@ -143,7 +137,7 @@ def write(current: Object | None, context: Clock, content: Content, dot: Dot, no
 
 
 def merge(a: Object, b: Object) -> Object:
-    """The object that has seen all that `a` and `b` have: what a push does to a stored object.
+    """Return the object that has seen everything that `a` and `b` have: the effect of a push on a stored object.
 
     A sibling stays when both have it, or when the one that lacks it has not seen it.
     """
@@ -169,10 +163,10 @@ def _by_dot(sibling: Sibling) -> Dot:
 
 
 class Summary(NamedTuple):
-    """What a key row keeps of an object: enough to compare, list and count without its values.
+    """The part of an object that its key row keeps: enough to compare, list and count without the values.
 
-    `clock` is in encoded form; `hash64` is xxh64 of the canonical object bytes; `size_bytes` is
-    their length; `last_modified_ms` the latest of the siblings.
+    `clock` is encoded; `hash64` is xxh64 of the canonical object bytes, `size_bytes` their length; `last_modified_ms`
+    the latest of the siblings.
     """
 
     clock: bytes
@@ -184,7 +178,7 @@ class Summary(NamedTuple):
 
 
 def encode_object(obj: Object) -> bytes:
-    """Canonical bytes of `obj`: msgpack [version, clock bytes, [sibling, ...]]."""
+    """Return the canonical bytes of `obj`: msgpack [version, clock bytes, [sibling, ...]]."""
     return _pack_object(encode_clock(obj.clock), obj.siblings)
 
 
@@ -194,8 +188,11 @@ def _pack_object(clock: bytes, siblings: tuple[Sibling, ...]) -> bytes:
 
 
 def encode_with_summary(obj: Object) -> tuple[bytes, Summary]:
-    """(canonical bytes, summary) of `obj`: what a leader makes of each object, once. Raises TooLarge for a clock that
-    nobody could read again: contexts and merges bring in what others say that they have seen."""
+    """Return (canonical bytes, summary) of `obj`; the leader does this once per object.
+
+    Raises TooLarge for a clock above CLOCK_ENTRIES_MAX, which contexts and merges may produce and no decoder would
+    accept.
+    """
     if len(obj.clock) > CLOCK_ENTRIES_MAX:
         raise TooLarge(f"the object's vector clock would have {len(obj.clock)} entries, at most {CLOCK_ENTRIES_MAX}")
     clock = encode_clock(obj.clock)
@@ -209,9 +206,9 @@ def encode_with_summary(obj: Object) -> tuple[bytes, Summary]:
 
 
 def decode_object(data: bytes) -> Object:
-    """The object in `data`. Raises CodecError for anything that `encode_object` would not write.
+    """Return the object in `data`. Raises CodecError for anything that `encode_object` would not write.
 
-    Every length is bounded by that of `data`, so hostile bytes cannot ask for more memory.
+    Every length is bounded by that of `data`, so hostile bytes cannot request more memory.
     """
     try:
         raw = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
@@ -237,8 +234,8 @@ def decode_object(data: bytes) -> Object:
     return Object(clock, siblings)
 
 
-def says_deleted(data: bytes) -> bool:
-    """True when the object in `data`, bytes of our own store, is a tombstone; a tenth of the cost of decoding it."""
+def is_deleted_object(data: bytes) -> bool:
+    """True when the object in `data`, bytes of our own store, is a tombstone; costs a tenth of decoding it."""
     raw = msgpack.unpackb(data, use_list=False)
     return all(sibling[3] for sibling in raw[2])
 
@@ -267,9 +264,11 @@ def _sibling(item: object) -> Sibling:
 
 
 def peek_summary(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
-    """(encoded clock, clock, hash64, last modified in ms, tombstone) of an object of one sibling without metadata,
-    links and indexes, as most are, checked without building it; None of any other, of bytes that are none, and of the
-    same in another form than the canonical one."""
+    """Return (encoded clock, clock, hash64, last modified in ms, tombstone) of a common object without building it.
+
+    Common: one sibling without metadata, links and indexes. None for any other object, for malformed bytes, and for
+    bytes that are not canonical.
+    """
     try:
         _, encoded, (sibling,) = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
         actor, counter, modified_ms, tombstone, value, _, _, metadata, links, indexes = sibling
@@ -288,8 +287,10 @@ def peek_summary(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
 
 
 def summarize_encoded(data: bytes) -> Summary:
-    """The summary of an object of which only the bytes are at hand (a push). Raises CodecError as
-    `decode_object` does; the common object of one sibling is checked without building it."""
+    """Return the summary of an encoded object (a push). Raises CodecError as `decode_object` does.
+
+    The common object with one sibling is checked without building it.
+    """
     seen = peek_summary(data)
     if seen is not None:
         encoded, _, hash64, modified_ms, tombstone = seen
@@ -304,11 +305,12 @@ def summarize_encoded(data: bytes) -> Summary:
 def written(
     current: Object | None, context: Clock, content: Content, dot: Dot, now_ms: int, properties: Properties
 ) -> Object:
-    """The object after a client's write, as `repl.model.objects.write`, under the bucket's properties.
+    """Return the object after a client's write under the bucket's properties; without them see `write`.
 
-    `last_write_wins`: what is there is replaced, seen or not. Without `dvv_enabled` a context that has not seen
-    everything replaces nothing. Without `allow_mult` the newest sibling by last-modified stays, of two of one moment
-    the one that is no tombstone, then that of the greater dot (Riak's rule, but for its last step)."""
+    `last_write_wins`: the stored object is replaced, seen or not. Without `dvv_enabled`, a context that has not seen
+    everything replaces nothing. Without `allow_mult`, only the newest sibling by last-modified stays; of equal times
+    the one that is no tombstone, then the one with the greater dot (Riak's rule, except for the last step).
+    """
     if current is None:
         return write(None, context, content, dot, now_ms)
     if properties.last_write_wins:
@@ -322,8 +324,10 @@ def written(
 
 
 def resolved(merged: Object, dot: Dot, now_ms: int, properties: Properties) -> Object:
-    """What a merge of this cluster's object and another's comes to: itself, or its newest sibling, under a clock that
-    `dot` tells from the merge's."""
+    """Return the merge of this cluster's object and another's under the bucket's properties.
+
+    It is `merged` itself, or only its newest sibling, under a clock with `dot` that differs from the merge's.
+    """
     if properties.allow_mult and not properties.last_write_wins:
         return merged
     if len(merged.siblings) == 1:

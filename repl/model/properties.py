@@ -1,7 +1,7 @@
-"""What the properties of a bucket come to: what a leader goes by when it takes a write, and what becomes of tombstones.
+"""Effective bucket properties: the rules for writes and tombstones of one bucket. Pure.
 
-Which properties there are and how they are written is `config.bucket_properties`' affair, what is set
-`repl.controller.bucket_properties`'; what they make of concurrent writes is `objects`'. Pure.
+`config.bucket_properties` defines the properties and their forms, `repl.controller.bucket_properties` stores what
+operators set, and `objects` applies them to concurrent writes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from isthmus.repl.model.errors import BadInput
 
 
 class BadProperty(BadInput):
-    """There is no such property, or it cannot have this value; the message says what would be right."""
+    """Unknown property, or a value that it cannot have; the message names what would be right."""
 
     reason = "bad-property"
 
 
 class Properties(NamedTuple):
-    """What counts for the keys of one bucket. Limits of 0 are the node's own. `reap_after_ms` None: tombstones are
-    kept; 0: reaped as soon as it is safe. `repl_reap`: other clusters are told first, and tell us."""
+    """Effective properties of one bucket. A limit of 0 means the limit of the node.
+
+    `reap_after_ms`: None keeps tombstones, 0 reaps them as soon as it is safe. `repl_reap`: reaps are announced to
+    other clusters first, and theirs are accepted.
+    """
 
     allow_mult: bool = True
     last_write_wins: bool = False
@@ -40,13 +43,13 @@ DEFAULTS: Final = Properties()
 
 @dataclass(frozen=True)
 class TypeProperties:
-    """What counts for the buckets of one type: those with properties of their own, and all others."""
+    """Effective properties of the buckets of one bucket type: `buckets` with their own, all others with `default`."""
 
     default: Properties
     buckets: Mapping[bytes, Properties]
 
     def of(self, bucket: bytes) -> Properties:
-        """One look-up: this is asked for every write."""
+        """The properties of `bucket`; called for each write."""
         return self.buckets.get(bucket, self.default)
 
     @cached_property
@@ -56,4 +59,4 @@ class TypeProperties:
 
 
 PLAIN: Final = TypeProperties(DEFAULTS, {})
-"""Of a bucket type of which nothing is set."""
+"""A bucket type without any setting."""

@@ -1,7 +1,7 @@
-"""What a source queue offers to a sink: a change, by reference or whole.
+"""Kinds of references that a source queue offers to a sink.
 
-A reference names the key and the clock of the change, and carries one of: nothing (`to_fetch`: the
-object is read when it is served), the whole object, or a whole tombstone (always whole).
+A reference names the key and the clock of a change. It carries nothing (`to_fetch`: the object is read when it is
+served), the object, or a tombstone (never read later).
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ class ReferenceKind(IntEnum):
     OBJECT = 1
     TOMBSTONE = 2
     LEAVING = 3
-    """A tombstone that is about to be reaped where it comes from; empty: to be read."""
+    """A tombstone that is about to be reaped in its cluster of origin; empty: to be read."""

@@ -1,7 +1,7 @@
-"""What is asked of a cluster and what it answers: the nouns between the faces and the coordinator.
+"""Requests to a cluster and their results, exchanged with `repl.coordinator.coordinator`.
 
-The HTTP face, the sink and the folds build these; `repl.coordinator.coordinator` answers them. An answer for one item
-is a value or an error of the tree in `repl.model.errors`; one bad item never disturbs the others.
+The HTTP API, sinks and folds build requests. The answer for one item is a value or an error of `repl.model.errors`; a
+bad item does not affect the others.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.vclock import Clock
 
 REQUEST_ID_BYTES_MAX: Final = 64
-"""Longest request id: a UUID in any spelling and a sequence number fit. Each one takes a row of the store for as long
-as it is remembered."""
+"""Maximum length of a request id: a UUID in any spelling and a sequence number fit. Each id takes a row of the store
+while it is remembered."""
 
 
 class Isolation(StrEnum):
     """What a read may see."""
 
     COMMITTED = "committed"
-    """What no change of leader can take back: linearizable per partition (docs/protocol.md R-READ)."""
+    """Only entries that no change of leader can undo: linearizable per partition (docs/protocol.md R-READ)."""
     UNCOMMITTED = "uncommitted"
-    """The newest entry of the leader's log, which may yet be dropped, and then was never there."""
+    """The newest entry of the leader's log, which may still be dropped."""
 
 
 class WriteRequest(NamedTuple):
-    """A client's write (a delete when `content.tombstone`). `context` is the clock that the client read;
-    None or empty means without context; a delete without context deletes what is there now.
+    """A client's write (a delete when `content.tombstone`).
 
-    `request_id` (at most REQUEST_ID_BYTES_MAX bytes; empty: none) names it: of all writes of the key under one id, the
-    first takes effect and the others are answered as `repeated`, as long as the dedup window remembers it.
-    `payload_wanted` False spares the way back of the object. `condition` must hold when the leader takes the write up,
-    else ConditionFailed.
+    `context`: the clock that the client read; None or empty for none. A delete without context deletes the current
+    siblings. `request_id` (at most REQUEST_ID_BYTES_MAX bytes; empty: none): of all writes of the key under one id, the
+    first takes effect and the others are answered as `repeated`, while the dedup window remembers the id.
+    `payload_wanted` False omits the object from the result. `condition` must hold when the leader handles the write, or
+    ConditionFailed.
     """
 
     key: Key
@@ -48,11 +48,13 @@ class WriteRequest(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """A durable, applied write: the canonical bytes of the object as it stands and its encoded clock. `created`
-    is False when a delete found nothing to delete (nothing was written, `payload` is empty). `repeated`: its request
-    id was known, so nothing was written now, and this is what the key holds; of a key that was reaped since, `payload`
-    is empty, and `clock` is what its tombstone had seen (empty once that is forgotten). `payload` is empty, too, when
-    it was not wanted, and when it is too large to come from another node."""
+    """A durable, applied write: canonical bytes and encoded clock of the object now stored.
+
+    `created` is False for a delete of an absent key (nothing was written, `payload` is empty). `repeated`: the request
+    id was known, nothing was written, and the object is the current one; for a key reaped since, `payload` is empty and
+    `clock` is its tombstone's (empty once that is forgotten). `payload` is also empty when it was not wanted, or is too
+    large to come from another node.
+    """
 
     payload: bytes
     clock: bytes
@@ -62,8 +64,10 @@ class WriteResult(NamedTuple):
 
 
 class PushItem(NamedTuple):
-    """A change from another cluster: `payload` is canonical object bytes, kept as they are; `origin` the
-    16-byte uuid of the cluster that made it. `leaving`: it is a tombstone that is about to be reaped there."""
+    """A change of another cluster: `payload` is canonical object bytes, stored unchanged.
+
+    `origin`: 16-byte uuid of the cluster that made it. `leaving`: a tombstone that is about to be reaped there.
+    """
 
     key: Key
     origin: bytes
@@ -72,30 +76,30 @@ class PushItem(NamedTuple):
 
 
 class PushOutcome(StrEnum):
-    """What became of a push; words of the sink's counters."""
+    """The outcome of a push, also a label of the sink's counters."""
 
     APPLIED = "applied"
-    """The push dominated what was there (or nothing was): stored as it came."""
+    """The push dominated the stored object, or there was none: stored unchanged."""
     MERGED = "merged"
-    """Concurrent: both are kept as siblings, and the result counts as ours."""
+    """Concurrent with the stored object: both are kept as siblings, and the result is a change of this cluster."""
     SUPERSEDED = "superseded"
-    """What is there has seen the push already; nothing was written."""
+    """The stored object has seen the push; nothing was written."""
     REJECTED = "rejected"
     """Refused for good (malformed, too large); see the error."""
     FAILED = "failed"
-    """Not done or not known; it must be pushed again; see the error."""
+    """Not done, or not known; it must be pushed again; see the error."""
 
 
-class Met(NamedTuple):
-    """What a merged push met: the encoded clock that the key had, and how many siblings it has since."""
+class MergedWith(NamedTuple):
+    """The object that a merged push met: its encoded clock before, its number of siblings after."""
 
     clock: bytes
     siblings: int
 
 
 class PushResult(NamedTuple):
-    """The outcome of one push; `error` says why for REJECTED and FAILED, `met` what MERGED was concurrent with."""
+    """The outcome of one push; `error` for REJECTED and FAILED, `met` for MERGED."""
 
     outcome: PushOutcome
     error: IsthmusError | None = None
-    met: Met | None = None
+    met: MergedWith | None = None

@@ -1,8 +1,8 @@
-"""Times as people write them: one rule, for the command line and for options of Spark jobs, so that no two read the
-same text as different moments. Pure; who asks says what was wrong, in words of its own.
+"""Parse times as people write them, for the command line and options of Spark jobs. Pure.
 
-A time is written as ISO 8601 has it: 2026-02-03, 2026-02-03T04:05, "2026-02-03 04:05:06Z". It is UTC unless it names
-another zone (2026-02-03T04:05+02:00); the zone of the machine never counts. A whole number is milliseconds since 1970.
+ISO 8601: 2026-02-03, 2026-02-03T04:05, "2026-02-03 04:05:06Z". UTC unless the text names another zone
+(2026-02-03T04:05+02:00); the zone of the machine never counts. A whole number is milliseconds since 1970. One parser,
+so that no two commands read one text as different moments.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 DIGITS_MIN: Final = 11
-"""Of a number of milliseconds: it is after March 1973. One with fewer is a slip, such as a date without its dashes."""
+"""Minimum digits of a number of milliseconds, which is then after March 1973. A shorter number is probably a mistake,
+such as a date without dashes."""
 
 DIGITS_MAX: Final = 18
-"""What holds in 63 bits whatever the digits are."""
+"""Maximum digits that fit into 63 bits, whatever the digits are."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def written_ms(text: str) -> int:
-    """Milliseconds since 1970 of what `text` says, below 0 for a time before. Raises ValueError when it is no time."""
+def parse_timestamp_ms(text: str) -> int:
+    """Return milliseconds since 1970, negative for an earlier time. Raises ValueError for any other text."""
     if text.isdecimal():
         if not text.isascii() or not DIGITS_MIN <= len(text) <= DIGITS_MAX:
             raise ValueError(f"{text!r} has not {DIGITS_MIN} to {DIGITS_MAX} digits")

@@ -1,11 +1,10 @@
-"""Vector clocks with dots: what a replica has seen, and which write a value came from.
+"""Vector clocks with dots: which writes an object has seen, and which write made a value.
 
-A clock is a tuple of entries (actor, counter, timestamp in seconds), sorted by actor, at most one
-entry an actor. An actor is a partition of a cluster (16 bytes of cluster uuid, 4 bytes of
-partition id, big-endian); its counter packs the (epoch, offset) of a log entry into 64 bits (20 + 44),
-so a dot (actor, counter) is never issued twice and a clock does not grow with restarts
-(docs/protocol.md R-DOT, H41). The timestamp belongs to the counter beside it and decides nothing; it keeps
-clocks that came from Riak exact. Nothing here ever prunes (H42).
+A clock is a tuple of entries (actor, counter, timestamp in seconds), sorted by actor, at most one entry per actor. An
+actor is a partition of a cluster (16 bytes of cluster uuid, 4 bytes of partition id, big-endian). Its counter packs the
+(epoch, offset) of a log entry into 64 bits (20 + 44), so a dot (actor, counter) is never used twice, and clocks do not
+grow with restarts (docs/protocol.md R-DOT, H41). The timestamp belongs to its counter and decides nothing; it keeps
+Riak's clocks exact. Clocks are never pruned (H42).
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ MAX_OFFSET: Final = (1 << OFFSET_BITS) - 1
 MAX_EPOCH: Final = (1 << EPOCH_BITS) - 1
 
 ACTOR_BYTES_MAX: Final = 255
-"""Longest actor accepted: ours have 20 bytes, a Riak vnode id has 4 to 24; more is not a clock."""
+"""Maximum length of an actor: Isthmus's have 20 bytes, Riak's vnode ids 4 to 24."""
 
 CLOCK_ENTRIES_MAX: Final = 4096
-"""Most entries accepted in one clock. Ours have one per cluster and partition move, a handful;
-a longer one is refused before it is stored: as malformed where it comes so, as too large where it would be made."""
+"""Maximum entries in one clock. Usual clocks have one per cluster and partition move, a handful. A longer clock is
+refused before it is stored: as malformed on input, as too large where a write would create it."""
 
 
 _pack: Final = msgpack.Packer().pack
-"""One packer for all: it holds nothing between calls, and a call is one step of the interpreter. A new one for each
-object, as `packb` makes it, costs as much as the packing."""
+"""One shared packer: it keeps no state between calls, and a call is one step of the interpreter. `packb` would create a
+packer for each object, which costs as much as packing."""
 
 
 def actor_of(cluster_uuid: bytes, partition: int) -> bytes:
-    """The 20-byte actor of a partition: 16 bytes of cluster uuid, 4 of partition id."""
+    """Return the 20-byte actor of a partition: 16 bytes of cluster uuid, 4 of partition id."""
     assert len(cluster_uuid) == 16
     return cluster_uuid + partition.to_bytes(4, "big")
 
@@ -56,12 +55,12 @@ def pack_counter(epoch: int, offset: int) -> int:
 
 
 def offset_of(counter: int) -> int:
-    """The offset in a counter: where in its partition's log the write stands."""
+    """Return the log offset of the write in a counter."""
     return counter & MAX_OFFSET
 
 
 def counter_of(clock: Clock, actor: bytes) -> int:
-    """The greatest counter of `actor` that `clock` has seen; 0 when none (counters start above 0)."""
+    """Return the greatest counter of `actor` in `clock`; 0 for none (counters start above 0)."""
     for a, c, _ in clock:
         if a == actor:
             return c
@@ -82,11 +81,11 @@ _ONE_WRITER_HEAD: Final = b"\x91\x93\xc4\x14"
 
 
 def of_one_writer(older: bytes, newer: bytes) -> bool:
-    """True when both encoded clocks have one entry, of the same 20-byte actor, and `newer` the greater counter; False
-    for any other clocks. A fraction of the cost of decoding them.
+    """True when both encoded clocks have one entry, of the same 20-byte actor, and `newer` has the greater counter.
 
-    Such a clock is head, actor, 0xCF, the counter in 8 bytes (big-endian, at least 2^32: epochs begin at 1), 0xCE, the
-    time in 4 (at least 2^16)."""
+    False for any other clocks. Costs a fraction of decoding them. The encoding of such a clock: head, actor, 0xCF, the
+    counter in 8 bytes (big-endian, at least 2^32: epochs begin at 1), 0xCE, the time in 4 bytes (at least 2^16).
+    """
     return (
         len(older) == len(newer) == _ONE_WRITER_BYTES
         and older[:25] == newer[:25]
@@ -98,7 +97,7 @@ def of_one_writer(older: bytes, newer: bytes) -> bool:
 
 
 def descends(a: Clock, b: Clock) -> bool:
-    """True when `a` has seen all that `b` has seen (equal clocks descend each other)."""
+    """True when `a` has seen everything that `b` has seen (equal clocks descend each other)."""
     if a == b or not b:
         return True
     if len(b) > len(a):
@@ -108,9 +107,9 @@ def descends(a: Clock, b: Clock) -> bool:
 
 
 def merge(a: Clock, b: Clock) -> Clock:
-    """The least clock that descends both: the greater counter of each actor, with its timestamp.
+    """Return the least clock that descends both: the greater counter of each actor, with its timestamp.
 
-    Of two timestamps for one counter the later is kept, so that merge commutes.
+    Of two timestamps of one counter the later is kept, so that merge commutes.
     """
     if a == b or not b:
         return a
@@ -127,7 +126,7 @@ def merge(a: Clock, b: Clock) -> Clock:
 
 
 def increment(clock: Clock, actor: bytes, counter: int, time_s: int) -> Clock:
-    """`clock` that has also seen the new write (actor, counter), made at `time_s`."""
+    """Return `clock` with the new write (actor, counter), made at `time_s`."""
     if not clock or (len(clock) == 1 and clock[0][0] == actor):
         return ((actor, counter, time_s),)
     entries = [e for e in clock if e[0] != actor]
@@ -137,13 +136,13 @@ def increment(clock: Clock, actor: bytes, counter: int, time_s: int) -> Clock:
 
 
 def encode_clock(clock: Clock) -> bytes:
-    """Canonical bytes: equal clocks have equal bytes."""
+    """Return canonical bytes: equal clocks have equal bytes."""
     packed: bytes = _pack(clock)
     return packed
 
 
 def decode_clock(data: bytes) -> Clock:
-    """The clock in `data`. Raises CodecError for anything that `encode_clock` would not write."""
+    """Return the clock in `data`. Raises CodecError for anything that `encode_clock` would not write."""
     try:
         raw = msgpack.unpackb(
             data,
@@ -164,7 +163,7 @@ def decode_clock(data: bytes) -> Clock:
 
 
 def check_clock(raw: object) -> None:
-    """Assert the shape of a decoded clock. Raises CodecError that says what is wrong."""
+    """Check the shape of a decoded clock. Raises CodecError."""
     if type(raw) is not tuple:
         raise CodecError("not a vector clock: no list of entries")
     if len(raw) > CLOCK_ENTRIES_MAX:

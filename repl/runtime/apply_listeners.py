@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.model.entry import Entry
-from isthmus.repl.model.ports import AfterApply
+from isthmus.repl.model.ports import ApplyListener
 
 log = structlog.get_logger(__name__)
 
@@ -29,11 +29,11 @@ class ApplyListeners:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[AfterApply] = []
+        self._listeners: list[ApplyListener] = []
         self._led: set[int] = set()
         self._log_at_s = 0.0
 
-    def add(self, listener: AfterApply) -> None:
+    def add(self, listener: ApplyListener) -> None:
         """Notify `listener` from now on, after those added before."""
         self._listeners.append(listener)
 
@@ -58,7 +58,7 @@ class ApplyListeners:
             except Exception as bug:  # noqa: BLE001 - see the module's docstring
                 self._bug(listener, partition, bug)
 
-    def _bug(self, listener: AfterApply, partition: int, bug: Exception) -> None:
+    def _bug(self, listener: ApplyListener, partition: int, bug: Exception) -> None:
         now_s = time.monotonic()
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_EVERY_S

@@ -23,7 +23,7 @@ from isthmus.repl.http.client import OPEN
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, decode_object, encode_object, merge
-from isthmus.repl.model.requests import Met, PushItem, PushOutcome, PushResult
+from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, PushResult
 from isthmus.repl.model.vclock import encode_clock
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetters
@@ -76,7 +76,7 @@ class Cluster:
         self.objects[item.key] = merged
         if stored is None or merged == pushed:
             return PushResult(PushOutcome.APPLIED)
-        return PushResult(PushOutcome.MERGED, None, Met(encode_clock(stored.clock), len(merged.siblings)))
+        return PushResult(PushOutcome.MERGED, None, MergedWith(encode_clock(stored.clock), len(merged.siblings)))
 
     async def get_batch(
         self, keys: Sequence[Key], isolation: object, room_bytes: int, *, waits: bool = True

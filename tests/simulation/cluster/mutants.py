@@ -111,7 +111,7 @@ def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
 
     def replace_disk(self: Node) -> None:
         before = dict(self.disk.log_ids)
-        patch.setattr(Node, "take_new_gen", lambda node, each: node.disk.log_ids.setdefault(each, before[each]))
+        patch.setattr(Node, "take_new_log_id", lambda node, each: node.disk.log_ids.setdefault(each, before[each]))
         sound(self)
 
     patch.setattr(Node, "replace_disk", replace_disk)

@@ -24,7 +24,7 @@ from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
-from isthmus.repl.model.ports import AfterApply
+from isthmus.repl.model.ports import ApplyListener
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
@@ -139,7 +139,7 @@ class Queues(QueueService):
 class Listeners(ApplyListeners):
     """Raises what a listener raises: it is a violation here."""
 
-    def _bug(self, listener: AfterApply, partition: int, bug: Exception) -> None:
+    def _bug(self, listener: ApplyListener, partition: int, bug: Exception) -> None:
         raise bug
 
 

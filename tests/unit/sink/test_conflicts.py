@@ -13,7 +13,7 @@ import isthmus.sink.conflicts as room
 from isthmus.repl.coordinator.kv_rpc import decode_pushed, pushed_row
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object, write
-from isthmus.repl.model.requests import Met, PushOutcome, PushResult
+from isthmus.repl.model.requests import MergedWith, PushOutcome, PushResult
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from isthmus.sink.conflicts import Conflicts, SiblingConflict
 from tests.support.queue_source import OURS, SINK
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_begun_anew_and_a_disk_that_refuses_is_told(tmp_path: 
 
 def test_what_a_merged_push_met_goes_between_nodes() -> None:
     """A leader elsewhere tells the clock and the siblings; the answer of a version before has neither."""
-    met = PushResult(PushOutcome.MERGED, None, Met(b"clock", 3))
+    met = PushResult(PushOutcome.MERGED, None, MergedWith(b"clock", 3))
     assert decode_pushed(pushed_row(met)) == met
     assert pushed_row(PushResult(PushOutcome.APPLIED)) == (PushOutcome.APPLIED.value,)
     assert decode_pushed((PushOutcome.MERGED.value,)) == PushResult(PushOutcome.MERGED)

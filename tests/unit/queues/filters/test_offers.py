@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.queues.filters import offers_more, parse_filter
-from isthmus.repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
+from isthmus.repl.model.entry import decode_key_row, encode_key_row, row_is_tombstone
 from isthmus.repl.model.errors import BadConfig
-from isthmus.repl.model.objects import Content, Summary, decode_object, encode_with_summary, says_deleted, write
+from isthmus.repl.model.objects import Content, Summary, decode_object, encode_with_summary, is_deleted_object, write
 
 
 def test_only_known_filters_are_taken() -> None:
@@ -55,14 +55,14 @@ def test_the_tombstone_flag_of_a_row_is_found_without_decoding(
 ) -> None:
     """The peek and the decoder agree for every offset."""
     row = encode_key_row(Summary(clock, 1 << 63, 1_700_000_000_000, size, 1, tombstone), offset)
-    assert row_says_tombstone(row, offset) is decode_key_row(row).tombstone is tombstone
+    assert row_is_tombstone(row, offset) is decode_key_row(row).tombstone is tombstone
 
 
 def test_a_deleted_object_is_told_from_its_bytes() -> None:
     """The short look at an object's bytes and its decoder agree."""
     for content in (Content(b""), Content(b"x" * 1000), Content(b"", tombstone=True)):
         data, _ = encode_with_summary(write(None, (), content, (b"a" * 20, 5), 1))
-        assert says_deleted(data) is decode_object(data).deleted is content.tombstone
+        assert is_deleted_object(data) is decode_object(data).deleted is content.tombstone
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, Object, decode_object, encode_object, write
 from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
-from isthmus.repl.model.requests import Met, PushItem, PushOutcome, WriteRequest
+from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from tests.support.coordinator_cluster import OTHER, Cluster, cluster, keys_of
 
@@ -77,7 +77,7 @@ def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours(
         before = decode_object(await made.coordinators["n1"].get(KEY) or b"")
         (old,) = await made.coordinators["n1"].push([foreign(b"theirs", 1, 5)])
         assert old.outcome is PushOutcome.MERGED
-        assert old.met == Met(encode_clock(before.clock), 1), "one is kept"
+        assert old.met == MergedWith(encode_clock(before.clock), 1), "one is kept"
         here = decode_object(await made.coordinators["n1"].get(KEY) or b"")
         assert values(here) == {b"ours"}, "theirs is older"
         (new,) = await made.coordinators["n1"].push([foreign(b"newer", 2, 1 << 42)])
