@@ -1,9 +1,9 @@
-"""Properties of bucket types and buckets: one closed table, and what values each may have.
+"""Properties of bucket types and buckets: one closed table, with the values of each.
 
-They are Riak's, by Riak's names, and a few of ours. Some have an effect (`repl.model.properties`), some are kept and
-shown, since programs set and read them, and mean nothing here, and some may only have the value that is true here. A
-bucket's own setting comes before its bucket type's, that before the default. Where they are kept is
-`repl.controller.bucket_properties`' affair; the tables of docs/properties.md are generated from these. Pure.
+They have Riak's names and meanings, with a few additions. Some have an effect (`repl.model.properties`), some are only
+stored and shown, since programs set and read them, and some have one fixed value. A bucket's own setting precedes its
+bucket type's, that the default. `repl.controller.bucket_properties` stores them; the tables of docs/properties.md are
+generated from these. Pure.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from isthmus.config.text import shown
 from isthmus.config.units import parse_duration, parse_size
 
 Value = bool | int | str
-"""What a setting may be."""
+"""A value of a property."""
 
 NUMBER_MAX: Final = 1_000_000_000_000
-"""Where numbers end: a terabyte, or 31 years in milliseconds. Beyond it somebody has mistaken what it means."""
+"""Largest number: a terabyte, or 31 years in milliseconds. A larger one is a mistake about its unit."""
 
 DELAY_MAX_MS: Final = 366 * 86_400_000
-"""Longest `delete_mode` delay, a year: what is to be kept longer is kept."""
+"""Longest `delete_mode` delay, a year; `keep` has no limit."""
 
 LIKENESS_MIN: Final = 0.6
-"""How alike an unknown name must be to a known one (difflib's ratio) for that to be named; difflib's own default."""
+"""Similarity (difflib's ratio) from which an unknown name counts as a misspelling of a known one; difflib's default."""
 
 KEEP: Final = "keep"
 IMMEDIATE: Final = "immediate"
@@ -36,8 +36,8 @@ QUORUM_WORDS: Final = ("one", "quorum", "all", "default")
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One property that may be set. `parse` gives the value in what somebody typed or sent, or raises ValueError;
-    `right` says what is allowed. `acts`: it has an effect here; one that has none is only kept and shown."""
+    """One property that may be set. `parse` returns the value of a text or JSON value, or raises ValueError; `right`
+    describes the allowed values. `acts`: it has an effect; otherwise it is only stored and shown."""
 
     name: str
     default: Value
@@ -102,8 +102,8 @@ _TABLE: Final = (
              "of them if it had read everything, else none"),
     Property("delete_mode", KEEP, 'keep, immediate, or a delay in milliseconds or as "3s", up to 366d', _delete_mode,
              "when a tombstone may be reaped"),
-    Property("repl_reap", False, _FLAG, _flag, "other clusters are told before a tombstone is reaped, and reap theirs, "
-             "where they have it on, too"),
+    Property("repl_reap", False, _FLAG, _flag, "other clusters are notified before a tombstone is reaped, and reap "
+             "theirs where they have it on"),
     Property("max_object_size", 0, _SIZE, _size, "largest value, within `limits.object_size`; above it 413"),
     Property("warn_object_size", 0, _SIZE, _size, "larger values are logged and counted"),
     Property("max_siblings", 0, _COUNT, _whole, "most siblings, within `limits.siblings`; above it 422"),
@@ -119,7 +119,7 @@ _TABLE: Final = (
 )  # fmt: skip
 
 PROPERTIES: Final[Mapping[str, Property]] = {each.name: each for each in _TABLE}
-"""What may be set, by name."""
+"""Properties that may be set, by name."""
 
 _STORE: Final = "there is one store, LevelDB"
 _HOOKS: Final = "hooks are not run here: check values before writing, feed other programs from a queue"
@@ -154,17 +154,17 @@ ABSENT: Final[Mapping[str, tuple[Any, str]]] = {
     "repl": ("both", "what is replicated is decided by the filters of the queues (docs/config.md), not by properties"),
     "ttl": (0, "objects do not expire by themselves here"),
 }
-"""Not shown; the value that says the same as leaving it out is taken, any other is refused."""
+"""Not shown; the value that equals leaving it out is accepted, any other is refused."""
 
 DESCRIPTIVE: Final = frozenset({"name", "active", "claimant", "young", "bucket_type"})
-"""What a listing tells and nobody can set; a program that writes back what it read sends it."""
+"""Read-only fields of a listing; accepted and ignored, since programs write back what they read."""
 
 
 def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
-    """The value to keep for what somebody wants of one property; None when there is nothing to keep: it is fixed, and
-    `raw` is what it is. `factor` is the replication factor of the bucket type, None when its partitions differ.
-    Raises ValueError in one
-    sentence."""
+    """The value to store for one property; None when `raw` is its fixed value and nothing is stored.
+
+    `factor` is the replication factor of the bucket type, None when its partitions differ. Raises ValueError.
+    """
     found = PROPERTIES.get(name)
     if found is not None:
         try:
@@ -193,8 +193,7 @@ def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
 
 
 def known_property(name: str) -> Property:
-    """The property of that name that may be set. Raises ValueError in one
-    sentence."""
+    """The property of that name that may be set. Raises ValueError."""
     if name not in PROPERTIES:
         raise ValueError(_unknown(name))
     return PROPERTIES[name]
@@ -215,7 +214,7 @@ def _shown(raw: Any) -> str:
 
 
 def value_of(name: str, chosen: Mapping[str, Value]) -> Value:
-    """What counts of a property, of what is chosen or by default."""
+    """The value of a property that is in force: the chosen one, else the default."""
     return chosen.get(name, PROPERTIES[name].default)
 
 

@@ -1,9 +1,8 @@
-"""The dynamic options: one closed table of what an operator may change while a cluster runs.
+"""Dynamic options: one closed table of what an operator may change while a cluster runs.
 
-Each has a name, a default, a range, a unit and a scope. What is set lies in the metastore
-(`repl.controller.dynamic_options`) and is in force on all nodes at once; a bucket type's setting comes before the
-cluster's, that before the node's file, that before the default. Pure; the table of `docs/options.md` is generated from
-this one.
+Settings lie in the metastore (`repl.controller.dynamic_options`) and are in force on all nodes at once; a bucket type's
+setting precedes the cluster's, that the node's file, that the default. Pure; the table of docs/options.md is generated
+from this one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MILLISECONDS: Final = "ms"
 BYTES_A_SECOND: Final = "bytes/s"
 
 NUMBER_MAX: Final = 1_000_000_000
-"""Where even a clamped number ends: beyond it somebody has mistaken what it means."""
+"""Largest number, also of a clamped option: a larger one is a mistake about its unit."""
 
 HOUR_MS: Final = 3_600_000
 
@@ -43,9 +42,12 @@ Value = int | str
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One dynamic option. `default` None: it follows from something else, as `meaning` says. `choices` are the values
-    of one that is no number. `per_type`: a bucket type may have its own. `clamped`: a number out of range is taken
-    for the nearest that is in it. `setting` is the field of [replication] that a node's file may set it by, "" none."""
+    """One dynamic option.
+
+    `default` None: the default is derived, as `meaning` says. `choices`: the values of an option that is no number.
+    `per_type`: a bucket type may have its own. `clamped`: a number out of range is replaced by the nearest in range.
+    `setting`: the field of [replication] in a node's file for it, "" for none.
+    """
 
     name: str
     default: Value | None
@@ -60,7 +62,7 @@ class Option:
 
     @property
     def scope(self) -> str:
-        """What it may be set for."""
+        """The scopes it may be set for, for people."""
         return "cluster, bucket type" if self.per_type else "cluster"
 
     @property
@@ -76,8 +78,8 @@ class Option:
         return "RF - 1" if self.default is None else str(self.default)
 
     def parse(self, raw: Any) -> Value:
-        """The value in `raw`, a number or a text as somebody typed it; durations and sizes may have their unit
-        ("3s", "50MB"). Raises ValueError in one sentence."""
+        """The value of `raw`, a number or a text; durations and sizes may have their unit ("3s", "50MB"). Raises
+        ValueError."""
         if self.choices:
             if raw not in self.choices:
                 raise ValueError(f"{self.name} is one of {self.allowed}, not {shown(raw)}")
@@ -110,7 +112,8 @@ _TABLE: Final = (
         None,
         "replicas",
         "How many replicas must hold a write before it is acknowledged. Unset: one less than the replication factor, "
-        "at least 1. Raising it counts at once; lowering it makes nobody unelectable that may alone hold something.",
+        "at least 1. A higher value takes effect at once; a lower one keeps replicas electable that may alone hold "
+        "an entry.",
         per_type=True,
         clamped=True,
     ),
@@ -118,7 +121,7 @@ _TABLE: Final = (
         MAX_TIME_LAG,
         3_000,
         MILLISECONDS,
-        "How long a member in sync may owe the acknowledgement of an entry before it leaves the ISR.",
+        "How long the acknowledgement of an entry by a member in sync may take before it leaves the ISR.",
         least=100,
         most=HOUR_MS,
         per_type=True,
@@ -159,7 +162,7 @@ _TABLE: Final = (
         CATCH_UP_RATE,
         100 * MB,
         BYTES_A_SECOND,
-        "What each node sends to followers out of sync, all together.",
+        "Bytes a second that each node sends to followers out of sync, in all.",
         least=64 * KB,
         most=10 * GB,
         setting="catch_up_rate_limit_bytes",
@@ -168,7 +171,7 @@ _TABLE: Final = (
         READ_ISOLATION,
         "committed",
         "",
-        "What a read without `isolation` gets. A batch gets `uncommitted` only if all its bucket types do.",
+        "Isolation of a read without `isolation`. A batch gets `uncommitted` only if all its bucket types do.",
         choices=("committed", "uncommitted"),
         per_type=True,
         setting="read_isolation",
@@ -177,7 +180,7 @@ _TABLE: Final = (
         ELECTION_ASK,
         500,
         MILLISECONDS,
-        "How long an election waits for the eligible to say how far their logs go. Safety does not rest on it.",
+        "How long an election waits for the log positions of eligible replicas. Safety does not depend on it.",
         least=1,
         most=60_000,
     ),
@@ -193,7 +196,7 @@ _TABLE: Final = (
         ELECTION_RESPONSE_MAX,
         10_000,
         MILLISECONDS,
-        "The longest such time; it grows by half with each candidate that stayed silent.",
+        "The longest such time; it grows by half with each candidate that did not answer.",
         least=100,
         most=HOUR_MS,
     ),
@@ -201,7 +204,7 @@ _TABLE: Final = (
         ELECTION_BACK_OFF_MIN,
         1_000,
         MILLISECONDS,
-        "Pause after all who are eligible were nominated in vain.",
+        "Pause after all eligible replicas were nominated without success.",
         least=100,
         most=HOUR_MS,
     ),

@@ -1,4 +1,4 @@
-"""Values of [[fullsync]] that operators give while the cluster runs, by the rules of a file."""
+"""Values of [[fullsync]] that operators set while the cluster runs, by the rules of a config file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from isthmus.config.schema import keys_of
 from isthmus.config.settings import FullSyncSettings
 
 FIXED: Final = frozenset({"name", "token_file"})
-"""A name is how operators find it; a token is a file of each node's own."""
+"""Keys that cannot be set: the name identifies the entry, and a token file belongs to each node."""
 
 WHERE_TO: Final = frozenset({"urls", "cluster"})
-"""Where the other cluster is. Of a peer that a file has, it stays as the file has it: its token goes there."""
+"""Keys of the other cluster's address. For a peer in a file they stay as in the file, since its token is sent there."""
 
 CHANGEABLE: Final = frozenset(keys_of(FullSyncSettings)) - FIXED
-"""Keys whose values operators may give."""
+"""Keys that operators may set."""
 
 
 def changed_settings(base: FullSyncSettings, values: Mapping[str, Any]) -> FullSyncSettings:
-    """`base` with these values, written as in a file. ValueError says which key is wrong and what would be right."""
+    """`base` with these values, in the notation of a file. ValueError names the key and what would be right."""
     keys = keys_of(FullSyncSettings)
     found: dict[str, Any] = {}
     for name, value in values.items():

@@ -1,8 +1,8 @@
-"""A node's TOML file to `Settings`: all faults at once, each with key path, line, and what would be right.
+"""Reads a node's TOML file into `Settings`, and reports all faults at once, each with key path, line, and what would be
+right.
 
-This is the only place that reads a config file. Which keys there are comes from the dataclasses
-(`config.schema`), what values they may have from `config.validation`, where each stands from `config.toml_lines`.
-Nothing here knows what a setting is for: `node.daemon` builds the node from the values.
+The only place that reads a config file. The keys come from the dataclasses (`config.schema`), the rules for values from
+`config.validation`, the lines from `config.toml_lines`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from isthmus.config.units import parse_duration, parse_size
 from isthmus.config.validation import check_filter
 
 FILE_BYTES_MAX: Final = 1_000_000
-"""A config file has some hundred lines; what is larger is another file, named by mistake."""
+"""A config file has some hundred lines; a larger file was named by mistake."""
 
 DEFAULT: Final = "default"
 """Origin of a value that the file does not set."""
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong: key path ("sink.peers[1].url", "" for the file itself), line (0: none), sentence."""
+    """One fault: key path ("sink.peers[1].url", "" for the file itself), line (0: none), sentence."""
 
     path: str
     line: int
@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 class ConfigError(Exception):
-    """A config file cannot be used. `faults` holds all that is wrong with it, in the order of its lines."""
+    """A config file cannot be used. `faults` has all of its faults, in the order of lines."""
 
     def __init__(self, file: str, faults: list[Fault]) -> None:
         assert faults
@@ -57,7 +57,7 @@ class ConfigError(Exception):
         super().__init__("\n".join(self.sentences()))
 
     def sentences(self) -> list[str]:
-        """One line per fault: FILE:LINE: KEY PATH: MESSAGE."""
+        """One line for each fault: FILE:LINE: KEY PATH: MESSAGE."""
         return [
             f"{self.file}:{fault.line}: " * (fault.line > 0)
             + f"{self.file}: " * (fault.line == 0)
@@ -81,14 +81,14 @@ def load_file(path: Path) -> Settings:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
     except IsADirectoryError:
-        raise _of_file(path, "is a directory; name the config file in it") from None
+        raise _file_fault(path, "is a directory; name the config file in it") from None
     except FileNotFoundError:
-        raise _of_file(path, "does not exist") from None
+        raise _file_fault(path, "does not exist") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _of_file(path, f"cannot be read: {reason}") from error
+        raise _file_fault(path, f"cannot be read: {reason}") from error
     if len(raw) > FILE_BYTES_MAX:
-        raise _of_file(path, f"is larger than {FILE_BYTES_MAX} bytes; that is no config file")
+        raise _file_fault(path, f"is larger than {FILE_BYTES_MAX} bytes; that is no config file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -99,7 +99,7 @@ def load_file(path: Path) -> Settings:
 
 
 def load_text(text: str, path: Path) -> Settings:
-    """The settings of a text. `path` names it in origins and faults; its folder is where relative paths begin."""
+    """The settings of a text. `path` names it in origins and faults; relative paths begin at its folder."""
     text = text.replace("\r\n", "\n")
     try:
         values = tomllib.loads(text)
@@ -107,9 +107,9 @@ def load_text(text: str, path: Path) -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), [_syntax_fault(text, str(error))]) from None
     except RecursionError:
-        raise _of_file(path, "is nested too deeply to be a config file") from None
+        raise _file_fault(path, "is nested too deeply to be a config file") from None
     except ValueError:  # the only other one: Python refuses whole numbers of more than 4,300 digits
-        raise _of_file(path, "holds a number of thousands of digits") from None
+        raise _file_fault(path, "holds a number of thousands of digits") from None
     reader = _SettingsReader(path, lines)
     settings: Settings = reader.table(Settings, values, (), "")
     settings = dataclasses.replace(settings, origins=reader.origins)
@@ -144,10 +144,10 @@ def _collect(section: Any, dotted: str, origins: dict[str, str], rows: list[Effe
 
 
 class _SettingsReader:
-    """Walks the parsed TOML beside the dataclasses; gathers faults and origins, and goes on after each fault.
+    """Walks the parsed TOML along the dataclasses; collects origins and faults, and goes on after each fault.
 
-    In the place of a wrong or missing value stands its default, or an empty text where there is none, so
-    that the rest can be checked; `load_text` gives no settings out once there is a fault.
+    A wrong or missing value is replaced by its default, or by an empty text where it has none, so that the rest can be
+    checked; with a fault `load_text` returns no settings.
     """
 
     def __init__(self, path: Path, lines: dict[KeyPath, int]) -> None:
@@ -179,7 +179,7 @@ class _SettingsReader:
         return section(**fields)
 
     def relation(self, broken: validation.RelationViolation) -> None:
-        """Report a broken relation unless one of its values is wrong by itself, at the first key that was set."""
+        """Report a broken relation at the first of its keys that is set, unless one of its values has a fault."""
         if any(
             path == fault.path or path.startswith(f"{fault.path}.") for path in broken.paths for fault in self.faults
         ):
@@ -235,7 +235,7 @@ class _SettingsReader:
         self.faults.append(Fault(path, self._line(where), message))
 
     def _line(self, where: KeyPath) -> int:
-        """Of the key, or of the nearest table around it that is mentioned; 1 for what is missing at the top."""
+        """Line of the key, or of the nearest table around it; 1 for a missing top-level key."""
         while where and where not in self._lines:
             where = where[:-1]
         return self._lines.get(where, 1)
@@ -245,7 +245,7 @@ class _SettingsReader:
 
 
 def converted(key: SettingKey, value: Any, file: Path) -> Any:
-    """The value of a setting; ValueError says in a sentence what is wrong and what would be right."""
+    """The value of a setting. ValueError with a sentence: what is wrong and what would be right."""
     section = (key.section, key.field)
     match key.kind:
         case SettingKind.NUMBER:
@@ -320,7 +320,7 @@ def _placeholder_section(section: type) -> Any:
 
 
 def _unknown(section: type, name: str, value: Any) -> str:
-    """What to say of a key that does not exist, the best guess first."""
+    """Message for an unknown key, with the best guess."""
     keys = keys_of(section)
     noun = "section" if section is Settings and isinstance(value, dict | list) else "key"
     for key in keys.values():
@@ -341,25 +341,25 @@ def _unknown(section: type, name: str, value: Any) -> str:
 _AT_POSITION = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)")
 
 
-_SAID_BETTER: Final = {
+_CLEARER: Final = {
     "Cannot overwrite a value": "a key is set twice",
     "Invalid value": "Invalid value (texts stand in quotes)",
 }
-"""tomllib's words where others say what to do."""
+"""Messages of tomllib, and clearer ones for them."""
 
 
 def _syntax_fault(text: str, message: str) -> Fault:
-    """tomllib's "... (at line 3, column 7)" as a fault on line 3."""
+    """The fault for a message of tomllib, "... (at line 3, column 7)"."""
     found = _AT_POSITION.fullmatch(message)
     if found is None:
         return Fault("", 0, f"not TOML: {message}")
     if found["line"] is None:
         return Fault("", text.count("\n") + 1, f"not TOML: {found['what']}, at the end of the file")
-    what = _SAID_BETTER.get(found["what"], found["what"])
+    what = _CLEARER.get(found["what"], found["what"])
     return Fault("", int(found["line"]), f"not TOML: {what}, at column {found['column']}")
 
 
-def _of_file(path: Path, message: str) -> ConfigError:
+def _file_fault(path: Path, message: str) -> ConfigError:
     return ConfigError(str(path), [Fault("", 0, message)])
 
 

@@ -1,9 +1,8 @@
-"""Which keys a config file may have: derived from the dataclasses of `config.settings`, never listed twice.
+"""Keys of a config file, derived from the dataclasses of `config.settings`.
 
-The name of a setting in a file is its field's name without the unit, since in files the unit stands in
-the value: `poll_ms` is `poll = "5s"`, `queue_limit_count` is `queue_limit = 300000`, and bytes are a
-size: `log_file_bytes` is `log_file_size = "64MB"` (`log_size_bytes` and `header_limit_bytes` say so already:
-`log_size`, `header_limit`). `config.loader` reads by these keys; `docs/config.md` is generated from them.
+A key is its field's name without the unit, since in files the unit stands in the value: `poll_ms` is `poll = "5s"`,
+`queue_limit_count` is `queue_limit = 300000`. Bytes are a size: `log_file_bytes` is `log_file_size = "64MB"`, unless
+the name already ends in size or limit (`log_size_bytes` is `log_size`). docs/config.md is generated from these keys.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from isthmus.config.units import format_duration, format_size
 
 
 class SettingKind(Enum):
-    """How a value is written in a file."""
+    """Form of a value in a file."""
 
     TABLE = "a table"
     TABLES = "an array of tables"
@@ -45,7 +44,7 @@ class SettingKind(Enum):
 
 
 class SettingKey(NamedTuple):
-    """One key of one section. `section` is the dataclass that holds it, `inner` that of a table's own keys."""
+    """One key of a section. `section` is the dataclass that has it, `inner` the dataclass of a table's keys."""
 
     section: type
     field: str
@@ -57,10 +56,10 @@ class SettingKey(NamedTuple):
 
 
 RELOADED: Final = frozenset({(LogSettings, "level")})
-"""Settings that a running node takes from its file again at SIGHUP."""
+"""Settings that a running node reads again at SIGHUP."""
 
 NO_DEFAULT: Final = None
-"""Stands in `Key.default` when the key is required."""
+"""`SettingKey.default` of a required key."""
 
 
 @cache
@@ -104,7 +103,7 @@ def as_text(key: SettingKey, value: Any) -> str:
 
 
 def range_text(key: SettingKey) -> str:
-    """What values a key takes, for messages and docs: "100ms to 1h", a list of choices, or a form."""
+    """The values of a key, for messages and docs: "100ms to 1h", a list of choices, or a form."""
     where = (key.section, key.field)
     if where in validation.RANGES:
         least, most = validation.RANGES[where]

@@ -1,23 +1,8 @@
 """Typed settings of one node: frozen values, every default with its reason.
 
-Parsed once, at the edge, by `config.loader`; nothing here reads a file. Units stand in the names;
-texts such as "200KB" and "1s" exist in files only (`config.units`). The docstring of
-each field is its text in `docs/config.md`, which is generated.
-
-Settings of the locks: certificates and tokens, which all lie in files of their own.
-
-Paths only: no secret ever stands in a config file, so that showing one shows none. What is only doubtful is
-`config.warnings`'; files are read in `repl.security.tls` and
-`repl.security.tokens`. docs/security.md says how to turn it on.
-
-[sink] and [[sink.peers]]: what a node fetches from other clusters. Typed values and their defaults, nothing else.
-
-`config.settings` holds them with all other sections, and gives their names on; docs/sinks.md tells what they do.
-
-Settings of full-sync: the clusters that this node compares its own with.
-
-Frozen values with the reason of every default, like those of `config.settings`, which has them as [[fullsync]].
-"""
+Parsed once by `config.loader`; nothing here reads a file. Units stand in the names; texts such as "200KB" and "1s"
+exist in files only (`config.units`). The docstring of each field is its text in docs/config.md, which is generated. No
+secret is a setting: certificates, keys and tokens lie in files, and settings are their paths."""
 
 from __future__ import annotations
 
@@ -29,7 +14,8 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """[tls]: who this node is to others, and whom it believes. Without a certificate nothing is encrypted."""
+    """[tls]: this node's certificates and the authorities that it trusts. Without a certificate nothing is
+    encrypted."""
 
     certificate: Path | None = None
     """This node's certificate, followed by those between it and its authority. Names the node:
@@ -68,7 +54,7 @@ class TlsSettings:
     certificate and trusts `authority`."""
 
     expiry_warning_ms: int = 1_209_600_000
-    """How long before a certificate expires logs and `isthmus cluster status` say so. Two weeks leave time to act."""
+    """How long before a certificate expires logs and `isthmus cluster status` warn. Two weeks leave time to act."""
 
     def mode(self, listener: str) -> str:
         """What `listener` ("http", "admin", "cluster") does about TLS; "off" where there is no certificate."""
@@ -79,10 +65,11 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """[tokens]: files of bearer tokens, a role each. Without any, whoever reaches a listener may do everything."""
+    """[tokens]: files of bearer tokens, one for each role. Without any, every client that reaches a listener may do
+    everything."""
 
     read: Path | None = None
-    """May look at everything and change nothing."""
+    """May read everything and change nothing."""
 
     write: Path | None = None
     """May also write objects."""
@@ -117,7 +104,7 @@ NO_TOKENS: Final = TokenSettings()
 UNENCRYPTED: Final = ": without one nothing is encrypted, and nobody is asked for theirs"
 
 
-def broken_locks(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+def broken_tls_relations(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     """Relations within [tls] that do not hold, as `config.validation.RelationViolation`. `named_metastore`: it is no
     embedded one."""
     if tls.certificate is None:
@@ -252,7 +239,7 @@ class FullSyncSettings:
     """Base URLs of the HTTP listeners of some of its nodes, separated by commas: when one fails, the next is asked."""
 
     queue: str
-    """The queue of this cluster that repairs go into, at full-sync's priority; its filter says what is compared."""
+    """The queue of this cluster that repairs go into, at full-sync's priority; its filter selects what is compared."""
 
     cluster: str = ""
     """The cluster that must answer there and that its certificates must name. Empty: as for [[sink.peers]]."""
@@ -297,7 +284,7 @@ class FullSyncSettings:
     """How long the other cluster may take for one answer."""
 
     run_timeout_ms: int = 4 * HOUR
-    """How long a check may take in all; then it ends as timed-out, and says how far it came."""
+    """How long a check may take in all; then it ends as timed-out, with its progress."""
 
     repair_rate_limit_count: int = 5_000
     """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
@@ -361,7 +348,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """[listen]: loopback unless told otherwise, so that a new node is not open to the world."""
+    """[listen]: loopback by default, so that a new node is not open to the world."""
 
     http: Address = Address("127.0.0.1", 8098)
     """Clients, and the sinks of other clusters. 8098 is the port that Riak's HTTP clients expect."""
@@ -435,8 +422,8 @@ class ReplicationSettings:
     """Place without regard to racks; without it, racks on some nodes only are refused."""
 
     max_time_lag_ms: int = 3_000
-    """How long a member in sync may owe an acknowledgement before it leaves the ISR. Below the session's time-out, so
-    that a node that hangs is out before it is declared dead."""
+    """How long a member in sync may take to acknowledge an entry before it leaves the ISR. Below the session's
+    time-out, so that a node that hangs leaves before it is declared dead."""
 
     max_record_lag_count: int = 10_000
     """How many records a member may be behind before it leaves the ISR; never below `min_isr`."""
@@ -463,19 +450,19 @@ class ReplicationSettings:
     take a move back without copying everything again; the length is a guess."""
 
     tree_rebuild_ms: int = 604_800_000
-    """How often each full-sync tree is built anew from the key store beside the one that serves, and compared with it;
-    moments of partitions are spread. 0: only on demand. A week: a check of the disk that nobody notices."""
+    """How often each full-sync tree is rebuilt from the key store beside the one that serves, and compared with it;
+    rebuilds of partitions are spread. 0: only on demand. A week: a check of the disk at negligible cost."""
 
     balance: bool = True
     """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
 
     balance_delay_ms: int = 3_000
-    """How long leaderships must have been uneven, with nobody coming, going or being elected, before they are moved. A
-    node that has just come back is about to be followed by its sinks and clients; the length is a guess."""
+    """How long leaderships must have been uneven, without nodes joining or leaving or elections, before they are moved.
+    Sinks and clients of a node that has just come back are about to reconnect; the length is a guess."""
 
     balance_moves: int = 4
-    """Leaderships that are handed over at the same time; then the plan is made anew. Each is a moment in which its
-    partition's writes wait."""
+    """Leaderships that are handed over at the same time; then a new plan is made. During a hand-over the partition's
+    writes wait."""
 
     balance_cool_down_ms: int = 10_000
     """How long a partition that got a new leader stays where it is, and a hand-over that failed is not tried again. It
@@ -523,7 +510,7 @@ class TransportSettings:
     """How often the side that dialled checks that a silent connection still answers; below `dead_after`."""
 
     dead_after_ms: int = 4_000
-    """A connection silent for this long is closed and dialled anew."""
+    """A connection silent for this long is closed and dialled again."""
 
     dial_delay_max_ms: int = 2_000
     """Longest pause between two tries to connect. The first pause is a twentieth of it."""
@@ -591,8 +578,8 @@ class QueueSettings:
     """Whole objects held in memory per queue; beyond it they are read from the store."""
 
     queue_limit_count: int = 300_000
-    """References held in memory per queue and priority; beyond it `overflow` says what becomes of changes, and who
-    offers more at a lower priority waits."""
+    """References held in memory per queue and priority; beyond it `overflow` applies to changes, and producers of a
+    lower priority wait."""
 
     overflow: str = "replay"
     """At the limit: the rest waits in the store and nothing is lost; or it is given up, counted, and kept as a gap
@@ -635,7 +622,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything one node is told."""
+    """All settings of one node."""
 
     node: NodeSettings
     listen: ListenSettings = ListenSettings()

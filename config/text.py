@@ -1,9 +1,4 @@
-"""How values appear in one-line messages: quoted, escaped, never longer than a line can bear.
-
-Used by all of `config`; imports nothing of it.
-
-For an unknown name: suggests the one that was probably meant, or lists those that there are.
-"""
+"""Values, quantities and unknown names in one-line messages: quoted, escaped, and of limited length."""
 
 from __future__ import annotations
 
@@ -12,11 +7,11 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 SHOWN_MAX: Final = 80
-"""Characters of a value in a message; what is longer is cut and ends in dots."""
+"""Characters of a value in a message; a longer one is cut and ends in dots."""
 
 
 def shown(value: Any) -> str:
-    """A value of a TOML file as a person would recognise it in a message."""
+    """A value of a TOML file, for a message."""
     if isinstance(value, str):
         cut = value if len(value) <= SHOWN_MAX else value[:SHOWN_MAX] + "..."
         return '"' + "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut) + '"'
@@ -32,7 +27,7 @@ def shown(value: Any) -> str:
 
 
 def toml_text(value: str) -> str:
-    """A text as TOML writes it, so that it can be copied into a file."""
+    """A text in TOML's notation, so that it can be copied into a file."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped) + '"'
 
@@ -48,16 +43,16 @@ def quantity(number: int, noun: str) -> str:
 
 
 def clause(number: int, noun: str, verb: str, verbs: str) -> str:
-    """A number of things and what they do: "1 link fails", "2 links fail"."""
+    """A number of things with a verb: "1 link fails", "2 links fail"."""
     return f"{quantity(number, noun)} {verb if number == 1 else verbs}"
 
 
 LIKENESS_MIN: Final = 0.6
-"""How alike two names must be (difflib's ratio) for one to be taken for a slip of the other; difflib's own default."""
+"""Similarity (difflib's ratio) from which a name counts as a misspelling of another; difflib's default."""
 
 
 def no_such(noun: str, name: str, known: Sequence[str]) -> str:
-    """One sentence about an unknown `name` of a `noun`."""
+    """Message for an unknown `name` of a `noun`: the closest known name, or all of them."""
     close = get_close_matches(name.lower(), known, n=1, cutoff=LIKENESS_MIN)
     if close:
         return f'no such {noun}: {shown(name)}; did you mean "{close[0]}"?'

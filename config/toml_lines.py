@@ -1,8 +1,7 @@
-"""Where each key of a TOML text stands: key path -> line, which `tomllib` does not tell.
+"""Lines of keys in a TOML text: key path -> line, which `tomllib` does not give.
 
-A scan over text that `tomllib` has accepted already: it only finds where keys, strings and brackets begin
-and end, and reads no value. It must not be given other text. `config.loader` joins lines and values.
-"""
+A scan of text that `tomllib` has accepted: it finds where keys, strings and brackets begin and end, and parses no
+value. Other text gives undefined results."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """Names of tables and keys, numbers of array elements."""
 
 BARE_END: Final = "#,]}\n"
-"""What ends a number, date or boolean."""
+"""Characters that end a number, date or boolean."""
 
 
 def line_of_keys(text: str) -> dict[KeyPath, int]:
@@ -77,7 +76,7 @@ class _TomlScan:
         self._value(path)
 
     def _key(self, end: str) -> list[str]:
-        """The parts of a dotted key up to `end`, which is not consumed; tomllib itself undoes the escapes."""
+        """The parts of a dotted key up to `end`, which is not consumed; tomllib decodes the escapes."""
         start = self._at
         while self._text[self._at] != end:
             if self._text[self._at] in "\"'":

@@ -1,8 +1,7 @@
-"""Sizes and durations as people write them: "200KB" and "1s" to whole bytes and milliseconds, and back.
+"""Sizes and durations as text: "200KB" and "1s" to whole bytes and milliseconds, and back.
 
-Exact or refused: decimals are allowed ("1.5s") as long as a whole number of bytes or milliseconds comes
-out. Used at the edge only (config files, the command line); inside, numbers carry their unit in the name.
-`config.loader` says where a text stood when it is wrong.
+Exact or refused: decimals are allowed ("1.5s") if the result is a whole number of bytes or milliseconds. For config
+files and the command line; elsewhere numbers have their unit in the name.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ SIZE_UNITS: Final[Mapping[str, int]] = {
     "TB": 1000**4,
     "TiB": 1 << 40,
 }
-"""Decimal units are powers of 1000, binary ones of 1024, as IEC 80000-13 has them."""
+"""Decimal units are powers of 1000, binary units powers of 1024 (IEC 80000-13)."""
 
 DURATION_UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 """In milliseconds; "m" is minutes."""
 
 TEXT_LENGTH_MAX: Final = 40
-"""Characters of such a text; longer ones are refused before any arithmetic. 2^63 bytes take 20."""
+"""Longest text; longer ones are refused before any arithmetic. 2^63 bytes take 20 characters."""
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ ]?([A-Za-zµ]*)", re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "200KB", "1MiB", "0B"; ValueError says what is wrong with the text and what would be right."""
+    """Bytes of "200KB", "1MiB", "0B". ValueError with a sentence: what is wrong and what would be right."""
     return _parse(text, SIZE_UNITS, "size", "bytes", "200KB")
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of "500ms", "1.5s", "2h"; ValueError says what is wrong and what would be right."""
+    """Milliseconds of "500ms", "1.5s", "2h". ValueError as `parse_size`."""
     return _parse(text, DURATION_UNITS, "duration", "milliseconds", "1s")
 
 
@@ -84,7 +83,7 @@ def _format(value: int, units: Mapping[str, int], zero_unit: str) -> str:
 
 
 def _meant(unit: str, units: Mapping[str, int]) -> str:
-    """A hint for the right letters in the wrong case, and for units that other programs spell out."""
+    """A hint for a unit in the wrong case or spelled as in other programs."""
     spelled = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m", "mins": "m", "minute": "m"}
     spelled |= {"minutes": "m", "hour": "h", "hours": "h", "day": "d", "days": "d", "k": "KB", "g": "GB"}
     spelled |= {"bytes": "B", "byte": "B"}

@@ -1,13 +1,8 @@
-"""What values a setting may have: ranges, choices, forms, and relations between settings.
+"""Rules for settings: ranges, choices, forms of single values, and relations between settings.
 
-Pure functions over values and finished `Settings`; no file, no line numbers. `config.loader` calls these
-and adds where each value stood; `docs/config.md` shows the same ranges, generated from these.
-
-What values of [[fullsync]] may be, and how they go together; `config.validation` has the ranges of numbers.
-
-Whether the text of a queue's filter can be one, told before a node runs: all that is wrong, in one line.
-
-Pure, and only about form: what rules mean, and what a filter offers, is `queues.filters`.
+Pure functions over values and finished `Settings`: no file, no line numbers. `config.loader` calls them and adds where
+each value stands; docs/config.md shows the same ranges, generated from these tables. The meaning of a queue's filter is
+`queues.filters`; its form is checked here.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from isthmus.config.settings import (
     TlsSettings,
     TokenSettings,
     TransportSettings,
-    broken_locks,
+    broken_tls_relations,
 )
 from isthmus.config.text import shown
 
@@ -56,9 +51,9 @@ class ValueRange(NamedTuple):
 PORT_MAX: Final = 65_535
 
 RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
-    # Below 1 nobody gets in; above 100,000 no usual open-files limit would follow.
+    # Below 1 no client connects; above 100,000 the usual limit of open files is exceeded.
     (ListenSettings, "connections_limit"): ValueRange(1, 100_000),
-    # The least that clients' ordinary headers need; the most that a connection may cost in memory.
+    # From what clients' ordinary headers need to what a connection may cost in memory.
     (ListenSettings, "header_limit_bytes"): ValueRange(4 * KB, 1 * MB),
     (ListenSettings, "request_timeout_ms"): ValueRange(100, 1 * HOUR),
     (ListenSettings, "body_timeout_ms"): ValueRange(100, 1 * HOUR),
@@ -67,9 +62,9 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (MetastoreSettings, "connect_timeout_ms"): ValueRange(100, 1 * HOUR),
     (MetastoreSettings, "embedded_port"): ValueRange(0, PORT_MAX),
     (MetastoreSettings, "linger_ms"): ValueRange(0, 24 * HOUR),
-    # Placement files of other systems hold 32-bit numbers.
+    # Placement files of other systems have 32-bit numbers.
     (NodeSettings, "id"): ValueRange(0, 2**31 - 1),
-    # 0 stands for the default; more copies than seven nobody has asked for.
+    # 0 is the default; more than seven replicas have no known use.
     (ReplicationSettings, "factor"): ValueRange(0, 7),
     (ReplicationSettings, "min_isr"): ValueRange(0, 7),
     (ReplicationSettings, "max_time_lag_ms"): ValueRange(100, 1 * HOUR),
@@ -78,11 +73,11 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (ReplicationSettings, "catch_up_rate_limit_bytes"): ValueRange(64 * KB, 10 * GB),
     (ReplicationSettings, "dedup_window_count"): ValueRange(1, 1_000_000),
     (ReplicationSettings, "handover_timeout_ms"): ValueRange(100, 1 * HOUR),
-    # Below a second a record that is corrected at once would cost a copy; the disk is needed some day.
+    # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted.
     (ReplicationSettings, "removed_copy_grace_ms"): ValueRange(1 * SECOND, 720 * HOUR),
     (ReplicationSettings, "tree_rebuild_ms"): ValueRange(0, 8760 * HOUR),
     (ReplicationSettings, "balance_delay_ms"): ValueRange(0, 1 * HOUR),
-    # One at a time is the most careful; all of the most partitions that there can be at once is no limit.
+    # From one at a time to the largest number of partitions, which is no limit.
     (ReplicationSettings, "balance_moves"): ValueRange(1, 1024),
     (ReplicationSettings, "balance_cool_down_ms"): ValueRange(0, 1 * HOUR),
     (TransportSettings, "ping_interval_ms"): ValueRange(50, 1 * MINUTE),
@@ -91,7 +86,7 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (TransportSettings, "live_limit_bytes"): ValueRange(1 * MB, 16 * GB),
     (TransportSettings, "catch_up_limit_bytes"): ValueRange(64 * KB, 1 * GB),
     (TransportSettings, "catch_up_share_percent"): ValueRange(1, 90),
-    # Each partition costs a metastore record and rows of its own; 1,024 is where both stay small.
+    # Each partition costs a metastore record and rows of its own; with 1,024 both stay small.
     (ReplicationSettings, "partitions"): ValueRange(1, 1024),
     (ReplicationSettings, "log_size_bytes"): ValueRange(1 * MB, 1000 * GB),
     (ReplicationSettings, "log_file_bytes"): ValueRange(64 * KB, 4 * GB),
@@ -104,7 +99,7 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (ReplicationSettings, "checkpoint_interval_ms"): ValueRange(100, 1 * HOUR),
     (TlsSettings, "expiry_warning_ms"): ValueRange(1 * HOUR, 365 * 24 * HOUR),
     (LimitSettings, "object_bytes"): ValueRange(1 * KB, 1 * GB),
-    # 64 KB is where Riak's clients stop; each key is held three times in the store.
+    # 64 KB is the limit of Riak's clients; each key is stored three times.
     (LimitSettings, "key_bytes"): ValueRange(16, 64 * KB),
     (LimitSettings, "siblings"): ValueRange(1, 10_000),
     (LimitSettings, "object_warn_bytes"): ValueRange(0, 1 * GB),
@@ -125,7 +120,7 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (SinkSettings, "poll_ms"): ValueRange(0, 5 * MINUTE),
     (SinkSettings, "delay_min_ms"): ValueRange(1, 1 * HOUR),
     (SinkSettings, "delay_max_ms"): ValueRange(1, 1 * HOUR),
-    # 1 never lengthens; above 10 the second error would cost the longest delay anyway.
+    # 1 never lengthens the delay; above 10 the second error reaches the longest delay anyway.
     (SinkSettings, "delay_factor"): ValueRange(1, 10),
     (SinkSettings, "empty_delay_min_ms"): ValueRange(1, 1 * MINUTE),
     (SinkSettings, "empty_delay_max_ms"): ValueRange(1, 1 * MINUTE),
@@ -136,7 +131,7 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (SinkSettings, "dead_letters_count"): ValueRange(1, 100_000),
     (SinkSettings, "dead_letters_bytes"): ValueRange(0, 100 * GB),
     (SinkSettings, "request_timeout_ms"): ValueRange(100, 1 * HOUR),
-    # One check a minute is the most that is of use; see `aae.scheduling.schedule`.
+    # More than one check in six minutes is of no use; see `aae.scheduling.schedule`.
     (FullSyncSettings, "all_count"): ValueRange(0, 240),
     (FullSyncSettings, "day_count"): ValueRange(0, 240),
     (FullSyncSettings, "hour_count"): ValueRange(0, 240),
@@ -151,7 +146,7 @@ RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
     (FullSyncSettings, "run_timeout_ms"): ValueRange(1 * SECOND, 24 * HOUR),
     (FullSyncSettings, "repair_rate_limit_count"): ValueRange(0, 10_000_000),
 }
-"""Every whole number among the settings. The odd extremes serve tests (small) and large machines."""
+"""Every whole number among the settings. Extremes serve tests (small) and large machines."""
 
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (ReplicationSettings, "durability"): ("fsync", "async"),
@@ -189,7 +184,7 @@ _ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+", re.ASCII)
 
 
 def check_name(value: str) -> str:
-    """The name itself; ValueError when it is none."""
+    """The name; ValueError when it is not one."""
     if _NAME.fullmatch(value) is None:
         raise ValueError(f"{shown(value)} is not a name; a name is {NAME_RULE}")
     return value
@@ -201,7 +196,7 @@ def check_rack(value: str) -> str:
 
 
 def check_cluster(value: str) -> str:
-    """The name of a cluster, or "" where none is expected; ValueError otherwise."""
+    """The name of a cluster, or "" for any; ValueError otherwise."""
     return check_name(value) if value else value
 
 
@@ -222,7 +217,7 @@ def check_choice(value: str, choices: tuple[str, ...]) -> str:
 
 
 def parse_address(value: str) -> Address:
-    """HOST:PORT, an IPv6 host in brackets; ValueError says what is wrong."""
+    """The address in HOST:PORT, an IPv6 host in brackets; ValueError with the reason."""
     host, colon, port_text = value.rpartition(":")
     form = 'write HOST:PORT, such as "127.0.0.1:8098" or "[::1]:8098"'
     if not colon or not host or not port_text:
@@ -280,23 +275,24 @@ def check_peer_url(value: str) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    """The URL for a message: user and password, query and fragment as "***", since faults end in logs and tickets."""
+    """The URL for a message: user and password, query and fragment as "***", since faults end up in logs and
+    tickets."""
     scheme, separator, rest = url.rpartition("://")
     _, user, rest = rest.rpartition("@")
     return scheme + separator + ("***@" if user else "") + re.sub(r"([?#]).*", r"\1***", rest)
 
 
 class RelationViolation(NamedTuple):
-    """A relation that does not hold; `paths` are the keys that take part, the likeliest culprit first."""
+    """A relation between settings that does not hold; `paths` are its keys, the likeliest cause first."""
 
     paths: tuple[str, ...]
     message: str
 
 
 def broken_relations(settings: Settings) -> Iterator[RelationViolation]:
-    """Every relation between values that does not hold, given that each value by itself is right.
+    """Every relation that does not hold between values that are each valid.
 
-    Key paths here are those of the file ("replication.log_file_size"), as `config.schema` derives them.
+    Key paths are those of the file ("replication.log_file_size"), as `config.schema` derives them.
     """
     yield from _addresses_apart(settings)
     log = settings.replication
@@ -344,7 +340,8 @@ def broken_relations(settings: Settings) -> Iterator[RelationViolation]:
             "the first delay must not be longer than the longest (empty_delay_min <= empty_delay_max)",
         )
     yield from (
-        RelationViolation(*each) for each in broken_locks(settings.tls, named_metastore=bool(settings.metastore.hosts))
+        RelationViolation(*each)
+        for each in broken_tls_relations(settings.tls, named_metastore=bool(settings.metastore.hosts))
     )
     yield from _lists(settings)
 
@@ -393,7 +390,7 @@ def _lists(settings: Settings) -> Iterator[RelationViolation]:
 
 
 def is_own(url: str, own: Address) -> bool:
-    """Whether a URL is that of the listener at `own`."""
+    """True for the URL of the listener at `own`."""
     address = urlsplit(url)
     return (address.hostname, address.port) == (own.host.lower(), own.port)
 
@@ -404,10 +401,10 @@ def _may_clash(one: str, other: str) -> bool:
 
 
 URLS_MAX: Final = 32
-"""Nodes of another cluster that are listed; one that answers is enough."""
+"""Most nodes of another cluster in a list; one that answers is enough."""
 
 TYPES_MAX: Final = 256
-"""Bucket types of one entry."""
+"""Most bucket types in one entry."""
 
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})", re.ASCII)
 
@@ -473,8 +470,8 @@ _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def check_filter(value: str) -> str:
-    """The rules of a queue's filter, separated by commas; ValueError names all that are none, a stray percent sign, and
-    rules that do not go together. What they mean is `queues.filters`' affair."""
+    """The rules of a queue's filter, separated by commas. ValueError names every part that is not a rule, a stray
+    percent sign, and rules that exclude each other."""
     parts = [part.strip() for part in value.split(",")]
     wrong = [part for part in parts if _FILTER_RULE.fullmatch(part) is None]
     if wrong:

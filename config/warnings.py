@@ -1,7 +1,7 @@
-"""What is allowed in a config file and probably not meant: doors that stand open, secrets that travel in the clear.
+"""Warnings about a config file: settings that are allowed and probably not meant, such as listeners without protection.
 
-Pure, over finished `Settings`. `isthmus config check` prints these as warnings, a node logs them when it starts;
-nothing is refused for them. What is wrong for sure is `config.validation`'.
+Pure, over finished `Settings`. `isthmus config check` prints them, and a node logs them at its start; nothing is
+refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ConfigWarning(NamedTuple):
     message: str
 
 
-def doubts_of(settings: Settings) -> Iterator[ConfigWarning]:
-    """Every doubt, in the order of the file's sections."""
+def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
+    """Every warning, in the order of the file's sections."""
     yield from _listeners(settings)
     tokens = settings.tokens
     if tokens.files and "admin" not in tokens.files:
@@ -55,7 +55,7 @@ def doubts_of(settings: Settings) -> Iterator[ConfigWarning]:
 
 
 def _other_cluster(path: str, key: str, peer: PeerSettings | FullSyncSettings) -> Iterator[ConfigWarning]:
-    """What is not protected on the way to another cluster."""
+    """Warnings about a connection to another cluster without protection."""
     urls = peer.url if isinstance(peer, PeerSettings) else peer.urls
     plain = [url for url in urls.split(",") if not url.startswith("https://")]
     if peer.token_file is not None and not all(is_loopback(_host_of(url)) for url in plain):
@@ -65,7 +65,8 @@ def _other_cluster(path: str, key: str, peer: PeerSettings | FullSyncSettings) -
 
 
 def _listeners(settings: Settings) -> Iterator[ConfigWarning]:
-    """An admin listener that others reach wants both locks; an `http` one with tokens wants TLS; nodes want it, too."""
+    """Warnings about listeners that other machines reach: `admin` without TLS and tokens, `http` with tokens and
+    without TLS, `cluster` without required TLS."""
     tls, tokens, listen = settings.tls, settings.tokens, settings.listen
     for key in ("http", "admin", "cluster"):
         if tls.certificate is None and f"tls.{key}" in settings.origins and getattr(tls, key) == "require":
@@ -86,7 +87,7 @@ def _listeners(settings: Settings) -> Iterator[ConfigWarning]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine alone."""
+    """True for a host that only this machine reaches."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

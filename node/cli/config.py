@@ -14,7 +14,7 @@ import click
 
 from isthmus.config.loader import ConfigError, Fault, effective, load_file
 from isthmus.config.settings import QueueSettings, Settings
-from isthmus.config.warnings import doubts_of
+from isthmus.config.warnings import warnings_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option, printable
 from isthmus.node.local.topology import load_topology
@@ -223,7 +223,7 @@ def _checked(file: Path) -> Checked:
     faults = [placed(settings, *fault) for fault in file_faults(settings)]
     if faults:
         return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
-    return Checked(str(file), (), [placed(settings, *doubt) for doubt in doubts_of(settings)], settings)
+    return Checked(str(file), (), [placed(settings, *doubt) for doubt in warnings_of(settings)], settings)
 
 
 def placed(settings: Settings, path: str, message: str) -> Fault:

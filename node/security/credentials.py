@@ -18,7 +18,7 @@ from typing import Any, Final
 import structlog
 
 from isthmus.config.settings import PeerSettings, Settings
-from isthmus.config.warnings import ConfigWarning, doubts_of
+from isthmus.config.warnings import ConfigWarning, warnings_of
 from isthmus.node.http.authorization import guard_of
 from isthmus.node.http.listener import ListenerTls
 from isthmus.node.security import certificates
@@ -104,7 +104,7 @@ class NodeCredentials:
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
         """Begin to tell what is doubtful. `peers_expire_s`: when certificates of connected nodes expire, in s."""
         self._peers_expire_s = peers_expire_s
-        for path, message in doubts_of(self._settings):
+        for path, message in warnings_of(self._settings):
             log.warning("security.doubt", key=path, sentence=message)
         self._telling = asyncio.get_running_loop().create_task(self._tell())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.config.loader import ConfigError, load_file
-from isthmus.config.warnings import doubts_of
+from isthmus.config.warnings import warnings_of
 
 BASE = """
 [node]
@@ -66,10 +66,10 @@ def test_a_queue_that_is_registered_later_may_be_named(tmp_path: Path) -> None:
     file.write_text(BASE.replace('queue = "to-west"\n', 'queue = "later"\n'))
     settings = load_file(file)
     assert settings.queues
-    (doubt,) = (one for one in doubts_of(settings) if one.path == "fullsync[0].queue")
+    (doubt,) = (one for one in warnings_of(settings) if one.path == "fullsync[0].queue")
     assert '"later" is no queue of this file; there are: to-west' in doubt.message
     file.write_text(BASE)
-    assert not [one for one in doubts_of(load_file(file)) if one.path == "fullsync[0].queue"]
+    assert not [one for one in warnings_of(load_file(file)) if one.path == "fullsync[0].queue"]
 
 
 def test_one_queue_for_two_clusters_is_doubted(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_one_queue_for_two_clusters_is_doubted(tmp_path: Path) -> None:
             "[[fullsync]]", f'[[fullsync]]\ncluster = "{cluster}"'
         )
         file.write_text(f"{named}\n{again}")
-        found = [one for one in doubts_of(load_file(file)) if one.path == "fullsync[1].queue"]
+        found = [one for one in warnings_of(load_file(file)) if one.path == "fullsync[1].queue"]
         assert len(found) == doubted
     assert "compares with west, not north: a queue belongs to one cluster" in found[0].message
 

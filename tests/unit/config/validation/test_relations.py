@@ -13,7 +13,7 @@ from isthmus.config.loader import ConfigError, load_text
 from isthmus.config.schema import SettingKey, SettingKind, file_name, keys_of
 from isthmus.config.settings import Address, Settings
 from isthmus.config.validation import check_filter
-from isthmus.config.warnings import doubts_of
+from isthmus.config.warnings import warnings_of
 from isthmus.queues.filters import parse_filter
 
 NODE = '[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n'
@@ -235,7 +235,7 @@ def test_a_peers_limit_beyond_the_pool_is_doubted() -> None:
     """It can never bind, so somebody means something else; 0, an equal share, and the whole pool are right."""
     for limit, said in ((9, ["sink.peer_limit"]), (4, []), (0, [])):
         settings = load_text(f"{NODE}[sink]\nworkers = 4\npeer_limit = {limit}\n", Path("node.toml"))
-        assert [doubt.path for doubt in doubts_of(settings)] == said
+        assert [doubt.path for doubt in warnings_of(settings)] == said
 
 
 def test_a_node_is_not_compared_with_itself() -> None:

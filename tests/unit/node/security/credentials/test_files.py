@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.config.loader import ConfigError, load_text
-from isthmus.config.warnings import doubts_of
+from isthmus.config.warnings import warnings_of
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.local import dev_certificates
@@ -92,9 +92,9 @@ def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> 
     """Not there: a fault, before a node starts. In the clear, or a cluster that nothing proves: doubts."""
     settings = load_text(NODE + FULLSYNC.format("http://10.0.0.2:1") + 'cluster = "west"\n', tmp_path / "node.toml")
     assert [fault.path for fault in file_faults(settings)] == ["fullsync[0].token_file"]
-    assert [doubt.path for doubt in doubts_of(settings)] == ["fullsync[0].urls", "fullsync[0].cluster"]
+    assert [doubt.path for doubt in warnings_of(settings)] == ["fullsync[0].urls", "fullsync[0].cluster"]
     settings = load_text(NODE + FULLSYNC.format("https://10.0.0.2:1"), tmp_path / "node.toml")
-    assert not list(doubts_of(settings))
+    assert not list(warnings_of(settings))
 
 
 @pytest.mark.parametrize("line", ['admin = "allow"', 'cluster = "prefer"', 'client_certificates = "required"'])
@@ -105,9 +105,9 @@ def test_a_lock_that_cannot_lock_is_a_fault(tmp_path: Path, line: str) -> None:
         load_text(f"{NODE}[tls]\n{line}\n", tmp_path / "node.toml")
     assert [fault.path for fault in error.value.faults] == [f"tls.{line.split()[0]}"]
     off = load_text(f'{NODE}[tls]\nhttp = "off"\nadmin = "off"\ncluster = "off"\n', tmp_path / "node.toml")
-    assert not list(doubts_of(off))
+    assert not list(warnings_of(off))
     required = load_text(f'{NODE}[tls]\nhttp = "require"\n', tmp_path / "node.toml")
-    assert [doubt.path for doubt in doubts_of(required)] == ["tls.http"]
+    assert [doubt.path for doubt in warnings_of(required)] == ["tls.http"]
 
 
 def test_an_empty_token_file_is_told_before_a_node_starts(tmp_path: Path) -> None:

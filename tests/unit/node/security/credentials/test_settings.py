@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.config.loader import ConfigError, load_text
 from isthmus.config.settings import PeerSettings, Settings
-from isthmus.config.warnings import doubts_of
+from isthmus.config.warnings import warnings_of
 from isthmus.node.cli import main as cli
 from isthmus.node.local import dev_certificates
 from isthmus.node.security import certificates
@@ -132,7 +132,7 @@ def test_settings_that_do_not_go_together_are_faults(tmp_path: Path, more: str, 
 )
 def test_doors_that_stand_open_are_doubted(tmp_path: Path, more: str, keys: list[str]) -> None:
     """An admin listener for others without both locks, tokens in the clear, nodes that may come without TLS."""
-    assert [doubt.path for doubt in doubts_of(loaded(tmp_path, more))] == keys
+    assert [doubt.path for doubt in warnings_of(loaded(tmp_path, more))] == keys
 
 
 def test_config_check_looks_at_the_files_and_warns(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
