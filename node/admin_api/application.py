@@ -7,10 +7,11 @@ decides: it shows what the parts say and passes on what an operator wants. docs/
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Annotated, Any
+
+import msgspec
 
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import flag, read_body, text
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
@@ -26,6 +27,7 @@ from isthmus.node.admin_api.tombstones import ReapsAdmin
 from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import NodeStatus, add_health
+from isthmus.node.http.json_body import BodyHandler, JsonRequest
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
@@ -37,8 +39,13 @@ from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import IsthmusError
 
-ASSIGN_KEYS: Final = frozenset({"bucket_type", "partitions", "validate_only"})
-"""What the body of an assignment may have: a replica map, and what to do with it."""
+
+class AssignPartitionsRequest(JsonRequest, frozen=True, kw_only=True):
+    """Create a bucket type with an operator's placement."""
+
+    bucket_type: str | None = None
+    partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = None
+    validate_only: Annotated[bool, msgspec.Meta(description="Only check the replica map.")] = False
 
 
 class AdminApi(HttpApplication):
@@ -57,7 +64,7 @@ class AdminApi(HttpApplication):
         router = self.router
         router.add("GET", "/admin/cluster", self.cluster)
         router.add("GET", "/admin/partitions", self.partitions)
-        router.add("POST", "/admin/partitions/assign", self.partitions_assign)
+        router.add("POST", "/admin/partitions/assign", BodyHandler(AssignPartitionsRequest, self.partitions_assign))
         BucketTypesAdmin(services, router)
         OptionsAdmin(services, router)
         PropertiesAdmin(services, router)
@@ -155,17 +162,15 @@ class AdminApi(HttpApplication):
         rows = cluster_status.partition_rows(records, registrations, facts, controller.unread.why)
         return json_reply({"partitions": rows})
 
-    async def partitions_assign(self, request: Request) -> Reply:
+    async def partitions_assign(self, _request: Request, body: AssignPartitionsRequest) -> Reply:
         """Create a bucket type with an operator's placement, or only say whether it would be taken."""
-        wish = await read_body(request, ASSIGN_KEYS)
-        validate_only = flag(wish, "validate_only")
         try:
-            bucket_type = check_name(text(wish, "bucket_type") or DEFAULT_TYPE)
+            bucket_type = check_name(body.bucket_type or DEFAULT_TYPE)
         except ValueError as error:
             raise RequestRefused(400, "bad-json", f"bucket_type: {error}") from None
         try:
-            replica_map = checked_replica_map({"partitions": wish.get("partitions")})
-            outcome = await self._services.controller.assign(bucket_type, replica_map, validate_only=validate_only)
+            replica_map = checked_replica_map({"partitions": body.partitions})
+            outcome = await self._services.controller.assign(bucket_type, replica_map, validate_only=body.validate_only)
         except BadReplicaMap as error:
             raise RequestRefused(400, "bad-replica-map", str(error)) from error
         except PlacementDiffers as error:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
@@ -37,9 +40,17 @@ ONLINE_S: Final = 10.0
 POLL_S: Final = 0.05
 """How often it looks meanwhile."""
 
-CREATE_KEYS: Final = frozenset(
-    {"partition_count", "replication_factor", "placement", "partitions", "min_isr", "props", "by", "dry_run"}
-)
+
+class CreateBucketTypeRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Create a bucket type: with a number of partitions and a replication factor, or with a replica map."""
+
+    partition_count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)] | None = None
+    replication_factor: Annotated[int, msgspec.Meta(ge=1, le=REPLICAS_MAX)] | None = None
+    placement: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PLACEMENTS)})] | None = None
+    partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = msgspec.UNSET
+    min_isr: Annotated[Any, msgspec.Meta(description="As the option min-isr of the bucket type.")] = None
+    props: Annotated[dict[str, Any], right('an object, for instance {"allow_mult": false}')] | None = None
+    dry_run: DryRun = False
 
 
 class BucketTypesAdmin:
@@ -49,7 +60,7 @@ class BucketTypesAdmin:
         self._services = services
         router.add("GET", "/admin/bucket-types", self.listed)
         router.add("GET", "/admin/bucket-types/{name}", self.shown)
-        router.add("POST", "/admin/bucket-types/{name}", self.create)
+        router.add("POST", "/admin/bucket-types/{name}", BodyHandler(CreateBucketTypeRequest, self.create))
 
     async def listed(self, _request: Request) -> Reply:
         """Every bucket type."""
@@ -81,17 +92,16 @@ class BucketTypesAdmin:
         properties = self._services.properties.rows(PropertyScope(name))
         return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
 
-    async def create(self, request: Request) -> Reply:
+    async def create(self, request: Request, body: CreateBucketTypeRequest) -> Reply:
         """Make one, or say what would be made."""
-        wish = await read_body(request, CREATE_KEYS)
         try:
             name = check_name(request.text("name"))
         except ValueError as error:
             raise RequestRefused(400, "bad-input", f"the bucket type: {error}") from None
         try:
-            wanted = self._wanted(name, wish)
-            props = self._props(wish, wanted.replication_factor)
-            dry_run = flag(wish, "dry_run")
+            wanted = self._wanted(name, body)
+            props = self._props(body, wanted.replication_factor)
+            dry_run = body.dry_run
             outcome, replica_map = await create_bucket_type(
                 self._services.controller.metastore, wanted, dry_run=dry_run
             )
@@ -102,7 +112,7 @@ class BucketTypesAdmin:
         if props and not dry_run:
             # After the bucket type is there, so that properties are never those of a type that never came to be; done
             # again, the command finds the bucket type and sets them.
-            await self._services.properties.set(PropertyScope(name), props, acting_user(wish))
+            await self._services.properties.set(PropertyScope(name), props, acting_user(body.by))
         if outcome == "created":
             await self._online(name, len(replica_map))
         online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))
@@ -110,36 +120,33 @@ class BucketTypesAdmin:
             {"outcome": outcome, "bucket_type": name, "online": online, **replica_map_document(replica_map)}
         )
 
-    def _wanted(self, name: str, wish: dict[str, Any]) -> BucketTypeSpec:
-        partition_count = count(wish, "partition_count", 1, PARTITIONS_MAX)
-        factor = count(wish, "replication_factor", 1, REPLICAS_MAX)
-        placement = text(wish, "placement") or PLACEMENTS[0]
+    def _wanted(self, name: str, body: CreateBucketTypeRequest) -> BucketTypeSpec:
+        partition_count, factor = body.partition_count, body.replication_factor
+        placement = body.placement or PLACEMENTS[0]
         replica_map = None
-        if "partitions" in wish:
+        if body.partitions is not msgspec.UNSET:
             if partition_count is not None or factor is not None:
                 raise RequestRefused(
                     400, "bad-json", "partitions says where all replicas are: no count or factor besides"
                 )
-            replica_map = checked_replica_map({"partitions": wish["partitions"]})
+            replica_map = checked_replica_map({"partitions": body.partitions})
             partition_count, factor = len(replica_map), len(replica_map[0])
         elif partition_count is None or factor is None:
             raise RequestRefused(400, "bad-json", "partition_count and replication_factor are needed, or partitions")
         if placement not in PLACEMENTS:
             raise RequestRefused(400, "bad-json", f"placement is one of {', '.join(PLACEMENTS)}")
         min_isr = None
-        if wish.get("min_isr") is not None:
+        if body.min_isr is not None:
             try:
-                value = OPTIONS[MIN_ISR].parse(wish["min_isr"])
+                value = OPTIONS[MIN_ISR].parse(body.min_isr)
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
-            min_isr = Setting(value, acting_user(wish)[:WHO_MAX], self._services.time.wall_ms())
+            min_isr = Setting(value, acting_user(body.by)[:WHO_MAX], self._services.time.wall_ms())
         return BucketTypeSpec(name, partition_count, factor, placement, replica_map, min_isr)
 
-    def _props(self, wish: dict[str, Any], factor: int) -> dict[str, Any]:
+    def _props(self, body: CreateBucketTypeRequest, factor: int) -> dict[str, Any]:
         """The properties wanted, judged before anything is made."""
-        props = wish.get("props") or {}
-        if not isinstance(props, dict):
-            raise RequestRefused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
+        props = body.props or {}
         self._services.properties.judged(props, factor)
         return props
 

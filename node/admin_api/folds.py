@@ -1,40 +1,62 @@
-"""POST /admin/folds: one page of a fold over one partition, from whichever node leads it.
+"""POST /admin/folds: one page of a fold over one partition, from the node that leads it.
 
-The command line asks page after page (`isthmus fold`), so that stopping it stops the fold. What a page is stands in
-`aae.folds.folds`, its JSON in `aae.folds.fold_rpc`; docs/http.md lists the keys.
+The command line asks page after page (`isthmus fold`), so that stopping it stops the fold. Pages are made by
+`aae.folds.folds`; their JSON is `aae.folds.fold_rpc`'s; docs/http.md lists the keys.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Any
+
+import msgspec
 
 from isthmus.aae.folds.fold_rpc import page_document, parse_fold_request
-from isthmus.node.admin_api.body import read_body
 from isthmus.node.http.application import HttpApplication, Request, json_reply
+from isthmus.node.http.json_body import BodyHandler, JsonRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.services.container import NodeServices
 
-KEYS: Final = frozenset(
-    {
-        "kind", "partition", "bucket", "key_from", "key_to", "segment_from", "segment_to", "since_ms", "before_ms",
-        "siblings_over", "size_over", "queue", "dry_run", "next", "by",
-    }
-)  # fmt: skip
+
+def _described(**schema: Any) -> msgspec.Meta:
+    """The schema of a field that `aae.folds.fold_rpc` checks, with reasons of its own."""
+    return msgspec.Meta(extra_json_schema={"type": [*schema.pop("types"), "null"], **schema})
 
 
-def add_folds(face: HttpApplication, services: NodeServices) -> None:
-    """Let `face` answer for folds."""
+Text = Annotated[Any, _described(types=["string"], minLength=1)]
+Number = Annotated[Any, _described(types=["integer"], minimum=0)]
 
-    async def page(request: Request) -> Reply:
-        wish = await read_body(request, KEYS)
-        partition = wish.get("partition")
-        if type(partition) is not int or partition < 0:
-            raise RequestRefused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
+
+class FoldPageRequest(JsonRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """One page of a fold. Names of buckets and keys are percent-encoded."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0), right("a number; `isthmus partition list` shows them")]
+    kind: Annotated[Any, _described(types=["string"])] = msgspec.UNSET
+    bucket: Text = msgspec.UNSET
+    key_from: Text = msgspec.UNSET
+    key_to: Text = msgspec.UNSET
+    segment_from: Number = msgspec.UNSET
+    segment_to: Number = msgspec.UNSET
+    since_ms: Number = msgspec.UNSET
+    before_ms: Number = msgspec.UNSET
+    siblings_over: Number = msgspec.UNSET
+    size_over: Number = msgspec.UNSET
+    queue: Annotated[Any, _described(types=["string"])] = msgspec.UNSET
+    dry_run: Annotated[Any, _described(types=["boolean"])] = msgspec.UNSET
+    next: Annotated[Any, _described(types=["object"])] = msgspec.UNSET
+    by: Annotated[Any, _described(types=["string"])] = msgspec.UNSET
+
+
+def add_folds(api: HttpApplication, services: NodeServices) -> None:
+    """Add the route of folds."""
+
+    async def page(_request: Request, body: FoldPageRequest) -> Reply:
         records = services.controller.records
-        if records and partition not in records:
+        if records and body.partition not in records:
             raise RequestRefused(
-                404, "unknown-partition", f"there is no partition {partition}: {len(records)} are there"
+                404, "unknown-partition", f"there is no partition {body.partition}: {len(records)} are there"
             )
-        return json_reply(page_document(await services.folding.page(partition, parse_fold_request(wish))))
+        return json_reply(
+            page_document(await services.folding.page(body.partition, parse_fold_request(msgspec.to_builtins(body))))
+        )
 
-    face.router.add("POST", "/admin/folds", page)
+    api.router.add("POST", "/admin/folds", BodyHandler(FoldPageRequest, page))

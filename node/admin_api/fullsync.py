@@ -7,8 +7,9 @@ lists the paths, docs/fullsync.md what the words mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import structlog
 
 from isthmus.aae import status
@@ -20,8 +21,9 @@ from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name, is_own
-from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import HttpApplication, Request, json_reply
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, ReasonedRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
@@ -37,12 +39,6 @@ from isthmus.repl.model.errors import BadInput
 
 log = structlog.get_logger(__name__)
 
-RUN_KEYS: Final = frozenset({"peer", "kind", "by"})
-ACT_KEYS: Final = frozenset({"peer", "node", "by", "reason"})
-SET_KEYS: Final = frozenset({"peer", "node", "values", "default", "by", "reason"})
-RANGE_KEYS: Final = frozenset({"peer", "since_ms", "before_ms", "bucket", "by"})
-REBUILD_KEYS: Final = frozenset({"partition", "by"})
-
 SUPPRESSED_MAX: Final = 240
 """Most checks of kind auto that are left out by one act: a day of the most that there can be. More is a suspension."""
 
@@ -56,6 +52,78 @@ RESULTS_SHOWN: Final = 50
 """Newest results of a peer in one answer; `?results=N` asks for others."""
 
 
+Peer = Annotated[Name, right("a name, or left out for all")]
+NamedPeer = Annotated[Name, right("a text, the name of the full-sync")]
+OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
+Values = Annotated[dict[str, Any], right('an object, such as {"all": 24, "auto": 0}')]
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]
+KINDS: Final = {kind.value: kind for kind in CheckKind if kind is not CheckKind.NONE}
+
+
+class RunCheckRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Start a check now."""
+
+    kind: Annotated[Name, right("a text"), msgspec.Meta(extra_json_schema={"enum": list(KINDS)})]
+    peer: Peer | None = None
+
+
+class SuspendChecksRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Suspend or resume checks."""
+
+    peer: Peer | None = None
+    node: OneNode | None = None
+
+
+class RemoveFullSyncRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Remove a full-sync."""
+
+    peer: NamedPeer
+    node: OneNode | None = None
+
+
+class AddFullSyncRequest(RemoveFullSyncRequest, frozen=True, kw_only=True):
+    """Add a full-sync that no file has."""
+
+    values: Annotated[Values, msgspec.Meta(description="Keys of [[fullsync]], as in a file.")] | None = None
+
+
+class SetFullSyncRequest(AddFullSyncRequest, frozen=True, kw_only=True):
+    """Change settings of a full-sync, or take all changes back."""
+
+    default: Annotated[bool, msgspec.Meta(description="Take all changes back.")] = False
+
+
+class SetRangeRequest(AuditedRequest, frozen=True, kw_only=True):
+    """The range of checks of kind `range`."""
+
+    since_ms: TimeMs
+    before_ms: TimeMs
+    peer: Peer | None = None
+    bucket: Annotated[Name, right("a text, or left out")] | None = None
+
+
+class ClearRangeRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Checks of kind `range` have no range. The range of the body, if any, is ignored."""
+
+    peer: Peer | None = None
+    since_ms: Any = None
+    before_ms: Any = None
+    bucket: Any = None
+
+
+class SuppressAutoRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Leave out checks of kind `auto`."""
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=SUPPRESSED_MAX)]
+    peer: Peer | None = None
+
+
+class RebuildTreesRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Rebuild the trees of this node."""
+
+    partition: Annotated[int, right("a number, or left out for all")] | None = None
+
+
 class FullSyncAdmin:
     """Routes below /admin/fullsync and /admin/trees."""
 
@@ -66,17 +134,17 @@ class FullSyncAdmin:
         router.add("GET", "/admin/fullsync/nodes", self._checks_of_nodes)
         router.add("GET", "/admin/trees/nodes", self._trees_of_nodes)
         router.add("GET", "/admin/fullsync/schedule", self._schedule)
-        router.add("POST", "/admin/fullsync/run", self._run)
-        router.add("POST", "/admin/fullsync/suspend", self._suspend)
-        router.add("POST", "/admin/fullsync/resume", self._resume)
-        router.add("POST", "/admin/fullsync/set", self._set)
-        router.add("POST", "/admin/fullsync/peers/add", self._add)
-        router.add("POST", "/admin/fullsync/peers/remove", self._remove)
-        router.add("POST", "/admin/fullsync/set-range", self._set_range)
-        router.add("POST", "/admin/fullsync/clear-range", self._clear_range)
-        router.add("POST", "/admin/fullsync/suppress-auto", self._suppress_auto)
+        router.add("POST", "/admin/fullsync/run", BodyHandler(RunCheckRequest, self._run))
+        router.add("POST", "/admin/fullsync/suspend", BodyHandler(SuspendChecksRequest, self._suspend))
+        router.add("POST", "/admin/fullsync/resume", BodyHandler(SuspendChecksRequest, self._resume))
+        router.add("POST", "/admin/fullsync/set", BodyHandler(SetFullSyncRequest, self._set))
+        router.add("POST", "/admin/fullsync/peers/add", BodyHandler(AddFullSyncRequest, self._add))
+        router.add("POST", "/admin/fullsync/peers/remove", BodyHandler(RemoveFullSyncRequest, self._remove))
+        router.add("POST", "/admin/fullsync/set-range", BodyHandler(SetRangeRequest, self._set_range))
+        router.add("POST", "/admin/fullsync/clear-range", BodyHandler(ClearRangeRequest, self._clear_range))
+        router.add("POST", "/admin/fullsync/suppress-auto", BodyHandler(SuppressAutoRequest, self._suppress_auto))
         router.add("GET", "/admin/trees", self._trees)
-        router.add("POST", "/admin/trees/rebuild", self._rebuild)
+        router.add("POST", "/admin/trees/rebuild", BodyHandler(RebuildTreesRequest, self._rebuild))
 
     @property
     def _manager(self) -> CheckScheduler:
@@ -99,25 +167,23 @@ class FullSyncAdmin:
     async def _schedule(self, _request: Request) -> Reply:
         return json_reply({"node": self._services.settings.node.name, "peers": status.scheduled(self._manager)})
 
-    async def _run(self, request: Request) -> Reply:
-        wish = await read_body(request, RUN_KEYS)
-        name, kind, by = _peer_of(wish), _kind(_needed(wish, "kind")), acting_user(wish)
+    async def _run(self, _request: Request, body: RunCheckRequest) -> Reply:
+        name, kind, by = body.peer, _kind(body.kind), acting_user(body.by)
         at_ms = self._services.time.wall_ms()
         names = self._manager.begin(name, kind, by)
         return json_reply({"peer": name, "peers": names, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
 
-    async def _suspend(self, request: Request) -> Reply:
-        return await self._acted(request, suspended=True)
+    async def _suspend(self, _request: Request, body: SuspendChecksRequest) -> Reply:
+        return await self._acted(body, suspended=True)
 
-    async def _resume(self, request: Request) -> Reply:
-        return await self._acted(request, suspended=False)
+    async def _resume(self, _request: Request, body: SuspendChecksRequest) -> Reply:
+        return await self._acted(body, suspended=False)
 
-    async def _acted(self, request: Request, *, suspended: bool) -> Reply:
+    async def _acted(self, body: SuspendChecksRequest, *, suspended: bool) -> Reply:
         """Written to the metastore, for the node that is named, or for all; what each live node made of it stands
         beside this node's status."""
-        wish = await read_body(request, ACT_KEYS)
-        peer, node, services = _peer_of(wish), self._node_of(wish), self._services
-        by, reason = acting_user(wish), text(wish, "reason") or ""
+        peer, node, services = body.peer, self._known_node(body.node), self._services
+        by, reason = acting_user(body.by), body.reason or ""
         standing = services.fullsync.documents.suspensions or ()
         if peer is not None and peer not in {one.peer for one in standing}:
             await self._known(peer)
@@ -130,9 +196,8 @@ class FullSyncAdmin:
         log.info(event, peer=peer, only_node=node, by=by, reason=reason)
         return await self._followed(peer, node, resumed=not suspended)
 
-    async def _add(self, request: Request) -> Reply:
-        wish = await read_body(request, SET_KEYS - {"default"})
-        name, node, act, values = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish), _values(wish)
+    async def _add(self, _request: Request, body: AddFullSyncRequest) -> Reply:
+        name, node, act, values = body.peer, self._known_node(body.node), self._audit_info(body), body.values or {}
         if name in self._manager.peers:
             raise BadInput(f"there is a full-sync {name!r} already: change it (set), or remove it first")
         try:
@@ -151,12 +216,11 @@ class FullSyncAdmin:
         log.info("fullsync.peer_added", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
         return await self._followed(name, node, resumed=False)
 
-    async def _set(self, request: Request) -> Reply:
-        wish = await read_body(request, SET_KEYS)
-        name, node, act, values = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish), _values(wish)
-        if flag(wish, "default") == bool(values):
+    async def _set(self, _request: Request, body: SetFullSyncRequest) -> Reply:
+        name, node, act, values = body.peer, self._known_node(body.node), self._audit_info(body), body.values or {}
+        if body.default == bool(values):
             raise RequestRefused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
-        if flag(wish, "default"):
+        if body.default:
             await self._services.fullsync.documents.refresh()
             entries = self._services.fullsync.documents.entries.get(name, {})
             if not entries or (node is not None and node not in entries):
@@ -182,9 +246,8 @@ class FullSyncAdmin:
         log.info("fullsync.peer_set", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
         return await self._followed(name, node, resumed=False)
 
-    async def _remove(self, request: Request) -> Reply:
-        wish = await read_body(request, ACT_KEYS)
-        name, node, act = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish)
+    async def _remove(self, _request: Request, body: RemoveFullSyncRequest) -> Reply:
+        name, node, act = body.peer, self._known_node(body.node), self._audit_info(body)
         await self._known(name)
         await operator_documents.remove_peer(self._services.controller.metastore, name, node, act)
         log.info("fullsync.peer_removed_by", peer=name, only_node=node, by=act.by, reason=act.reason)
@@ -198,17 +261,17 @@ class FullSyncAdmin:
         acted = await self._services.query.ask(FULLSYNC_REFRESH, request, meant & live, own_may_fail=True)
         return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted.by_node, "later": sorted(meant - live)})
 
-    def _node_of(self, wish: dict[str, Any]) -> str | None:
-        """The node that is named, which may be down; None for all."""
-        node, known = text(wish, "node"), self._services.membership.known_nodes()
+    def _known_node(self, node: str | None) -> str | None:
+        """The node of a body, which may be down; None for all. Raises RequestRefused."""
+        known = self._services.membership.known_nodes()
         if node is not None and node not in known:
             raise RequestRefused(
                 404, "unknown-node", f"there is no node {node!r}; there are {', '.join(sorted(known))}"
             )
         return node
 
-    def _act_of(self, wish: dict[str, Any]) -> FullSyncAuditInfo:
-        return FullSyncAuditInfo(acting_user(wish), self._services.time.wall_ms(), text(wish, "reason") or "")
+    def _audit_info(self, body: ReasonedRequest) -> FullSyncAuditInfo:
+        return FullSyncAuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")
 
     async def _known(self, peer: str) -> None:
         """Some node that lives has the peer, or its file has it, or operators have set it."""
@@ -225,32 +288,22 @@ class FullSyncAdmin:
         if queue is not None and queue not in known:
             raise RequestRefused(404, "unknown-queue", no_such("queue", str(queue), sorted(known)))
 
-    async def _set_range(self, request: Request) -> Reply:
-        wish = await read_body(request, RANGE_KEYS)
-        since_ms, before_ms = (count(wish, name, 0, TIME_MAX_MS) for name in ("since_ms", "before_ms"))
-        if since_ms is None or before_ms is None or not since_ms < before_ms:
+    async def _set_range(self, request: Request, body: SetRangeRequest) -> Reply:
+        if not body.since_ms < body.before_ms:
             raise RequestRefused(
                 400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller"
             )
-        bucket = wish.get("bucket")
-        if bucket is not None and (not isinstance(bucket, str) or not bucket):
-            raise RequestRefused(400, "bad-json", "bucket is a text, or left out")
-        times = TimeRange(since_ms, before_ms, None if bucket is None else bucket.encode())
-        await self._manager.set_range(_peer_of(wish), times)
+        times = TimeRange(body.since_ms, body.before_ms, None if body.bucket is None else body.bucket.encode())
+        await self._manager.set_range(body.peer, times)
         return await self._status(request)
 
-    async def _suppress_auto(self, request: Request) -> Reply:
-        wish = await read_body(request, {"peer", "count", "by"})
-        number = count(wish, "count", 0, SUPPRESSED_MAX)
-        if number is None:
-            raise RequestRefused(400, "bad-json", f"count is needed: a whole number from 0 to {SUPPRESSED_MAX}")
-        await self._manager.suppress_auto(_peer_of(wish), number)
-        log.info("fullsync.auto_suppressed", peer=_peer_of(wish), count=number, by=acting_user(wish))
+    async def _suppress_auto(self, request: Request, body: SuppressAutoRequest) -> Reply:
+        await self._manager.suppress_auto(body.peer, body.count)
+        log.info("fullsync.auto_suppressed", peer=body.peer, count=body.count, by=acting_user(body.by))
         return await self._status(request)
 
-    async def _clear_range(self, request: Request) -> Reply:
-        wish = await read_body(request, RANGE_KEYS)
-        await self._manager.set_range(_peer_of(wish), None)
+    async def _clear_range(self, request: Request, body: ClearRangeRequest) -> Reply:
+        await self._manager.set_range(body.peer, None)
         return await self._status(request)
 
     async def _trees(self, _request: Request) -> Reply:
@@ -271,11 +324,8 @@ class FullSyncAdmin:
         nodes = self._services.membership.live_nodes()
         return (await self._services.query.ask(FULLSYNC_STATUS, part, nodes)).by_node
 
-    async def _rebuild(self, request: Request) -> Reply:
-        wish = await read_body(request, REBUILD_KEYS)
-        partition = wish.get("partition")
-        if partition is not None and type(partition) is not int:
-            raise RequestRefused(400, "bad-json", "partition is a number, or left out for all")
+    async def _rebuild(self, _request: Request, body: RebuildTreesRequest) -> Reply:
+        partition = body.partition
         meant = self._services.fullsync.trees.rebuild(partition)
         if partition is not None and not meant:
             raise RequestRefused(404, "unknown-partition", f"this node has no copy of partition {partition}")
@@ -283,30 +333,6 @@ class FullSyncAdmin:
 
 
 def _kind(name: str) -> CheckKind:
-    kinds = {kind.value: kind for kind in CheckKind if kind is not CheckKind.NONE}
-    if name not in kinds:
-        raise RequestRefused(400, "bad-json", f"kind {name!r} is not known; write one of {', '.join(kinds)}")
-    return kinds[name]
-
-
-def _peer_of(wish: dict[str, Any]) -> str | None:
-    """The peer that is named; None for all."""
-    found = text(wish, "peer")
-    if found == "":
-        raise RequestRefused(400, "bad-json", "peer is empty: name one, or leave it out for all")
-    return found
-
-
-def _needed(wish: dict[str, Any], name: str) -> str:
-    found = text(wish, name)
-    if not found:
-        raise RequestRefused(400, "bad-json", f"{name} is needed, a text")
-    return found
-
-
-def _values(wish: dict[str, Any]) -> dict[str, Any]:
-    """Keys of [[fullsync]] with their values, as in a file."""
-    values = wish.get("values") or {}
-    if not isinstance(values, dict):
-        raise RequestRefused(400, "bad-json", 'values must be an object, such as {"all": 24, "auto": 0}')
-    return values
+    if name not in KINDS:
+        raise RequestRefused(400, "bad-json", f"kind {name!r} is not known; write one of {', '.join(KINDS)}")
+    return KINDS[name]

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from isthmus.config.dynamic_options import OPTIONS, Option
 from isthmus.config.text import no_such
-from isthmus.node.admin_api.body import acting_user, flag, read_body, text
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
@@ -27,7 +30,13 @@ IN_FORCE_S: Final = 3.0
 POLL_S: Final = 0.02
 """How often it looks meanwhile."""
 
-CHANGE_KEYS: Final = frozenset({"value", "bucket_type", "by", "dry_run"})
+
+class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Set or unset an option, of the cluster or of one bucket type."""
+
+    value: Annotated[Any, msgspec.Meta(description="The option's value, as its table says; only to set it.")] = None
+    bucket_type: str | None = None
+    dry_run: DryRun = False
 
 
 class OptionsAdmin:
@@ -37,8 +46,8 @@ class OptionsAdmin:
         self._services = services
         router.add("GET", "/admin/options", self.listed)
         router.add("GET", "/admin/options/{option}", self.shown)
-        router.add("POST", "/admin/options/{option}/set", self.set)
-        router.add("POST", "/admin/options/{option}/unset", self.unset)
+        router.add("POST", "/admin/options/{option}/set", BodyHandler(ChangeOptionRequest, self.set))
+        router.add("POST", "/admin/options/{option}/unset", BodyHandler(ChangeOptionRequest, self.unset))
 
     async def listed(self, request: Request) -> Reply:
         """Every option; with ?bucket_type=T what counts for that one."""
@@ -49,18 +58,17 @@ class OptionsAdmin:
         option = self._option(request)
         return json_reply({"options": self._rows([option.name], self._kind(request.query.get("bucket_type")))})
 
-    async def set(self, request: Request) -> Reply:
+    async def set(self, request: Request, body: ChangeOptionRequest) -> Reply:
         """Set an option for the cluster or for one bucket type."""
-        return await self._change(request, setting=True)
+        return await self._change(request, body, setting=True)
 
-    async def unset(self, request: Request) -> Reply:
+    async def unset(self, request: Request, body: ChangeOptionRequest) -> Reply:
         """Let what comes after it count again: the cluster's setting, the nodes' files, the default."""
-        return await self._change(request, setting=False)
+        return await self._change(request, body, setting=False)
 
-    async def _change(self, request: Request, *, setting: bool) -> Reply:
+    async def _change(self, request: Request, body: ChangeOptionRequest, *, setting: bool) -> Reply:
         option = self._option(request)
-        wish = await read_body(request, CHANGE_KEYS)
-        kind, by = self._kind(text(wish, "bucket_type")), acting_user(wish)
+        kind, by = self._kind(body.bucket_type), acting_user(body.by)
         if kind is not None and not option.per_type:
             raise RequestRefused(
                 400, "bad-option", f"{option.name} is the cluster's: it cannot be set for a bucket type"
@@ -68,12 +76,12 @@ class OptionsAdmin:
         wanted: Setting | None = None
         if setting:
             try:
-                wanted = Setting(option.parse(wish.get("value")), by[:WHO_MAX], self._services.time.wall_ms())
+                wanted = Setting(option.parse(body.value), by[:WHO_MAX], self._services.time.wall_ms())
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
         controller = self._services.controller
         before = controller.options.of(kind).get(option.name)
-        if flag(wish, "dry_run"):
+        if body.dry_run:
             after = controller.options.with_setting(option.name, kind, wanted)
             return self._answer(option, kind, after, before, "would be set" if setting else "would be unset")
         after = await change_option(controller.metastore, option.name, kind, wanted)

@@ -7,18 +7,32 @@ A bucket stands in the path percent-encoded, as at the client face. What is judg
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any
 
-from isthmus.node.admin_api.body import acting_user, flag, read_body
+import msgspec
+
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
+from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router, encode_segment
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.properties import check_names
 from isthmus.repl.controller.bucket_properties import PropertyScope
 
-SET_KEYS: Final = frozenset({"props", "by", "dry_run"})
-UNSET_KEYS: Final = frozenset({"names", "by", "dry_run"})
+
+class SetPropertiesRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Set properties; others stay as they are."""
+
+    props: Annotated[dict[str, Any], msgspec.Meta(min_length=1), right('an object, for instance {"allow_mult": false}')]
+    dry_run: DryRun = False
+
+
+class UnsetPropertiesRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Unset properties; all, when none is named."""
+
+    names: Annotated[list[str], right('a list of texts, for instance ["allow_mult"]')] | None = None
+    dry_run: DryRun = False
 
 
 class PropertiesAdmin:
@@ -29,8 +43,8 @@ class PropertiesAdmin:
         router.add("GET", "/admin/buckets", self.listed)
         for path in ("/admin/bucket-types/{type}/properties", "/admin/buckets/{type}/{bucket}/properties"):
             router.add("GET", path, self.shown)
-            router.add("POST", path + "/set", self.set)
-            router.add("POST", path + "/unset", self.unset)
+            router.add("POST", path + "/set", BodyHandler(SetPropertiesRequest, self.set))
+            router.add("POST", path + "/unset", BodyHandler(UnsetPropertiesRequest, self.unset))
 
     async def listed(self, _request: Request) -> Reply:
         """Every bucket that has properties of its own, and what they are."""
@@ -44,33 +58,23 @@ class PropertiesAdmin:
         """What counts for one place."""
         return self._answer(self._place(request), "shown")
 
-    async def set(self, request: Request) -> Reply:
-        """Set some, or say what would be set."""
+    async def set(self, request: Request, body: SetPropertiesRequest) -> Reply:
+        """Set properties, or show what would be set."""
         place = self._place(request)
-        wish = await read_body(request, SET_KEYS)
-        props = wish.get("props")
-        if not isinstance(props, dict) or not props:
-            raise RequestRefused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
-        if flag(wish, "dry_run"):
-            self._services.properties.judged(props, self._services.properties.factor(place))
+        if body.dry_run:
+            self._services.properties.judged(body.props, self._services.properties.factor(place))
             return self._answer(place, "would be set")
-        await self._services.properties.set(place, props, acting_user(wish))
+        await self._services.properties.set(place, body.props, acting_user(body.by))
         return self._answer(place, "set")
 
-    async def unset(self, request: Request) -> Reply:
-        """Take some back, or all with no names."""
-        place = self._place(request)
-        wish = await read_body(request, UNSET_KEYS)
-        names = wish.get("names")
-        if names is None:
-            names = []
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise RequestRefused(400, "bad-json", 'names must be a list of texts, for instance ["allow_mult"]')
-        if flag(wish, "dry_run"):
+    async def unset(self, request: Request, body: UnsetPropertiesRequest) -> Reply:
+        """Unset properties: those that are named, or all."""
+        place, names = self._place(request), body.names or []
+        if body.dry_run:
             check_names(names)
             return self._answer(place, "would be unset")
-        gone = await self._services.properties.unset(place, names)
-        return self._answer(place, "unset" if gone else "was not set")
+        removed = await self._services.properties.unset(place, names)
+        return self._answer(place, "unset" if removed else "was not set")
 
     def _answer(self, place: PropertyScope, outcome: str) -> Reply:
         return json_reply({"outcome": outcome, **_named(place), "properties": self._services.properties.rows(place)})

@@ -10,13 +10,16 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from isthmus.config.text import no_such
-from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.json_body import BodyHandler, DryRun, Name, ReasonedRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
@@ -43,29 +46,8 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.vclock import MAX_OFFSET
 
-ACT_KEYS: Final = frozenset({"by", "reason"})
-PLANNED_KEYS: Final = ACT_KEYS | {"dry_run"}
-RESUME_KEYS: Final = ACT_KEYS | {"what", "node"}
-SUSPEND_KEYS: Final = RESUME_KEYS | {"dry_run"}
-RELEASE_KEYS: Final = PLANNED_KEYS | {"from"}
-REGISTER_KEYS: Final = ACT_KEYS | {
-    "name", "from", "positions", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit",
-    "riak_fetch",
-}  # fmt: skip
-SET_KEYS: Final = PLANNED_KEYS | {
-    "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit", "lease_ms", "riak_fetch",
-    "default", "from",
-}  # fmt: skip
-PLACE_KEYS: Final = ACT_KEYS | {"positions"}
-RATE_KEYS: Final = ACT_KEYS | {"bytes_per_second", "objects_per_second", "default"}
-PUSH_KEYS: Final = ACT_KEYS | {"bucket_type", "bucket", "keys", "encoding", "fold", "wait_ms"}
-CLOSE_KEYS: Final = ACT_KEYS | {"ids", "bucket_type", "from_ms", "upto_ms"}
-
 RATE_MAX: Final = 1 << 40
 """Largest rate that is taken; above any disk's."""
-
-PARTITION_DIGITS_MAX: Final = 10
-"""Of a partition's id: 32 bits."""
 
 PUSH_MAX: Final = 10_000
 """Most keys in one push."""
@@ -91,6 +73,120 @@ TIME_MAX_MS: Final = 1 << 50
 _NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
 
 
+OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
+Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX, description="0: no limit.")]
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]
+Offsets = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")],
+        Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)],
+    ],
+    right('an object of partition and offset: {"positions": {"3": 1200}}'),
+]
+Start = Annotated[
+    Literal["now", "0"] | Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)],
+    right('"now", "0", or a time in milliseconds since 1970'),
+]
+Targets = Annotated[
+    str | Annotated[list[str], msgspec.Meta(min_length=1)], right('"serving", "publishing", a list of both')
+]
+
+
+class QueueValuesRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Settings of a queue."""
+
+    filter: str | None = None
+    overflow: Literal["replay", "discard"] | None = None
+    queue_limit: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
+    object_limit: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] | None = None
+    object_size_limit: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] | None = None
+    riak_fetch: bool | None = None
+
+
+class RegisterQueueRequest(QueueValuesRequest, frozen=True, kw_only=True):
+    """Create a queue; it begins at a time, or at an offset of each partition."""
+
+    name: Annotated[Name, right('the name of the queue: {"name": "to-west"}')]
+    cascade: bool = False
+    from_: Start | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="from")
+    positions: Offsets | None = None
+
+
+class SetQueueRequest(QueueValuesRequest, frozen=True, kw_only=True):
+    """Change settings of a queue, take all changes back, or offer everything once more."""
+
+    cascade: bool | None = None
+    lease_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] | None = None
+    default: Annotated[bool, msgspec.Meta(description="Take all changes back.")] = False
+    from_: Annotated[Literal["0", 0], right('"0" (everything once more)')] | None = msgspec.field(
+        default=None, name="from"
+    )
+    dry_run: DryRun = False
+
+
+class PlaceQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Move cursors to offsets."""
+
+    positions: Annotated[Offsets, msgspec.Meta(min_length=1)]
+
+
+class PlannedQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Clear or delist a queue."""
+
+    dry_run: DryRun = False
+
+
+class ReleaseQueueRequest(PlannedQueueRequest, frozen=True, kw_only=True):
+    """Release a queue from its owner."""
+
+    from_: Start = msgspec.field(default="0", name="from")
+
+
+class ResumeQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """End a suspension."""
+
+    what: Targets | None = None
+    node: OneNode | None = None
+
+
+class SuspendQueueRequest(ResumeQueueRequest, frozen=True, kw_only=True):
+    """Suspend serving, publishing, or both."""
+
+    dry_run: DryRun = False
+
+
+class ThrottleQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Limit the rate at which each node serves a queue."""
+
+    bytes_per_second: Rate | None = None
+    objects_per_second: Rate | None = None
+    default: Annotated[bool, msgspec.Meta(description="The rates of the config.")] = False
+
+
+class PushReferencesRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """References to keys of one bucket."""
+
+    bucket: Annotated[Name, right('a text, as in {"bucket": "b", "keys": ["k"]}')]
+    keys: Annotated[
+        list[Name],
+        msgspec.Meta(max_length=PUSH_MAX),
+        right(f'a list of at most {PUSH_MAX} texts, as in {{"bucket": "b", "keys": ["k"]}}'),
+    ]
+    bucket_type: str | None = None
+    encoding: Annotated[Literal["percent"], right('"percent" (names are percent-encoded bytes)')] | None = None
+    fold: Annotated[bool, msgspec.Meta(description="At the priority of folds instead of full-sync's.")] = False
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=PUSH_WAIT_MAX_MS)] | None = None
+
+
+class CloseGapsRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Close gaps by their ids, or those of a bucket type within a time range."""
+
+    ids: list[str] | None = None
+    bucket_type: str | None = None
+    from_ms: TimeMs | None = None
+    upto_ms: TimeMs | None = None
+
+
 class QueueAdmin:
     """Routes over the source queues of a running node."""
 
@@ -99,10 +195,17 @@ class QueueAdmin:
         router.add("GET", "/admin/queues", self.queues)
         router.add("GET", "/admin/queues/nodes", self.nodes)
         router.add("GET", "/admin/gaps", self.gaps)
-        router.add("POST", "/admin/queues/register", self.register)
-        for what in ("suspend", "resume", "clear", "release", "place", "delist", "throttle", "push", "set"):
-            router.add("POST", f"/admin/queues/{{queue}}/{what}", getattr(self, what))
-        router.add("POST", "/admin/queues/{queue}/gaps/close", self.close_gaps)
+        router.add("POST", "/admin/queues/register", BodyHandler(RegisterQueueRequest, self.register))
+        router.add("POST", "/admin/queues/{queue}/suspend", BodyHandler(SuspendQueueRequest, self.suspend))
+        router.add("POST", "/admin/queues/{queue}/resume", BodyHandler(ResumeQueueRequest, self.resume))
+        router.add("POST", "/admin/queues/{queue}/clear", BodyHandler(PlannedQueueRequest, self.clear))
+        router.add("POST", "/admin/queues/{queue}/release", BodyHandler(ReleaseQueueRequest, self.release))
+        router.add("POST", "/admin/queues/{queue}/place", BodyHandler(PlaceQueueRequest, self.place))
+        router.add("POST", "/admin/queues/{queue}/delist", BodyHandler(PlannedQueueRequest, self.delist))
+        router.add("POST", "/admin/queues/{queue}/throttle", BodyHandler(ThrottleQueueRequest, self.throttle))
+        router.add("POST", "/admin/queues/{queue}/push", BodyHandler(PushReferencesRequest, self.push))
+        router.add("POST", "/admin/queues/{queue}/set", BodyHandler(SetQueueRequest, self.set))
+        router.add("POST", "/admin/queues/{queue}/gaps/close", BodyHandler(CloseGapsRequest, self.close_gaps))
         router.add("GET", "/admin/queues/{queue}/peek", self.peek)
         router.add("GET", "/admin/queues/{queue}/ledger", self.ledger)
         router.add("GET", "/admin/queues/{queue}/filter", self.filter)
@@ -177,150 +280,131 @@ class QueueAdmin:
 
     # ---------------------------------------------------------------- acts
 
-    async def register(self, request: Request) -> Reply:
+    async def register(self, _request: Request, body: RegisterQueueRequest) -> Reply:
         """A new queue, from now on on all nodes."""
-        wish = await read_body(request, REGISTER_KEYS)
-        name = text(wish, "name")
-        if not name:
-            raise RequestRefused(400, "bad-json", 'the body must name the queue: {"name": "to-west"}')
-        known = _settings_of({**wish, "cascade": flag(wish, "cascade")})
-        act = self._act(wish)
-        positions = self._positions(wish)
-        if positions and "from" in wish:
+        known = {**_settings_of(body), "cascade": body.cascade}
+        act = self._audit_info(body)
+        positions = self._positions(body.positions)
+        if positions and body.from_ is not msgspec.UNSET:
             raise RequestRefused(400, "bad-json", "a queue begins at from, or at positions: not both")
-        start_ms = _start(wish, act, "now")
+        start_ms = _start("now" if body.from_ is msgspec.UNSET else body.from_, act)
         now = await self._applied() if start_ms is None and not positions else None
-        await self._services.queue_acts.register(name, known, start_ms or 0, act, positions, now=now)
+        await self._services.queue_acts.register(body.name, known, start_ms or 0, act, positions, now=now)
         return await self._listed_with_notes(known.get("filter"))
 
-    async def set(self, request: Request) -> Reply:
+    async def set(self, request: Request, body: SetQueueRequest) -> Reply:
         """Another filter, cascading or limits of a queue that is there, whose cursors stay; with "dry_run" what would
         come of it."""
-        wish, name = await read_body(request, SET_KEYS), request.text("queue")
-        values, default, again = _settings_of(wish), flag(wish, "default"), wish.get("from") is not None
-        if wish.get("from") not in (None, "0", 0) or wish.get("from") is False:
-            raise RequestRefused(400, "bad-json", 'from must be "0" (everything once more), or null: the queue goes on')
+        name, default, again = request.text("queue"), body.default, body.from_ is not None
+        values = _settings_of(body)
+        values |= {} if body.cascade is None else {"cascade": body.cascade}
+        values |= {} if body.lease_ms is None else {"lease_ms": body.lease_ms}
         if default == bool(values) and not (again and not default):
-            raise RequestRefused(
-                400, "bad-json", f"say what: of {', '.join(sorted(SET_KEYS - PLANNED_KEYS))}; or default alone"
-            )
+            keys = sorted({*SetQueueRequest.__struct_encode_fields__} - {"by", "reason", "dry_run"})
+            raise RequestRefused(400, "bad-json", f"say what: of {', '.join(keys)}; or default alone")
         queue = self._services.queues.named(name)
-        if flag(wish, "dry_run"):
+        if body.dry_run:
             wanted = queue.defined if default else replace(queue.settings, **_checked(name, values))
             return await self._planned("set", name, settings=queue.settings, wanted=wanted, again=again)
-        await self._services.queue_acts.change_settings(name, values, self._act(wish), default=default, again=again)
+        await self._services.queue_acts.change_settings(
+            name, values, self._audit_info(body), default=default, again=again
+        )
         return await self._listed_with_notes(values.get("filter"))
 
-    async def place(self, request: Request) -> Reply:
+    async def place(self, request: Request, body: PlaceQueueRequest) -> Reply:
         """Cursors go to the offsets that a seed has recorded."""
-        wish = await read_body(request, PLACE_KEYS)
-        positions = self._positions(wish)
-        if not positions:
-            raise RequestRefused(400, "bad-json", _POSITIONS_RIGHT)
-        await self._services.queue_acts.place(request.text("queue"), positions, self._act(wish))
+        positions = self._positions(body.positions)
+        await self._services.queue_acts.place(request.text("queue"), positions, self._audit_info(body))
         return await self.queues(request)
 
-    async def delist(self, request: Request) -> Reply:
+    async def delist(self, request: Request, body: PlannedQueueRequest) -> Reply:
         """No such queue any more, on all nodes; with "dry_run" only what would be lost."""
-        wish = await read_body(request, PLANNED_KEYS)
-        if flag(wish, "dry_run"):
+        if body.dry_run:
             return await self._planned("delist", request.text("queue"))
-        await self._services.queue_acts.delist(request.text("queue"), self._act(wish))
+        await self._services.queue_acts.delist(request.text("queue"), self._audit_info(body))
         return await self.queues(request)
 
-    async def suspend(self, request: Request) -> Reply:
+    async def suspend(self, request: Request, body: SuspendQueueRequest) -> Reply:
         """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
-        wish = await read_body(request, SUSPEND_KEYS)
-        what, name = _what(wish), request.text("queue")
-        node = self._wanted_node(name, wish)
-        if flag(wish, "dry_run"):
+        what, name = _targets(body), request.text("queue")
+        node = self._wanted_node(name, body.node)
+        if body.dry_run:
             return await self._planned("suspend", name, what=what, node=node)
-        await self._services.queue_acts.suspend(name, what, node, self._act(wish))
+        await self._services.queue_acts.suspend(name, what, node, self._audit_info(body))
         return await self.queues(request)
 
-    async def resume(self, request: Request) -> Reply:
+    async def resume(self, request: Request, body: ResumeQueueRequest) -> Reply:
         """End that."""
-        wish = await read_body(request, RESUME_KEYS)
-        what, name = _what(wish), request.text("queue")
-        await self._services.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
+        what, name = _targets(body), request.text("queue")
+        await self._services.queue_acts.resume(name, what, self._wanted_node(name, body.node), self._audit_info(body))
         return await self.queues(request)
 
-    async def clear(self, request: Request) -> Reply:
+    async def clear(self, request: Request, body: PlannedQueueRequest) -> Reply:
         """Give up what waits, as far as the leaders that answer have applied it; with "dry_run" only how much."""
-        wish, name = await read_body(request, PLANNED_KEYS), request.text("queue")
-        if flag(wish, "dry_run"):
+        name = request.text("queue")
+        if body.dry_run:
             return await self._planned("clear", name)
         self._services.queues.named(name)
-        await self._services.queue_acts.clear(name, self._act(wish), await self._applied())
+        await self._services.queue_acts.clear(name, self._audit_info(body), await self._applied())
         return await self.queues(request)
 
-    async def release(self, request: Request) -> Reply:
+    async def release(self, request: Request, body: ReleaseQueueRequest) -> Reply:
         """The queue belongs to nobody; the next owner begins where "from" says."""
-        wish, name = await read_body(request, RELEASE_KEYS), request.text("queue")
-        act = self._act(wish)
-        start_ms = _start(wish, act, "0")
-        if flag(wish, "dry_run"):
+        name = request.text("queue")
+        act = self._audit_info(body)
+        start_ms = _start(body.from_, act)
+        if body.dry_run:
             return await self._planned("release", name, start=start_ms)
         self._services.queues.named(name)
         now = await self._applied() if start_ms is None else None
         await self._services.queue_acts.release(name, start_ms or 0, act, now)
         return await self.queues(request)
 
-    async def throttle(self, request: Request) -> Reply:
+    async def throttle(self, request: Request, body: ThrottleQueueRequest) -> Reply:
         """What a second each node gives out at most; "default": what its config says."""
-        wish = await read_body(request, RATE_KEYS)
-        size, objects = (count(wish, f"{what}_per_second", 0, RATE_MAX) for what in ("bytes", "objects"))
-        default, name = flag(wish, "default"), request.text("queue")
+        size, objects, default = body.bytes_per_second, body.objects_per_second, body.default
+        name = request.text("queue")
         if default != (size is None and objects is None):
             right = "bytes_per_second, objects_per_second, or both (0: no limit)"
             raise RequestRefused(400, "bad-json", f"say how much: {right}; or default alone, true")
         now = self._services.queue_acts.rates(name)  # what is not said stays as it is
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
-        await self._services.queue_acts.throttle(name, None if default else wanted, self._act(wish))
+        await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
         return await self.queues(request)
 
-    async def push(self, request: Request) -> Reply:
+    async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
         """References at the full-sync priority, or the fold one."""
-        wish = await read_body(request, PUSH_KEYS)
-        bucket_type, bucket, names = text(wish, "bucket_type") or "default", text(wish, "bucket"), wish.get("keys")
-        if not bucket or not isinstance(names, list) or len(names) > PUSH_MAX:
-            right = '{"bucket": "b", "keys": ["k"]}'
-            raise RequestRefused(
-                400, "bad-json", f"bucket must be a text, keys a list of at most {PUSH_MAX} texts: {right}"
-            )
-        if not all(isinstance(key, str) and key for key in names):
-            raise RequestRefused(400, "bad-json", "every key must be a text")
-        wait_ms = count(wish, "wait_ms", 0, PUSH_WAIT_MAX_MS)
-        if text(wish, "encoding") not in (None, "percent"):
-            raise RequestRefused(
-                400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null'
-            )
-        read = str.encode if wish.get("encoding") is None else _percent_decoded
-        self._services.coordinator.routes.check(bucket_type.encode())  # a bucket type that there is not is a slip
-        keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
+        bucket_type = (body.bucket_type or "default").encode()
+        read = str.encode if body.encoding is None else _percent_decoded
+        self._services.coordinator.routes.check(bucket_type)
+        keys = [Key(bucket_type, read(body.bucket), read(key)) for key in body.keys]
         limit = self._services.settings.limits.key_bytes
         if any(max(len(key.bucket), len(key.key)) > limit for key in keys):
             raise RequestRefused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
-        priority = FOLD if flag(wish, "fold") else FULL_SYNC
+        priority = FOLD if body.fold else FULL_SYNC
         taken = await self._services.queue_acts.push(
-            request.text("queue"), keys, priority, PUSH_WAIT_MS if wait_ms is None else wait_ms
+            request.text("queue"), keys, priority, PUSH_WAIT_MS if body.wait_ms is None else body.wait_ms
         )
         reason = "" if taken == len(keys) else "the priority is full: offer the others again"
         return json_reply({"queued": taken, "refused": len(keys) - taken, "reason": reason})
 
-    async def close_gaps(self, request: Request) -> Reply:
+    async def close_gaps(self, request: Request, body: CloseGapsRequest) -> Reply:
         """Gaps that a full-sync has closed, of all nodes: by ids, or by bucket type and times."""
-        wish = await read_body(request, CLOSE_KEYS)
-        ids = wish.get("ids")
-        if ids is not None and not (isinstance(ids, list) and all(isinstance(one, str) for one in ids)):
-            raise RequestRefused(400, "bad-json", "ids must be a list of texts, or null")
-        times = {name: count(wish, name, 0, TIME_MAX_MS) for name in ("from_ms", "upto_ms")}
-        if ids is None and None in times.values():
+        if body.ids is None and None in (body.from_ms, body.upto_ms):
             raise RequestRefused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
         name = request.text("queue")
         self._services.queues.named(name)
-        act = self._act(wish)
-        gaps = CloseGaps(name, act.by, act.at_ms, act.reason, ids=ids, bucket_type=text(wish, "bucket_type"), **times)
+        act = self._audit_info(body)
+        gaps = CloseGaps(
+            name,
+            act.by,
+            act.at_ms,
+            act.reason,
+            ids=body.ids,
+            bucket_type=body.bucket_type,
+            from_ms=body.from_ms,
+            upto_ms=body.upto_ms,
+        )
         answers = await self._services.query.ask(CLOSE_GAPS, gaps, self._nodes())
         closed = sum(one or 0 for one in answers.by_node.values())
         return json_reply({"closed": closed, "unknown": sorted(answers.unknown)})
@@ -342,12 +426,12 @@ class QueueAdmin:
         notes = [no_such("bucket type", one, known) for one in types if known and one not in known]
         return json_reply({"queues": await self._services.queues.listing(), "notes": notes})
 
-    def _act(self, wish: dict[str, Any]) -> AuditInfo:
-        return AuditInfo(acting_user(wish), self._services.time.wall_ms(), text(wish, "reason") or "")
+    def _audit_info(self, body: ReasonedRequest) -> AuditInfo:
+        return AuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")
 
-    def _positions(self, wish: dict[str, Any]) -> Positions:
-        """What "positions" names, each partition one that there is."""
-        positions, records = _positions(wish), self._services.controller.records
+    def _positions(self, offsets: dict[str, int] | None) -> Positions:
+        """The offsets of a body, by partitions that exist. Raises RequestRefused."""
+        positions, records = _distinct(offsets or {}), self._services.controller.records
         strange = [partition for partition, _ in positions if partition not in records]
         if strange and records:
             raise RequestRefused(
@@ -357,10 +441,9 @@ class QueueAdmin:
             )
         return positions
 
-    def _wanted_node(self, queue: str, wish: dict[str, Any]) -> str | None:
-        """One that is down may be meant, too, so that it comes back suspended; or one that is no more, and is named by
-        a suspension."""
-        node = text(wish, "node")
+    def _wanted_node(self, queue: str, node: str | None) -> str | None:
+        """The node of a body. It may be down, so that it comes back suspended, or removed, when a suspension names
+        it. Raises RequestRefused."""
         known = self._services.membership.known_nodes()
         named = {one.node for one in self._services.queues.named(queue).word.suspensions}
         if node is not None and node not in known | named:
@@ -369,17 +452,16 @@ class QueueAdmin:
         return node
 
 
-def _settings_of(wish: dict[str, Any]) -> dict[str, Any]:
-    """Fields of QueueSettings that a body names, as values."""
-    values: dict[str, Any] = {"filter": text(wish, "filter"), "overflow": text(wish, "overflow")}
-    if values["overflow"] not in (None, "replay", "discard"):
-        raise RequestRefused(400, "bad-json", 'overflow must be "replay" or "discard"')
-    for name in ("cascade", "riak_fetch"):
-        values[name] = None if wish.get(name) is None else flag(wish, name)
-    values["queue_limit_count"] = count(wish, "queue_limit", 1, 10_000_000)
-    values["object_limit_count"] = count(wish, "object_limit", 0, 10_000_000)
-    values["object_size_limit_bytes"] = count(wish, "object_size_limit", 0, 1_000_000_000)
-    values["lease_ms"] = count(wish, "lease_ms", 100, 3_600_000)
+def _settings_of(body: QueueValuesRequest) -> dict[str, Any]:
+    """Fields of QueueSettings that a body names, with their values."""
+    values = {
+        "filter": body.filter,
+        "overflow": body.overflow,
+        "riak_fetch": body.riak_fetch,
+        "queue_limit_count": body.queue_limit,
+        "object_limit_count": body.object_limit,
+        "object_size_limit_bytes": body.object_size_limit,
+    }
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -388,13 +470,10 @@ def _checked(name: str, values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _what(wish: dict[str, Any]) -> list[str]:
-    """What is to be suspended or resumed, a text or a list of texts; serving, unless it is named."""
-    what = wish.get("what")
-    found = [SERVING] if what is None else [what] if isinstance(what, str) else what
-    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
-        raise RequestRefused(400, "bad-json", 'what must be "serving", "publishing", a list of both, or null')
-    return found
+def _targets(body: ResumeQueueRequest) -> list[str]:
+    """What is to be suspended or resumed; serving, when the body names nothing."""
+    what = SERVING if body.what is None else body.what
+    return [what] if isinstance(what, str) else what
 
 
 def _percent_decoded(name: str) -> bytes:
@@ -403,44 +482,28 @@ def _percent_decoded(name: str) -> bytes:
     return unquote_to_bytes(name)
 
 
-def _start(wish: dict[str, Any], act: AuditInfo, default: str) -> int | None:
-    """The wall-clock time that "from" names: "now" (None, since clocks differ), "0", or milliseconds since 1970."""
-    wanted = wish.get("from", default)
+def _start(wanted: str | int, act: AuditInfo) -> int | None:
+    """The wall-clock time at which a queue begins; None: now, which differs by the node's clock."""
     if wanted == "now":
         return None
-    if wanted == "0" or (type(wanted) is int and wanted == 0):
-        return 0
-    if type(wanted) is int and 0 < wanted <= TIME_MAX_MS:
-        if wanted > act.at_ms + CLOCKS_APART_MS:
-            ahead_s = (wanted - act.at_ms) // 1_000
-            told = f"from must not lie ahead, as it does by {ahead_s} s of this node's clock"
-            raise RequestRefused(400, "bad-json", f"{told}: a queue begins at 0, now, or a time that is past")
-        return wanted
-    raise RequestRefused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
+    start_ms = int(wanted)
+    if start_ms > act.at_ms + CLOCKS_APART_MS:
+        ahead_s = (start_ms - act.at_ms) // 1_000
+        raise RequestRefused(
+            400,
+            "bad-json",
+            f"from must not lie ahead, as it does by {ahead_s} s of this node's clock: a queue begins at 0, now, or a "
+            "time that is past",
+        )
+    return start_ms
 
 
-_POSITIONS_RIGHT: Final = 'positions must be an object of partition and offset: {"positions": {"3": 1200}}'
-
-
-def _positions(wish: dict[str, Any]) -> Positions:
-    """What "positions" names, () for none: an offset for each of some partitions."""
-    raw = wish.get("positions")
-    if raw is None:
-        return ()
-    if not isinstance(raw, dict) or not all(_is_partition(key) and _is_offset(at) for key, at in raw.items()):
-        raise RequestRefused(400, "bad-json", _POSITIONS_RIGHT)
-    positions = {int(key): at for key, at in raw.items()}
-    if len(positions) < len(raw):
+def _distinct(offsets: dict[str, int]) -> Positions:
+    """Offsets by partition number. Raises RequestRefused when two keys are one number."""
+    positions = {int(key): at for key, at in offsets.items()}
+    if len(positions) < len(offsets):
         raise RequestRefused(400, "bad-json", "positions names a partition twice")
     return tuple(sorted(positions.items()))
-
-
-def _is_partition(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) <= PARTITION_DIGITS_MAX
-
-
-def _is_offset(at: object) -> bool:
-    return type(at) is int and 0 <= at <= MAX_OFFSET
 
 
 def reference_shown(item: tuple[Any, ...]) -> dict[str, Any]:

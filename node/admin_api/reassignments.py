@@ -8,13 +8,16 @@ another one by now. Any node answers. What is planned and kept is `repl.controll
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services import cluster_status, reassignment_status
@@ -42,15 +45,54 @@ SEEN_S: Final = 3.0
 POLL_S: Final = 0.02
 """How often it looks meanwhile."""
 
-COMMON: Final = frozenset({"by", "dry_run", "plan", "ignore_racks"})
-ORDER_KEYS: Final = COMMON | {"kind", "bucket_type", "nodes", "partitions"}
-FACTOR_KEYS: Final = COMMON | {"replication_factor"}
-DRAIN_KEYS: Final = COMMON | {"nodes", "undo"}
-CANCEL_KEYS: Final = frozenset({"by", "order"})
-REMOVE_KEYS: Final = frozenset({"by", "dry_run"})
-
 NODES_MAX: Final = 1_000
 """Nodes that one request may name, as of a cluster."""
+
+
+NodeNames = Annotated[list[Name], msgspec.Meta(max_length=NODES_MAX), right(f"a list of at most {NODES_MAX} names")]
+REQUESTED_KINDS: Final = (ReassignmentKind.FILE, ReassignmentKind.SPREAD, ReassignmentKind.REPLACE)
+
+
+class PlannedRequest(AuditedRequest, frozen=True, kw_only=True):
+    """A reassignment, planned and then ordered."""
+
+    plan: Annotated[str, msgspec.Meta(description="The plan that was shown; another one is refused.")] | None = None
+    ignore_racks: bool = False
+    dry_run: DryRun = False
+
+
+class OrderReassignmentRequest(PlannedRequest, frozen=True, kw_only=True):
+    """Order a file's placement, an even one, or one node instead of another."""
+
+    kind: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(REQUESTED_KINDS)})] | None = None
+    bucket_type: str | None = None
+    nodes: NodeNames | None = None
+    partitions: Annotated[Any, msgspec.Meta(description="A replica map, with names or ids of nodes.")] = None
+
+
+class ChangeFactorRequest(PlannedRequest, frozen=True, kw_only=True):
+    """Order another replication factor."""
+
+    replication_factor: Annotated[int, msgspec.Meta(ge=1, le=REPLICAS_MAX)]
+
+
+class DrainNodesRequest(PlannedRequest, frozen=True, kw_only=True):
+    """Order that nodes hold no replicas, or end that."""
+
+    nodes: NodeNames | None = None
+    undo: Annotated[bool, msgspec.Meta(description="The nodes may be given replicas again.")] = False
+
+
+class CancelReassignmentRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Cancel an order; the newest, when none is named."""
+
+    order: Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)] | None = None
+
+
+class RemoveNodeRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Forget a node."""
+
+    dry_run: DryRun = False
 
 
 class ReassignmentsAdmin:
@@ -59,12 +101,14 @@ class ReassignmentsAdmin:
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
         router.add("GET", "/admin/moves", self.moves)
-        router.add("POST", "/admin/moves", self.order)
-        router.add("POST", "/admin/moves/cancel", self.cancel)
-        router.add("POST", "/admin/bucket-types/{name}/replication-factor", self.factor)
+        router.add("POST", "/admin/moves", BodyHandler(OrderReassignmentRequest, self.order))
+        router.add("POST", "/admin/moves/cancel", BodyHandler(CancelReassignmentRequest, self.cancel))
+        router.add(
+            "POST", "/admin/bucket-types/{name}/replication-factor", BodyHandler(ChangeFactorRequest, self.factor)
+        )
         router.add("GET", "/admin/nodes", self.nodes)
-        router.add("POST", "/admin/nodes/drain", self.drain)
-        router.add("POST", "/admin/nodes/{name}/remove", self.remove)
+        router.add("POST", "/admin/nodes/drain", BodyHandler(DrainNodesRequest, self.drain))
+        router.add("POST", "/admin/nodes/{name}/remove", BodyHandler(RemoveNodeRequest, self.remove))
 
     async def moves(self, _request: Request) -> Reply:
         """Every order, how far it is, and why."""
@@ -87,12 +131,10 @@ class ReassignmentsAdmin:
             )
         )
 
-    async def order(self, request: Request) -> Reply:
+    async def order(self, _request: Request, body: OrderReassignmentRequest) -> Reply:
         """Order a file's placement, an even one, or one node instead of another; or only show what would be moved."""
-        wish = await read_body(request, ORDER_KEYS)
-        kind, bucket_type, names = wish.get("kind"), text(wish, "bucket_type"), _names(wish)
-        ignore_racks = flag(wish, "ignore_racks")
-        match kind:
+        bucket_type, names, ignore_racks = body.bucket_type, _distinct(body.nodes), body.ignore_racks
+        match body.kind:
             case ReassignmentKind.SPREAD:
                 wanted = ReassignmentRequest(ReassignmentKind.SPREAD, bucket_type, ignore_racks=ignore_racks)
             case ReassignmentKind.REPLACE if len(names) == 2:
@@ -103,68 +145,59 @@ class ReassignmentsAdmin:
                 raise RequestRefused(400, "bad-json", "nodes must be two: the one that goes and the one instead")
             case ReassignmentKind.FILE:
                 wanted = ReassignmentRequest(
-                    ReassignmentKind.FILE, bucket_type or "default", places=self._places(wish.get("partitions"))
+                    ReassignmentKind.FILE, bucket_type or "default", places=self._places(body.partitions)
                 )
             case _:
                 raise RequestRefused(
                     400,
                     "bad-json",
-                    f"kind is one of {ReassignmentKind.FILE}, {ReassignmentKind.SPREAD}, {ReassignmentKind.REPLACE}",
+                    f"kind is one of {', '.join(REQUESTED_KINDS)}",
                 )
-        return await self._act(wish, wanted)
+        return await self._act(body, wanted)
 
-    async def factor(self, request: Request) -> Reply:
+    async def factor(self, request: Request, body: ChangeFactorRequest) -> Reply:
         """Another replication factor for a bucket type."""
-        wish = await read_body(request, FACTOR_KEYS)
-        factor = count(wish, "replication_factor", 1, REPLICAS_MAX)
-        if factor is None:
-            raise RequestRefused(
-                400, "bad-json", f"replication_factor is needed, a whole number from 1 to {REPLICAS_MAX}"
-            )
-        name = request.text("name")
+        name, factor = request.text("name"), body.replication_factor
         return await self._act(
-            wish, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=flag(wish, "ignore_racks"))
+            body, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=body.ignore_racks)
         )
 
-    async def drain(self, request: Request) -> Reply:
+    async def drain(self, _request: Request, body: DrainNodesRequest) -> Reply:
         """Move everything off nodes and give them nothing new; or let them be given replicas again."""
-        wish = await read_body(request, DRAIN_KEYS)
-        names = _names(wish)
+        names = _distinct(body.nodes)
         if not names:
             raise RequestRefused(400, "bad-json", "nodes must name one node at least")
-        if not flag(wish, "undo"):
+        if not body.undo:
             return await self._act(
-                wish, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks"))
+                body, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=names, ignore_racks=body.ignore_racks)
             )
-        if flag(wish, "dry_run"):
+        if body.dry_run:
             drained = self._services.controller.placement.drained
             for name in names:
                 if name not in drained:
                     raise NoSuch(f"{name} is not drained: {', '.join(sorted(drained)) or 'no node'} is")
             return json_reply({"outcome": "would be undone", "nodes": list(names)})
-        cancelled = await undrain(self._services.controller.metastore, names, acting_user(wish))
+        cancelled = await undrain(self._services.controller.metastore, names, acting_user(body.by))
         await self._seen(lambda: not set(names) & self._services.controller.placement.drained.keys())
         return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
 
-    async def _act(self, wish: dict[str, Any], wanted: ReassignmentRequest) -> Reply:
+    async def _act(self, body: PlannedRequest, wanted: ReassignmentRequest) -> Reply:
         """Show or order what a wish comes to."""
         controller = self._services.controller
-        if flag(wish, "dry_run"):
+        if body.dry_run:
             plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
         else:
-            by, at_ms = acting_user(wish), self._services.time.wall_ms()
-            plan, number = await submit(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
+            by, at_ms = acting_user(body.by), self._services.time.wall_ms()
+            plan, number = await submit(controller.metastore, wanted, body.plan, by, at_ms)
             outcome = "nothing to move" if number is None else "ordered"
         if number is not None:
             await self._seen(lambda: number < controller.placement.next_number)
         return json_reply(reassignment_status.plan_shown(plan, controller.records, outcome, number))
 
-    async def cancel(self, request: Request) -> Reply:
+    async def cancel(self, _request: Request, body: CancelReassignmentRequest) -> Reply:
         """Let an order go no further: what is under way goes back, what is done stays."""
-        wish = await read_body(request, CANCEL_KEYS)
-        number = count(wish, "order", 0, NODE_ID_MAX)
         controller = self._services.controller
-        order = await cancel(controller.metastore, number, acting_user(wish))
+        order = await cancel(controller.metastore, body.order, acting_user(body.by))
 
         def seen() -> bool:
             found = controller.placement.order(order.number)
@@ -185,16 +218,15 @@ class ReassignmentsAdmin:
         rows = cluster_status.node_rows(controller.records, controller.registrations, drained, known, ids)
         return json_reply({"nodes": rows})
 
-    async def remove(self, request: Request) -> Reply:
+    async def remove(self, request: Request, body: RemoveNodeRequest) -> Reply:
         """Forget a node that is gone and holds nothing."""
-        wish = await read_body(request, REMOVE_KEYS)
-        name, dry_run = request.text("name"), flag(wish, "dry_run")
+        name, dry_run = request.text("name"), body.dry_run
         try:
             check_name(name)  # it becomes a piece of a path of the metastore
         except ValueError as error:
             raise RequestRefused(400, "bad-input", f"node: {error}") from None
         controller = self._services.controller
-        await remove_node(controller.metastore, name, acting_user(wish), dry_run=dry_run)
+        await remove_node(controller.metastore, name, acting_user(body.by), dry_run=dry_run)
         if not dry_run:
             await self._seen(lambda: name not in controller.registrations and name not in controller.placement.drained)
         return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
@@ -245,12 +277,9 @@ def _numbered(partitions: object, numbers: dict[str, int]) -> object:
     ]
 
 
-def _names(wish: dict[str, Any]) -> tuple[str, ...]:
-    """The names under `nodes`."""
-    names: Collection[object] = wish.get("nodes") or []
-    if not isinstance(names, list) or len(names) > NODES_MAX or not all(isinstance(n, str) and n for n in names):
-        raise RequestRefused(400, "bad-json", f"nodes must be a list of at most {NODES_MAX} names")
-    found = tuple(str(name) for name in names)
-    if len(set(found)) != len(found):
+def _distinct(nodes: list[str] | None) -> tuple[str, ...]:
+    """The names, none twice. Raises RequestRefused."""
+    names = tuple(nodes or ())
+    if len(set(names)) != len(names):
         raise RequestRefused(400, "bad-json", "nodes names one twice")
-    return found
+    return names

@@ -10,12 +10,15 @@ import asyncio
 import base64
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url, is_own
-from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, ReasonedRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
@@ -28,13 +31,6 @@ from isthmus.sink.conflicts import shown
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.service import WORKERS_MAX
-
-SUSPEND_KEYS: Final = frozenset({"queue", "peer", "node", "by", "reason"})
-LIMIT_KEYS: Final = frozenset(
-    {"workers", "per_peer", "bytes_per_second", "objects_per_second", "node", "by", "reason", "forget", "queue"}
-)
-PEER_KEYS: Final = frozenset({"queue", "url", "cluster", "token_file", "by", "reason"})
-LETTER_KEYS: Final = frozenset({"ids", "by"})
 
 RATE_MAX: Final = 1 << 40
 """Largest rate that is taken; above any disk's."""
@@ -49,6 +45,61 @@ IDS_MAX: Final = 10_000
 """Most dead letters named in one request."""
 
 
+Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
+Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX, description="0: no limit.")]
+OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
+
+
+class SuspendSinkRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Suspend or resume fetches of a queue, from a peer, or all."""
+
+    queue: str | None = None
+    peer: str | None = None
+    node: OneNode | None = None
+
+
+class SinkLimitsRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """Limits of a node's sink, or the workers of one queue."""
+
+    queue: Annotated[str, msgspec.Meta(description="The workers of this queue alone.")] | None = None
+    node: OneNode | None = None
+    workers: Workers | None = None
+    per_peer: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] | None = None
+    bytes_per_second: Rate | None = None
+    objects_per_second: Rate | None = None
+    forget: Annotated[bool, msgspec.Meta(description="The named limits are the config's again.")] = False
+
+
+class RemoveSinkPeerRequest(ReasonedRequest, frozen=True, kw_only=True):
+    """A queue of another cluster, as one of its nodes serves it."""
+
+    queue: str | None = None
+    url: str | None = None
+
+
+class SinkPeerRequest(RemoveSinkPeerRequest, frozen=True, kw_only=True):
+    """A queue of another cluster, and the credentials for it."""
+
+    cluster: str | None = None
+    token_file: Annotated[str, msgspec.Meta(description="An absolute path, the same on every node.")] | None = None
+
+
+LetterId = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+
+
+class DeadLettersRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Dead letters: those named, or all."""
+
+    ids: (
+        Annotated[
+            list[LetterId],
+            msgspec.Meta(max_length=IDS_MAX),
+            right(f"a list of at most {IDS_MAX} numbers of dead letters"),
+        ]
+        | None
+    ) = None
+
+
 class SinkAdmin:
     """Routes over the sink of a running node."""
 
@@ -56,16 +107,16 @@ class SinkAdmin:
         self._services = services
         router.add("GET", "/admin/sink", self.sink)
         router.add("GET", "/admin/sink/nodes", self.nodes)
-        router.add("POST", "/admin/sink/suspend", self.suspend)
-        router.add("POST", "/admin/sink/resume", self.resume)
-        router.add("POST", "/admin/sink/limits", self.limits)
-        router.add("POST", "/admin/sink/check", self.check)
-        router.add("POST", "/admin/sink/peers/add", self.add_peer)
-        router.add("POST", "/admin/sink/peers/remove", self.remove_peer)
+        router.add("POST", "/admin/sink/suspend", BodyHandler(SuspendSinkRequest, self.suspend))
+        router.add("POST", "/admin/sink/resume", BodyHandler(SuspendSinkRequest, self.resume))
+        router.add("POST", "/admin/sink/limits", BodyHandler(SinkLimitsRequest, self.limits))
+        router.add("POST", "/admin/sink/check", BodyHandler(SinkPeerRequest, self.check))
+        router.add("POST", "/admin/sink/peers/add", BodyHandler(SinkPeerRequest, self.add_peer))
+        router.add("POST", "/admin/sink/peers/remove", BodyHandler(RemoveSinkPeerRequest, self.remove_peer))
         router.add("GET", "/admin/sink/conflicts", self.conflicts)
         router.add("GET", "/admin/sink/dead-letters", self.letters)
-        router.add("POST", "/admin/sink/dead-letters/retry", self.retry)
-        router.add("POST", "/admin/sink/dead-letters/drop", self.drop)
+        router.add("POST", "/admin/sink/dead-letters/retry", BodyHandler(DeadLettersRequest, self.retry))
+        router.add("POST", "/admin/sink/dead-letters/drop", BodyHandler(DeadLettersRequest, self.drop))
 
     async def sink(self, _request: Request) -> Reply:
         """Every (queue, peer) that this node fetches from, and its sink as a whole."""
@@ -78,65 +129,59 @@ class SinkAdmin:
         found = with_gone(self._services.controller.records, answers.by_node)
         return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()]})
 
-    async def suspend(self, request: Request) -> Reply:
+    async def suspend(self, request: Request, body: SuspendSinkRequest) -> Reply:
         """Start no new fetch of a queue, a peer, or all, on one node or on all."""
-        wish = await read_body(request, SUSPEND_KEYS)
-        await self._services.sink.suspend(
-            text(wish, "queue"), text(wish, "peer"), acting_user(wish), text(wish, "reason") or "", text(wish, "node")
-        )
+        await self._services.sink.suspend(body.queue, body.peer, acting_user(body.by), body.reason or "", body.node)
         return await self.sink(request)
 
-    async def resume(self, request: Request) -> Reply:
+    async def resume(self, request: Request, body: SuspendSinkRequest) -> Reply:
         """Fetch again."""
-        wish = await read_body(request, SUSPEND_KEYS)
-        await self._services.sink.resume(text(wish, "queue"), text(wish, "peer"), text(wish, "node"))
+        await self._services.sink.resume(body.queue, body.peer, body.node)
         return await self.sink(request)
 
-    async def limits(self, request: Request) -> Reply:
+    async def limits(self, request: Request, body: SinkLimitsRequest) -> Reply:
         """Workers, workers per peer and rates, on one node or on all; with "forget" those that are named (with any
         number) are the config's again."""
-        wish = await read_body(request, LIMIT_KEYS)
-        if (queue := text(wish, "queue")) is not None:
-            if any(wish.get(key) is not None for key in ("per_peer", "bytes_per_second", "objects_per_second")):
+        sink, by, reason = self._services.sink, acting_user(body.by), body.reason or ""
+        if body.queue is not None:
+            if not (body.per_peer is body.bytes_per_second is body.objects_per_second is None):
                 raise RequestRefused(
                     400, "bad-json", "of one queue the workers alone can be set: the others are the node's"
                 )
-            workers, forget = count(wish, "workers", 1, WORKERS_MAX), flag(wish, "forget")
-            if workers is None and not forget:
+            if body.workers is None and not body.forget:
                 raise RequestRefused(
                     400, "bad-json", f"say how many: workers, from 1 to {WORKERS_MAX}, or forget, true"
                 )
-            by, reason, node = acting_user(wish), text(wish, "reason") or "", text(wish, "node")
-            await self._services.sink.set_queue_workers(queue, node, None if forget else workers, by, reason)
+            workers = None if body.forget else body.workers
+            await sink.set_queue_workers(body.queue, body.node, workers, by, reason)
             return await self.sink(request)
         limits = SinkLimits(
-            workers=count(wish, "workers", 1, WORKERS_MAX),
-            peer_limit=count(wish, "per_peer", 0, WORKERS_MAX),
-            bytes_per_second=count(wish, "bytes_per_second", 0, RATE_MAX),
-            objects_per_second=count(wish, "objects_per_second", 0, RATE_MAX),
-            by=acting_user(wish),
+            workers=body.workers,
+            peer_limit=body.per_peer,
+            bytes_per_second=body.bytes_per_second,
+            objects_per_second=body.objects_per_second,
+            by=by,
             at_ms=self._services.time.wall_ms(),
-            reason=text(wish, "reason") or "",
+            reason=reason,
         )
-        if not flag(wish, "forget") and (limits.peer_limit or 0) > (limits.workers or WORKERS_MAX):
+        if not body.forget and (limits.peer_limit or 0) > (limits.workers or WORKERS_MAX):
             raise RequestRefused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
-        await self._services.sink.set_limits(limits, text(wish, "node"), flag(wish, "forget"))
+        await sink.set_limits(limits, body.node, body.forget)
         return await self.sink(request)
 
-    async def add_peer(self, request: Request) -> Reply:
+    async def add_peer(self, request: Request, body: SinkPeerRequest) -> Reply:
         """Fetch from a queue of another cluster that no file need list."""
-        wish = await read_body(request, PEER_KEYS)
-        name, peer = _peer_of(wish)
+        name, peer = _peer_of(body)
         if is_own(name.peer, self._services.settings.listen.http):
             raise RequestRefused(
                 400, "bad-input", f"{name.peer} is this node itself; a peer is a node of another cluster"
             )
-        await self._services.sink.add_peer(peer, acting_user(wish), text(wish, "reason") or "")
+        await self._services.sink.add_peer(peer, acting_user(body.by), body.reason or "")
         return await self.sink(request)
 
-    async def check(self, request: Request) -> Reply:
+    async def check(self, _request: Request, body: SinkPeerRequest) -> Reply:
         """Whether a link would work, as this node sees it; nothing is fetched or changed."""
-        name, peer = _peer_of(await read_body(request, PEER_KEYS))
+        name, peer = _peer_of(body)
         node = self._services
         access = node.credentials.access_to(peer)
         found = await asyncio.to_thread(look, name.peer, name.queue, access, node.time.wall_ms)
@@ -151,10 +196,9 @@ class SinkAdmin:
         rows = judged(name.peer, name.queue, peer.cluster, found, here)
         return json_reply({"node": node.settings.node.name, "queue": name.queue, "url": name.peer, "checks": rows})
 
-    async def remove_peer(self, request: Request) -> Reply:
+    async def remove_peer(self, request: Request, body: RemoveSinkPeerRequest) -> Reply:
         """Fetch from it no more, though a file may list it."""
-        wish = await read_body(request, PEER_KEYS - {"cluster", "token_file"})
-        await self._services.sink.remove_peer(_link_of(wish), acting_user(wish), text(wish, "reason") or "")
+        await self._services.sink.remove_peer(_link_of(body), acting_user(body.by), body.reason or "")
         return await self.sink(request)
 
     async def conflicts(self, request: Request) -> Reply:
@@ -172,31 +216,29 @@ class SinkAdmin:
         """The changes that this node's sink refused for good, the oldest first, and why."""
         return json_reply({"dead_letters": await self._services.sink.dead_letters()})
 
-    async def retry(self, request: Request) -> Reply:
+    async def retry(self, _request: Request, body: DeadLettersRequest) -> Reply:
         """Push dead letters again: those named, or all."""
-        wish = await read_body(request, LETTER_KEYS)
-        return json_reply({"retried": await self._services.sink.retry_dead_letters(_numbers(wish))})
+        return json_reply({"retried": await self._services.sink.retry_dead_letters(body.ids)})
 
-    async def drop(self, request: Request) -> Reply:
+    async def drop(self, _request: Request, body: DeadLettersRequest) -> Reply:
         """Forget dead letters: those named, or all."""
-        wish = await read_body(request, LETTER_KEYS)
-        return json_reply({"dropped": await self._services.sink.drop_dead_letters(_numbers(wish))})
+        return json_reply({"dropped": await self._services.sink.drop_dead_letters(body.ids)})
 
 
-def _link_of(wish: dict[str, Any]) -> LinkName:
-    """The queue and the peer that a body names. Raises Refused."""
+def _link_of(body: RemoveSinkPeerRequest) -> LinkName:
+    """The queue and the peer of a body. Raises RequestRefused."""
     try:
-        return LinkName(check_name(text(wish, "queue") or ""), check_peer_url(text(wish, "url") or ""))
+        return LinkName(check_name(body.queue or ""), check_peer_url(body.url or ""))
     except ValueError as error:
         raise RequestRefused(400, "bad-json", f"say which: queue and url ({error})") from None
 
 
-def _peer_of(wish: dict[str, Any]) -> tuple[LinkName, PeerSettings]:
-    """The peer that a body describes. Raises Refused."""
-    name = _link_of(wish)
+def _peer_of(body: SinkPeerRequest) -> tuple[LinkName, PeerSettings]:
+    """The link of a body, with its settings. Raises RequestRefused."""
+    name = _link_of(body)
     try:
-        cluster = check_name(text(wish, "cluster") or "") if wish.get("cluster") else ""
-        token_file = None if wish.get("token_file") is None else Path(text(wish, "token_file") or "")
+        cluster = check_name(body.cluster) if body.cluster else ""
+        token_file = None if body.token_file is None else Path(body.token_file)
     except ValueError as error:
         raise RequestRefused(400, "bad-json", str(error)) from None
     if token_file is not None and not token_file.is_absolute():
@@ -210,14 +252,3 @@ def _clock(encoded: bytes) -> dict[str, Any]:
     """A clock as X-Riak-Vclock has it, and the newest write of each actor in it."""
     dots = [dot_shown(actor, counter) for actor, counter, _ in decode_clock(encoded)]
     return {"clock": base64.b64encode(encoded).decode(), "seen": dots}
-
-
-def _numbers(wish: dict[str, Any]) -> list[int] | None:
-    ids = wish.get("ids")
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or len(ids) > IDS_MAX or not all(type(n) is int and 0 < n < 1 << 63 for n in ids):
-        raise RequestRefused(
-            400, "bad-json", f"ids must be a list of at most {IDS_MAX} numbers of dead letters, or null"
-        )
-    return ids

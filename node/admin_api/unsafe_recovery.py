@@ -7,10 +7,13 @@ The rules are `repl.controller.unclean_election`'s; docs/runbooks.md says when t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from isthmus.node.admin_api.body import acting_user, count, flag, read_body, text
+import msgspec
+
+from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
@@ -23,13 +26,30 @@ from isthmus.repl.model.errors import Fenced, IsthmusError
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 
-FORCE_KEYS: Final = frozenset({"node", "by", "dry_run", "version"})
-RESEED_KEYS: Final = frozenset({"by", "dry_run", "incomplete"})
-
 RESEED_ATTEMPTS: Final = 5
 """Times that a record is read and written anew where others wrote it in between."""
 
 NUMBER_MAX: Final = (1 << 63) - 1
+
+
+class ForceLeaderRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Elect the replica of one node."""
+
+    node: str | None = None
+    version: (
+        Annotated[
+            int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="The record's version in the plan that was shown.")
+        ]
+        | None
+    ) = None
+    dry_run: DryRun = False
+
+
+class ReseedRequest(AuditedRequest, frozen=True, kw_only=True):
+    """Raise the records above what the replicas have seen."""
+
+    incomplete: Annotated[bool, msgspec.Meta(description="Go on without the replicas that do not answer.")] = False
+    dry_run: DryRun = False
 
 
 class UnsafeRecoveryAdmin:
@@ -37,20 +57,19 @@ class UnsafeRecoveryAdmin:
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        router.add("POST", "/admin/partitions/{partition}/force-leader", self.force_leader)
-        router.add("POST", "/admin/cluster/reseed", self.reseed)
+        force_leader = BodyHandler(ForceLeaderRequest, self.force_leader)
+        router.add("POST", "/admin/partitions/{partition}/force-leader", force_leader)
+        router.add("POST", "/admin/cluster/reseed", BodyHandler(ReseedRequest, self.reseed))
 
-    async def force_leader(self, request: Request) -> Reply:
+    async def force_leader(self, request: Request, body: ForceLeaderRequest) -> Reply:
         """Elect one copy, whatever it lacks; refused while the partition has a leader."""
-        wish = await read_body(request, FORCE_KEYS)
         record = self._record(request.text("partition"))
-        name = text(wish, "node")
+        name = body.node
         if name not in record.replicas:
             raise RequestRefused(
                 400, "bad-input", f"node must be one that holds the partition: {', '.join(record.replicas)} do"
             )
-        version = count(wish, "version", 0, NUMBER_MAX)
-        if version is not None and version != record.version:
+        if body.version is not None and body.version != record.version:
             raise RequestRefused(
                 409, "changed", f"partition {record.partition} has changed since it was shown: look again"
             )
@@ -71,19 +90,17 @@ class UnsafeRecoveryAdmin:
         if obstacle:
             raise RequestRefused(409, "not-eligible", obstacle)
         plan = self._plan(record, chosen, copies, silent)
-        if not flag(wish, "dry_run"):
-            by = acting_user(wish)
-            written = await self._order(record, chosen, copies, by, "forced")
+        if not body.dry_run:
+            written = await self._order(record, chosen, copies, acting_user(body.by), "forced")
             plan |= {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
         return json_reply(plan)
 
-    async def reseed(self, request: Request) -> Reply:
+    async def reseed(self, _request: Request, body: ReseedRequest) -> Reply:
         """Put every record above what the replicas have seen, where the metastore went back behind them."""
-        wish = await read_body(request, RESEED_KEYS)
         controller = self._services.controller
         records = controller.records
         facts = await self._facts(list(records.values()))
-        dry_run, incomplete, by = flag(wish, "dry_run"), flag(wish, "incomplete"), acting_user(wish)
+        dry_run, incomplete, by = body.dry_run, body.incomplete, acting_user(body.by)
         if not dry_run:
             seen = [row for said in facts.values() if said is not None for row in said.items()]
             await unclean_election.raise_counters(

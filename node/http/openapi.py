@@ -11,13 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from isthmus.node.http.application import HttpApplication, Request, RoutedHandler, json_reply
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.object_query import FLAGS, QUORUM_WORDS, QUORUMS, SYNC_WORDS
 from isthmus.node.http.responses import Reply
 from isthmus.repl.model.requests import Isolation
 
 OPENAPI_VERSION: Final = "3.1.0"
 PATH: Final = "/openapi.json"
+SCHEMA_REF: Final = "#/components/schemas/{name}"
 
 NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,9}$"}
 FLAG: Final = {"enum": ["true", "false", "default"]}
@@ -162,8 +166,13 @@ def operation_of(method: str, pattern: str) -> OperationSpec:
 def describe(face: HttpApplication, title: str, version: str, *, objects: bool) -> dict[str, Any]:
     """The OpenAPI document of `face` as it is routed now; `objects`: with the object paths."""
     paths: dict[str, dict[str, Any]] = {}
+    models: dict[str, type[msgspec.Struct]] = {}
     for pattern, method, handler in face.router.routes():
-        paths.setdefault(pattern, {})[method.lower()] = _described(method, pattern, _words_of(handler))
+        described = _described(method, pattern, _words_of(handler))
+        if isinstance(handler, BodyHandler):
+            models[handler.model.__name__] = handler.model
+            described["requestBody"] = _typed_body(handler.model)
+        paths.setdefault(pattern, {})[method.lower()] = described
     if objects:
         for pattern in OBJECT_PATHS:
             for method, words in OBJECTS.items():
@@ -172,6 +181,7 @@ def describe(face: HttpApplication, title: str, version: str, *, objects: bool) 
         "openapi": OPENAPI_VERSION,
         "info": {"title": title, "version": version, "description": "Statuses and reasons: docs/http.md."},
         "paths": dict(sorted(paths.items())),
+        "components": {"schemas": _schemas(models)},
     }
 
 
@@ -195,6 +205,20 @@ def _described(method: str, pattern: str, words: str) -> dict[str, Any]:
     if known.body is not None:
         described["requestBody"] = {"required": True, "content": {known.body: {}}}
     return described
+
+
+def _typed_body(model: type[msgspec.Struct]) -> dict[str, Any]:
+    """A request body with the schema of its struct. No body counts as an empty object."""
+    required = any(field.required for field in msgspec.structs.fields(model))
+    return {
+        "required": required,
+        "content": {"application/json": {"schema": {"$ref": SCHEMA_REF.format(name=model.__name__)}}},
+    }
+
+
+def _schemas(models: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components([models[name] for name in sorted(models)], ref_template=SCHEMA_REF)
+    return schemas
 
 
 _NAME: Final = {"type": "string", "minLength": 1}

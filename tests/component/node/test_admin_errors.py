@@ -93,4 +93,4 @@ def test_who_has_no_name_is_known_by_number(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(wishes.getpass, "getuser", nobody)
     monkeypatch.setattr(wishes.os, "getuid", lambda: 12345)
-    assert wishes.acting_user({}) == "uid-12345"
+    assert wishes.acting_user(None) == "uid-12345"
