@@ -6,10 +6,13 @@ ARGS ?=
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 
-# Over how many processes `make test` spreads the modules of tests; 0: all in this one, as a debugger needs it. Tests
-# wait more than they compute, so that 4 to 6 fill two cores. A process that ends amid a test ends the run.
-WORKERS ?= 0
-SPREAD := --dist loadfile --max-worker-restart=0
+# Over how many processes `make test` spreads the tests; 0: all in this one, as a debugger needs it. Tests wait more than
+# they compute, so that six fill two cores. A process that ends amid a test ends the run.
+WORKERS ?= 6
+SPREAD := --dist loadgroup --max-worker-restart=0
+
+# Without byte code on disk every worker and every process that a test starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What `make test-fast` runs: pure functions and state machines, beside doubles of stores, metastores and peers.
 FAST_TESTS := $(addprefix tests/unit/,config queues sink repl/model repl/isr repl/controller repl/coordinator)
@@ -18,7 +21,7 @@ FAST_TESTS := $(addprefix tests/unit/,config queues sink repl/model repl/isr rep
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
-	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=4 runs them in four processes"
+	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=0 runs them in one process"
 	@echo "make test-fast the tests of pure parts and state machines alone"
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"

@@ -6,7 +6,9 @@ imports those that it uses.
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
+import inspect
 import os
 import shutil
 import subprocess
@@ -140,8 +142,21 @@ def nothing_left_running() -> Iterator[None]:
         time.sleep(0.01)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with asyncio.Runner() as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need what this machine does not give are skipped, with the reason."""
+    """Skip tests that need what this machine lacks, with the reason; keep tests that share a fixture in one process."""
+    for item in items:
+        _group(item)
     lacking = {"root": "needs root"} if os.geteuid() != 0 else {}
     if any(item.get_closest_marker("strace") for item in items) and not _strace_works():
         lacking["strace"] = "needs the system package strace, and leave to trace"
@@ -153,6 +168,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _group(item: pytest.Item) -> None:
+    """With `--dist loadgroup`: tests that share a fixture of their module, or the ZooKeeper of the session."""
+    assert isinstance(item, pytest.Function)
+    shared = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if found[-1].scope == "module"]
+    if "shared_server" in item.fixturenames:
+        item.add_marker(pytest.mark.xdist_group("zookeeper"))
+    elif shared:
+        item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
 def _strace_works() -> bool:

@@ -12,6 +12,9 @@ from typing import Final
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("conventions")
+"""In one process: parsing all files takes longer than all checks of them."""
+
 HOUSE: Final = Path(__file__).parents[2]
 ROOMS: Final = ("config", "repl", "queues", "aae", "sink", "node")
 
@@ -34,7 +37,13 @@ def modules(*tops: str) -> Iterator[tuple[Path, ast.Module]]:
     """Parsed Python files below the folders `tops`."""
     for path in files_of_the_house():
         if path.suffix == ".py" and path.parts[0] in tops:
-            yield path, ast.parse((HOUSE / path).read_text(), str(path))
+            yield path, parsed(path)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A Python file of the checkout, parsed once for all checks."""
+    return ast.parse((HOUSE / path).read_text(), str(path))
 
 
 def test_every_module_has_a_sign_on_its_door() -> None:

@@ -143,9 +143,9 @@ def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
         three.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One ZooKeeper for the tests of a module that do not hurt it."""
+    """One ZooKeeper for the tests of a folder that do not hurt it; they run in one process."""
     server = Server(tmp_path_factory.mktemp("zookeeper"))
     server.start()
     yield server
@@ -220,7 +220,7 @@ class ZooKeeperWorld:
         await asyncio.to_thread(close_session)
 
 
-@pytest.fixture(params=["memory", "zookeeper"])
+@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.xdist_group("zookeeper"))])
 def world(request: pytest.FixtureRequest) -> MemoryWorld | ZooKeeperWorld:
     """Each claim of the contract holds on both."""
     if request.param == "memory":

@@ -251,7 +251,7 @@ def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
     async def story() -> None:
         async with source(says) as (_, peer):
             with pytest.raises(PeerFault, match="an answer that trickles"):
-                await ask(peer, timeout_ms=100)
+                await ask(peer, timeout_ms=500)
 
     asyncio.run(story())
 
@@ -260,14 +260,14 @@ def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
     """The wait for the first byte is not held against the speed of what follows."""
 
     async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
-        await asyncio.sleep(0.35)
+        await asyncio.sleep(0.5)
         writer.write(ANSWER[:-1])
         await writer.drain()
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.5)
         writer.write(ANSWER[-1:])
 
     async def story() -> None:
         async with source(says) as (_, peer):
-            assert await ask(peer, timeout_ms=450) == b"ok"
+            assert await ask(peer, timeout_ms=900) == b"ok"
 
     asyncio.run(story())
