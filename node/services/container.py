@@ -174,13 +174,13 @@ class NodeServices:
             key_limit_bytes=settings.limits.key_bytes,
             request_timeout_ms=settings.listen.request_timeout_ms,
             read_isolation=settings.replication.read_isolation,
-            properties_of=self.property_cache.of_type,
+            properties=self.property_cache,
         )
         self.controller = Controller(
             metastore,
             node=name,
             time=self.time,
-            request=self.links.request,
+            links=self.links,
             position_of=lambda partition: position_of(self.runtime, partition),
             default_type=default_type_of(settings),
             on_records=self._records,
@@ -228,7 +228,7 @@ class NodeServices:
             routes=self.coordinator.routes,
             read_pool=self.read_pool,
             limits=write_limits_of(settings),
-            properties_of=self.property_cache.of_type,
+            properties=self.property_cache,
             settled=TombstoneBarrier(
                 self.queues.machines,
                 self.store,

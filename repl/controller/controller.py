@@ -35,7 +35,7 @@ from isthmus.repl.controller.election import (
 )
 from isthmus.repl.controller.leader_balancer import LeaderBalancer
 from isthmus.repl.controller.log_positions import METHOD as STATUS
-from isthmus.repl.controller.log_positions import LogPositions, Position, Request
+from isthmus.repl.controller.log_positions import LogPositions, Position, RequestLinks
 from isthmus.repl.controller.placement import ReplicaMap
 from isthmus.repl.controller.promotions import METHOD as PROMOTED
 from isthmus.repl.controller.promotions import Promotions
@@ -82,14 +82,14 @@ class Controller:
         *,
         node: str,
         time: TimeSource,
-        request: Request,
+        links: RequestLinks,
         position_of: Callable[[int], Position | None],
         default_type: DefaultType,
         on_records: Callable[[Mapping[int, PartitionRecord]], None],
         on_registrations: Callable[[Mapping[str, Registration]], None],
     ) -> None:
-        """`request` is `Links.request`; it is never asked to reach `node` itself. `position_of` tells (last epoch, LEO)
-        of this node's copy of a partition, None when it has none."""
+        """`links` are never asked to reach `node` itself. `position_of` returns the (last epoch, LEO) of this node's
+        copy of a partition, None when it has none."""
         self.metastore = metastore
         self._node = node
         self._time = time
@@ -99,8 +99,8 @@ class Controller:
         self._wake = asyncio.Event()
         self._unavailable = LogLimit()
         self._watches: dict[int, ElectionTimer] = {}
-        self._positions = LogPositions(node=node, request=request, position_of=position_of, on_answer=self.wake)
-        self._announcements = Promotions(node=node, request=request, on_heard=self.wake)
+        self._positions = LogPositions(node=node, links=links, position_of=position_of, on_answer=self.wake)
+        self._announcements = Promotions(node=node, links=links, on_heard=self.wake)
         self._founding = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
-from isthmus.repl.controller.log_positions import Request
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
 from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.runtime import Runtime
@@ -34,13 +33,13 @@ class LeaderBalanceApi:
         """Build before `controller.start`: it is given what it is to balance with."""
         self._controller = controller
         self._node = runtime.node
-        self._request: Request = runtime.links.request
+        self._links = runtime.links
         self._time = runtime.time
         self._handing_over = LeadershipTransfer(runtime)
         self._balancing = controller.balancing = LeaderBalancer(
             node=self._node,
-            request=self._request,
-            own=self._handing_over.answer,
+            links=self._links,
+            own=self._handing_over,
             options=options,
             wake=controller.wake,
         )
@@ -71,7 +70,7 @@ class LeaderBalanceApi:
         if who is None or who == self._node:
             raise NotReady("no node controls the cluster at the moment: ask again")
         try:
-            answer = json.loads(await self._request(who, METHOD, by.encode(), timeout_ms))
+            answer = json.loads(await self._links.request(who, METHOD, by.encode(), timeout_ms))
         except OutcomeUnknown as error:
             if not by:
                 raise NotReady(f"node {who}, which controls the cluster, has not answered: {error}") from error

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -31,7 +31,7 @@ from isthmus.repl.controller.leader_balance_plan import (
     plan,
     seats,
 )
-from isthmus.repl.controller.log_positions import Request
+from isthmus.repl.controller.log_positions import RequestLinks
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.runtime.handover import METHOD as HAND_OVER
@@ -106,6 +106,13 @@ class BalanceRun:
     """Moves that ended, with why they failed ("" for those that did not)."""
 
 
+class HandoverHandler(Protocol):
+    """Answers hand-over requests (`repl.runtime.handover.LeadershipTransfer`)."""
+
+    async def answer(self, node: str, body: bytes) -> bytes:
+        """Begin to hand over as `body` asks, for `node`. Raises IsthmusError when nothing was begun."""
+
+
 class LeaderBalancer:
     """What the controller remembers of it. All methods belong to the event loop."""
 
@@ -113,15 +120,15 @@ class LeaderBalancer:
         self,
         *,
         node: str,
-        request: Request,
-        own: Callable[[str, bytes], Awaitable[bytes]],
+        links: RequestLinks,
+        own: HandoverHandler,
         options: BalanceOptions,
         wake: Callable[[], None],
     ) -> None:
-        """`own` answers a hand-over request for this very node; `wake` lets the controller look soon."""
+        """`own` answers hand-over requests to this node itself; `wake` lets the controller look soon."""
         self.options = options
         self._node = node
-        self._request = request
+        self._links = links
         self._own = own
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
@@ -299,9 +306,9 @@ class LeaderBalancer:
         body = encode(partition, moving.epoch, target, self.options.timeout_ms)
         try:
             if source == self._node:
-                await self._own(self._node, body)
+                await self._own.answer(self._node, body)
             else:
-                await self._request(source, HAND_OVER, body, REQUEST_MS)
+                await self._links.request(source, HAND_OVER, body, REQUEST_MS)
         except OutcomeUnknown as error:
             log.warning("balancing.unanswered", partition=partition, peer=source, error=str(error))
         except IsthmusError as error:

@@ -8,8 +8,8 @@ is lost, late or old costs lag, not data. The rule that uses them is `repl.contr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 import msgpack
 
@@ -27,8 +27,12 @@ ASK_AGAIN_MS: Final = 50
 Position = tuple[int, int]
 """(last epoch, LEO) of one replica's log."""
 
-Request = Callable[[str, str, bytes, int], Awaitable[bytes]]
-"""(node, method, body, timeout_ms) -> the answer's body: `repl.transport.port.Links.request`."""
+
+class RequestLinks(Protocol):
+    """The part of `repl.transport.port.Links` that the controller needs."""
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """Ask another node; returns the answer's body. Raises IsthmusError; see `Links.request`."""
 
 
 class LogPositions:
@@ -38,14 +42,14 @@ class LogPositions:
         self,
         *,
         node: str,
-        request: Request,
+        links: RequestLinks,
         position_of: Callable[[int], Position | None],
         on_answer: Callable[[], None],
     ) -> None:
         """`position_of` tells of a partition on this node, None when it has no copy; `on_answer` is called when more
         is known, or when it is time to ask again."""
         self._node = node
-        self._request = request
+        self._links = links
         self._position_of = position_of
         self._on_answer = on_answer
         self._heard: dict[int, dict[str, Position]] = {}
@@ -81,7 +85,7 @@ class LogPositions:
 
     async def _ask(self, node: str, partitions: list[int]) -> None:
         try:
-            answer = await self._request(node, METHOD, msgpack.packb(partitions), ASK_MS)
+            answer = await self._links.request(node, METHOD, msgpack.packb(partitions), ASK_MS)
             found = _answered(answer)
         except IsthmusError:
             await asyncio.sleep(ASK_AGAIN_MS / 1000)

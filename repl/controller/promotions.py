@@ -13,7 +13,7 @@ from typing import Final
 
 import msgpack
 
-from isthmus.repl.controller.log_positions import Request
+from isthmus.repl.controller.log_positions import RequestLinks
 from isthmus.repl.isr.effects import Promoted
 from isthmus.repl.model.errors import BadInput, IsthmusError
 
@@ -35,9 +35,9 @@ Promotion = tuple[int, str, int, int]
 class Promotions:
     """What was heard (the newest epoch of each partition) and what is still to be told."""
 
-    def __init__(self, *, node: str, request: Request, on_heard: Callable[[], None]) -> None:
+    def __init__(self, *, node: str, links: RequestLinks, on_heard: Callable[[], None]) -> None:
         self._node = node
-        self._request = request
+        self._links = links
         self._on_heard = on_heard
         self._known: Collection[int] = ()
         self._heard: dict[int, Promotion] = {}
@@ -100,7 +100,7 @@ class Promotions:
             unsent, self._unsent = self._unsent, {}
             body = msgpack.packb([[partition, *promotion] for partition, promotion in unsent.items()])
             try:
-                await self._request(self._controller, METHOD, body, TIMEOUT_MS)
+                await self._links.request(self._controller, METHOD, body, TIMEOUT_MS)
             except IsthmusError:
                 self._unsent = unsent | self._unsent
                 await asyncio.sleep(SEND_AGAIN_MS / 1000)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from time import monotonic
 from typing import Final, NamedTuple, cast
@@ -48,7 +48,7 @@ from isthmus.repl.model.errors import (
     clear_traceback,
 )
 from isthmus.repl.model.keys import Key, key_hash, partition_index
-from isthmus.repl.model.properties import PLAIN, TypeProperties
+from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
 from isthmus.repl.runtime.partition import Partition
@@ -155,12 +155,12 @@ class Coordinator:
         key_limit_bytes: int,
         request_timeout_ms: int,
         read_isolation: str,
-        properties_of: Callable[[bytes], TypeProperties] = lambda _bucket_type: PLAIN,
+        properties: PropertySource = NO_SETTINGS,
     ) -> None:
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
         self._limits = limits
-        self._properties_of = properties_of
+        self._properties = properties
         self._key_limit_bytes = key_limit_bytes
         self.routes = RoutingTable()
         self._forwarding = LeaderForwarder(
@@ -209,7 +209,7 @@ class Coordinator:
         """What this node answers to others of its cluster, by method; of the partitions that it leads, never by
         forwarding again."""
         answer_limit = answer_bytes(self._limits.entry_bytes)
-        return ForwardedRequests(self._submit_here, self._reading, self._listing, answer_limit).handlers()
+        return ForwardedRequests(self, self._reading, self._listing, answer_limit).handlers()
 
     # -- reads ----------------------------------------------------------------------------------------
 
@@ -320,7 +320,8 @@ class Coordinator:
         record = self._runtime.partitions[partition].replica.record
         return 0 if record is None else record.lineage
 
-    def _submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
+    def submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
+        """See `repl.coordinator.forwarded_requests.LocalWrites`."""
         return self._submit(requests, forward=False)
 
     def _submit(
@@ -422,7 +423,7 @@ class Coordinator:
             runtime.store,
             runtime.cluster_uuid,
             self._limits,
-            self._properties_of(partition.bucket_type),
+            self._properties.of_type(partition.bucket_type),
             runtime.time.wall_ms(),
             self._pending_requests.get(partition.id, {}),
             self.unreplicated,

@@ -7,6 +7,7 @@ Only what it leads is served; nothing is forwarded again, so that no request can
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.listing import Listing
@@ -16,16 +17,20 @@ from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> answer. Raises CodecError for a body that is not one, and Retryable."""
 
-Submit = Callable[[Sequence[WriteRequest | PushItem]], Awaitable[list[object]]]
-"""Writes and pushes of partitions that are led here -> one answer each; the others are refused."""
+
+class LocalWrites(Protocol):
+    """Writes and pushes of the partitions that this node leads (`repl.coordinator.coordinator.Coordinator`)."""
+
+    def submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> Awaitable[list[object]]:
+        """One answer per item, in order; an item of a partition that is led elsewhere is refused."""
 
 
 class ForwardedRequests:
     """The handlers of forwarded requests."""
 
-    def __init__(self, submit: Submit, reading: Reads, listing: Listing, answer_bytes: int) -> None:
+    def __init__(self, writes: LocalWrites, reading: Reads, listing: Listing, answer_bytes: int) -> None:
         """`answer_bytes`: most bytes of values in one answer."""
-        self._submit = submit
+        self._local = writes
         self._answer_bytes = answer_bytes
         self._reading = reading
         self._listing = listing
@@ -41,7 +46,7 @@ class ForwardedRequests:
 
     async def _writes(self, _node: str, body: bytes) -> bytes:
         _, requests = kv_rpc.decode_body(body, kv_rpc.decode_write)
-        results = await self._submit(requests)
+        results = await self._local.submit_here(requests)
         room_bytes = self._answer_bytes
         for slot, (request, result) in enumerate(zip(requests, results, strict=True)):
             if isinstance(result, WriteResult) and result.payload:
@@ -53,7 +58,7 @@ class ForwardedRequests:
 
     async def _pushes(self, _node: str, body: bytes) -> bytes:
         _, items = kv_rpc.decode_body(body, kv_rpc.decode_push)
-        return kv_rpc.encode_answers(await self._submit(items), kv_rpc.pushed_row)
+        return kv_rpc.encode_answers(await self._local.submit_here(items), kv_rpc.pushed_row)
 
     async def _reads(self, _node: str, body: bytes) -> bytes:
         head, keys = kv_rpc.decode_body(body, kv_rpc.decode_key)

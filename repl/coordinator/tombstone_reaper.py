@@ -34,7 +34,7 @@ from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotRe
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Object, Summary, encode_with_summary
 from isthmus.repl.model.ports import ReapBarrier
-from isthmus.repl.model.properties import TypeProperties
+from isthmus.repl.model.properties import PropertySource, TypeProperties
 from isthmus.repl.model.vclock import counter_of, increment, pack_counter
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
@@ -170,7 +170,7 @@ class Reaper:
         routes: RoutingTable,
         read_pool: Executor,
         limits: WriteLimits,
-        properties_of: Callable[[bytes], TypeProperties],
+        properties: PropertySource,
         settled: ReapBarrier,
         request_timeout_ms: int,
     ) -> None:
@@ -179,7 +179,7 @@ class Reaper:
         self._routes = routes
         self._pool = read_pool
         self._limits = limits
-        self._properties_of = properties_of
+        self._properties = properties
         self._settled = settled
         self._timeout_ms = request_timeout_ms
         self.differs: Callable[[Key], str] = lambda _key: ""
@@ -223,7 +223,7 @@ class Reaper:
         led = self._led.get(partition) if leader else None
         if led is None:
             return
-        kind = self._properties_of(self._runtime.partitions[partition].bucket_type)
+        kind = self._properties.of_type(self._runtime.partitions[partition].bucket_type)
         if not kind.reaps:
             return
         own = self._runtime.cluster_uuid
@@ -257,7 +257,7 @@ class Reaper:
                 led = self._led.get(partition)
                 if place is None or led is None or not place.replica.ready:
                     continue
-                if not self._properties_of(place.bucket_type).reaps:
+                if not self._properties.of_type(place.bucket_type).reaps:
                     continue
                 try:
                     await self._walk(place, led)
@@ -287,7 +287,7 @@ class Reaper:
         self, place: Partition, after: tuple[bytes, bytes] | None
     ) -> tuple[list[Tombstone], tuple[bytes, bytes] | None]:
         """In a thread: tombstones of buckets that reap, and where to go on."""
-        kind = self._properties_of(place.bucket_type)
+        kind = self._properties.of_type(place.bucket_type)
         keys = self._runtime.store.list_keys(place.id, None, after)
         found, count, last = [], 0, after
         for listed in islice(keys, PAGE_KEYS):
@@ -320,7 +320,7 @@ class Reaper:
 
     def _reap_due(self, place: Partition, led: _Led) -> None:
         now_ms = self._runtime.time.wall_ms()
-        kind = self._properties_of(place.bucket_type)
+        kind = self._properties.of_type(place.bucket_type)
         due = [
             found
             for found in led.candidates.values()
@@ -347,7 +347,7 @@ class Reaper:
 
     def _batch(self, place: Partition) -> ReapBatch:
         runtime = self._runtime
-        kind = self._properties_of(place.bucket_type)
+        kind = self._properties.of_type(place.bucket_type)
         now_ms = runtime.time.wall_ms()
         return ReapBatch(WriteBatch(place, runtime.store, runtime.cluster_uuid, self._limits, kind, now_ms, {}))
 
@@ -362,7 +362,7 @@ class Reaper:
         waits = self._obstacle(place, found)
         if waits:
             return waits
-        tells = self._properties_of(place.bucket_type).of(found.bucket).repl_reap
+        tells = self._properties.of_type(place.bucket_type).of(found.bucket).repl_reap
         if offered and tells and not found.leaving:
             self.announced_count += reaps.restate(key, hash64, found.offset, leaving=True)
         else:
@@ -453,7 +453,7 @@ class Reaper:
         rows = []
         for partition, led in sorted(self._led.items()):
             place = self._runtime.partitions.get(partition)
-            if place is not None and self._properties_of(place.bucket_type).reaps:
+            if place is not None and self._properties.of_type(place.bucket_type).reaps:
                 rows.append({"partition": partition, "tombstones": len(led.candidates), "waits": led.waits})
         return rows
 
@@ -461,7 +461,7 @@ class Reaper:
         """Of a tombstone in a partition led here: {"after_ms", "waits"}: when it may go by itself (None: never), and
         why it may not go yet; "" when it may, or is no tombstone."""
         place = self._runtime.partitions[partition]
-        after_ms = self._properties_of(key.bucket_type).of(key.bucket).reap_after_ms
+        after_ms = self._properties.of_type(key.bucket_type).of(key.bucket).reap_after_ms
         found = self._runtime.store.key_row(partition, key_hash(key.bucket, key.key), key.bucket, key.key)
         current = None if found is None else decode_key_row(found)
         if current is None or not current.tombstone:

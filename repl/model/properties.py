@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from isthmus.repl.model.errors import BadInput
 
@@ -60,3 +60,25 @@ class TypeProperties:
 
 PLAIN: Final = TypeProperties(DEFAULTS, {})
 """A bucket type without any setting."""
+
+
+class PropertySource(Protocol):
+    """The properties of all bucket types, as they are now."""
+
+    def of_type(self, bucket_type: bytes) -> TypeProperties:
+        """The properties of a bucket type's buckets."""
+
+
+@dataclass(frozen=True)
+class FixedProperties:
+    """A PropertySource whose bucket types all have the same properties."""
+
+    properties: TypeProperties = PLAIN
+
+    def of_type(self, _bucket_type: bytes) -> TypeProperties:
+        """See PropertySource."""
+        return self.properties
+
+
+NO_SETTINGS: Final = FixedProperties()
+"""A cluster in which no bucket type has any setting."""

@@ -46,7 +46,7 @@ class FakeNode:
             self.metastore,
             node=self.name,
             time=SystemTime(),
-            request=self.request,
+            links=self,
             position_of=lambda partition: (1, self.leo.get(partition, 0)),
             default_type=cluster.default,
             on_records=self.on_records,
@@ -55,8 +55,8 @@ class FakeNode:
         if cluster.balance is not None:
             self.controller.balancing = LeaderBalancer(
                 node=self.name,
-                request=self.request,
-                own=self.hand_over,
+                links=self,
+                own=self,
                 options=cluster.balance,
                 wake=self.controller.wake,
             )
@@ -79,7 +79,7 @@ class FakeNode:
         await self.controller.stop()
         await self.metastore.stop()
 
-    async def request(self, node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """What the links do: to another node, or NotReady."""
         assert node != self.name, "a message to oneself never occurs"
         self.cluster.requests[self.name, node, method] += 1
@@ -88,10 +88,10 @@ class FakeNode:
         if other is None or other.deaf:
             raise NotReady(f"no connection to {node}")
         if method == HAND_OVER:
-            return await other.hand_over(self.name, body)
+            return await other.answer(self.name, body)
         return await other.controller.request_handlers()[method](self.name, body)
 
-    async def hand_over(self, _node: str, body: bytes) -> bytes:
+    async def answer(self, node: str, body: bytes) -> bytes:
         """What a drained leader does: it has itself taken out of the record, for the target."""
         partition, epoch, target, _timeout_ms = msgpack.unpackb(body)
         if self.unwilling:

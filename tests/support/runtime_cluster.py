@@ -181,7 +181,7 @@ async def opened(
         metastore,
         node=node,
         time=SystemTime(),
-        request=links.request,
+        links=links,
         position_of=position_of,
         default_type=default_type or DefaultType(PARTITIONS, 1, settle_ms=0),
         on_records=on_records,

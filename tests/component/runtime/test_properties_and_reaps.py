@@ -16,7 +16,7 @@ from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
-from isthmus.repl.model.properties import PLAIN
+from isthmus.repl.model.properties import PLAIN, FixedProperties
 from isthmus.repl.model.requests import WriteRequest
 from tests.component.runtime.test_state_transfer import SMALL, follower_of, put, same_everywhere, trimmed_beyond
 from tests.support.runtime_cluster import House, Town, until
@@ -41,7 +41,7 @@ def reaper_of(house: House, pool: ThreadPoolExecutor) -> Reaper:
         routes=house.coordinator.routes,
         read_pool=pool,
         limits=WriteLimits(1_000_000, 5, 3_000_000),
-        properties_of=lambda _type: PLAIN,
+        properties=FixedProperties(PLAIN),
         settled=NoQueues(),
         request_timeout_ms=1_000,
     )
@@ -60,7 +60,7 @@ def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, town: Towns) -
             for node, house in t.houses.items():
                 book = books[node] = PropertyCache(house.metastore)
                 await book.start()
-                house.coordinator._properties_of = book.of_type
+                house.coordinator._properties = book
             changes = {
                 "allow_mult": PropertySetting(False, "ann", 1),
                 "max_object_size": PropertySetting(9, "ann", 1),

@@ -25,6 +25,7 @@ from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.ports import ApplyListener
+from isthmus.repl.model.properties import FixedProperties
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
@@ -175,7 +176,7 @@ class QueueProcess(Process):
                 key_limit_bytes=KEY_LIMIT,
                 request_timeout_ms=REQUEST_TIMEOUT_MS,
                 read_isolation="committed",
-                properties_of=lambda _type: PROPERTIES,
+                properties=FixedProperties(PROPERTIES),
             )
             self.queues = Queues(
                 world.settings,

@@ -26,7 +26,7 @@ class Wire:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def request(self, node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """As `Links.request`."""
         self.sent.append((node, method, msgpack.unpackb(body)))
         if self.failures:
@@ -38,9 +38,7 @@ class Wire:
 
 def positions(wire: Wire, on_answer: Callable[[], None] = lambda: None) -> LogPositions:
     """Of node a, whose copy of each partition below 10 is at (4, partition)."""
-    return LogPositions(
-        node="a", request=wire.request, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer
-    )
+    return LogPositions(node="a", links=wire, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer)
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -138,7 +136,7 @@ def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
 def announcements(wire: Wire, heard: list[int] | None = None) -> Promotions:
     """Of node a."""
     told = [] if heard is None else heard
-    return Promotions(node="a", request=wire.request, on_heard=lambda: told.append(1))
+    return Promotions(node="a", links=wire, on_heard=lambda: told.append(1))
 
 
 def test_promotions_are_told_to_the_controller_together_and_until_it_has_them() -> None:

@@ -11,6 +11,7 @@ from isthmus.repl.coordinator import listing, tombstone_reaper
 from isthmus.repl.model.entry import encode_key_row
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_with_summary, write
+from isthmus.repl.model.properties import FixedProperties
 from isthmus.repl.model.vclock import EMPTY, actor_of
 from isthmus.repl.store.port import ListedKey
 
@@ -42,7 +43,7 @@ def test_a_damaged_row_keeps_no_tombstone_behind_it_from_being_reaped() -> None:
 
     kind = SimpleNamespace(of=lambda _bucket: SimpleNamespace(reap_after_ms=0, repl_reap=False))
     changes = SimpleNamespace(list_keys=keys, changes=lambda *_: [])
-    reaper: Any = SimpleNamespace(_properties_of=lambda _type: kind, _runtime=SimpleNamespace(store=changes))
+    reaper: Any = SimpleNamespace(_properties=FixedProperties(kind), _runtime=SimpleNamespace(store=changes))
     reaper._tombstone_of = lambda *given: tombstone_reaper.Reaper._tombstone_of(reaper, *given)
     found, after = tombstone_reaper.Reaper._page(reaper, SimpleNamespace(id=0, bucket_type=b"default"), None)  # type: ignore[arg-type]
     assert ([one.key for one in found], after) == ([b"z"], None)

@@ -57,6 +57,9 @@ class World:
     queues: Queues
     kind: TypeProperties = field(default_factory=lambda: TypeProperties(DEFAULTS, {}))
 
+    def of_type(self, _bucket_type: bytes) -> TypeProperties:
+        return self.kind
+
     async def delete(self, key: Key = KEY) -> None:
         coordinator = self.made.coordinators["n1"]
         await coordinator.write(WriteRequest(key, Content(b"v")))
@@ -96,11 +99,11 @@ async def world(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIter
                     routes=made.coordinators[node].routes,
                     read_pool=pool,
                     limits=LIMITS,
-                    properties_of=lambda _type: found.kind,
+                    properties=found,
                     settled=queues,
                     request_timeout_ms=1_000,
                 )
-                made.coordinators[node]._properties_of = lambda _type: found.kind
+                made.coordinators[node]._properties = found
                 made.wire.handlers[node] = {**made.wire.handlers[node], **reaper.request_handlers()}
                 reaper.leadership(0, node == "n1", 0)
                 reaper.start()

@@ -11,7 +11,7 @@ from isthmus.repl.coordinator.write_batch import TooManySiblings
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, Object, decode_object, encode_object, write
-from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
+from isthmus.repl.model.properties import DEFAULTS, FixedProperties, Properties, TypeProperties
 from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from tests.support.coordinator_cluster import OTHER, Cluster, cluster, keys_of
@@ -23,7 +23,7 @@ def under(made: Cluster, properties: Properties, **buckets: Properties) -> None:
     """Let both nodes go by these."""
     found = TypeProperties(properties, {name.encode(): each for name, each in buckets.items()})
     for coordinator in made.coordinators.values():
-        coordinator._properties_of = lambda _type: found
+        coordinator._properties = FixedProperties(found)
 
 
 async def put(made: Cluster, value: bytes, context: bytes = b"", key: Key = KEY, node: str = "n2") -> Object:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.repl.coordinator.coordinator import PLAIN
 from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
 from isthmus.repl.coordinator.write_batch_fast_path import add_items
 from isthmus.repl.model.errors import IsthmusError, TooLarge
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
+from isthmus.repl.model.properties import PLAIN
 from isthmus.repl.model.requests import PushItem, WriteRequest
 from isthmus.repl.model.vclock import actor_of
 from tests.support.coordinator_cluster import OTHER, UUID, Place

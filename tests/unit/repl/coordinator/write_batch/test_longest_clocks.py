@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, decode_object, encode_object
-from isthmus.repl.model.properties import DEFAULTS, TypeProperties
+from isthmus.repl.model.properties import DEFAULTS, FixedProperties, TypeProperties
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import CLOCK_ENTRIES_MAX, Clock
 from tests.support.coordinator_cluster import OTHER, Cluster, cluster, key_of
@@ -90,7 +90,7 @@ def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
     async def story() -> None:
         async with cluster() as c:
             node, half = c.coordinators["n1"], CLOCK_ENTRIES_MAX // 2 + 1
-            node._properties_of = lambda _type: TypeProperties(DEFAULTS._replace(repl_reap=True), {})
+            node._properties = FixedProperties(TypeProperties(DEFAULTS._replace(repl_reap=True), {}))
             for letter, outcome in ((b"a", PushOutcome.SUPERSEDED), (b"b", PushOutcome.REJECTED)):
                 clock = clock_of(half, letter)
                 sibling = Sibling(clock[0][:2], 1_000, True, b"")
