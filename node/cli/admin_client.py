@@ -159,8 +159,8 @@ def cause(error: BaseException) -> str:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLError):
-            trouble = trouble_of(seen)
-            return f"{trouble.words}{'; write http://' if trouble.code == 'plaintext' else ''}"
+            failure = trouble_of(seen)
+            return f"{failure.words}{'; write http://' if failure.code == 'plaintext' else ''}"
         if isinstance(seen, WrongPeer):
             return str(seen)
         if isinstance(seen, TimeoutError):

@@ -1,13 +1,10 @@
-"""What the probes of `isthmus check` make of a node's listings: each fact with the state that a monitor gives it. Pure.
+"""`isthmus check lag|isr|sync|gaps|sink`: probes for monitoring systems, which expect one line and an exit code.
 
-Reads the answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and adds nothing to them.
-What such an answer does not tell is unknown and is never taken for right.
+The codes are those of monitoring plugins (Nagios): 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN; so a usage error, a node
+that does not answer and a refusal are UNKNOWN, never CRITICAL or OK. docs/commands.md explains the lines.
 
-`isthmus check lag|isr|sync|gaps|sink`: probes for monitoring systems, which want one line and an exit code.
-
-The codes are those of monitoring plugins (Nagios and all that call its plugins): 0 OK, 1 WARNING, 2 CRITICAL,
-3 UNKNOWN; so a slip in the command line, a node that does not answer and a refusal are UNKNOWN here, never CRITICAL or
-OK. docs/commands.md lists the words.
+The functions that judge are pure: they take the answers that `isthmus lag`, `cluster status`, `fullsync status` and
+`gaps` show, and return facts. A value that an answer lacks is unknown, never OK.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ NAMED_MAX: Final = 8
 
 
 class ProbeState(IntEnum):
-    """What a probe found; the value is its exit code, as plugins of monitoring systems have them."""
+    """State of a probe; the value is its exit code, as monitoring plugins have them."""
 
     OK = 0
     WARNING = 1
@@ -39,11 +36,11 @@ class ProbeState(IntEnum):
 
 
 RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState.CRITICAL)
-"""From the least to the worst: what is known to be wrong counts more than what is not known."""
+"""From best to worst: a known problem outranks an unknown state."""
 
 
 class Fact(NamedTuple):
-    """One thing that a probe found, as a sentence."""
+    """One finding of a probe, as a sentence."""
 
     state: ProbeState
     sentence: str
@@ -56,7 +53,7 @@ class ProbeThresholds(NamedTuple):
     critical: int
 
     def state(self, value: float) -> ProbeState:
-        """What a value is."""
+        """The state of a value."""
         return (
             ProbeState.CRITICAL
             if value > self.critical
@@ -67,12 +64,12 @@ class ProbeThresholds(NamedTuple):
 
 
 def worst(facts: Iterable[Fact]) -> ProbeState:
-    """The state of all together; of nothing at all it is unknown."""
+    """The worst state; UNKNOWN without facts."""
     return max((fact.state for fact in facts), key=RANK.index, default=ProbeState.UNKNOWN)
 
 
-def doubts(cluster: Mapping[str, Any]) -> list[Fact]:
-    """Why what the node says of its cluster may be old; nothing when it sees the cluster as it is."""
+def staleness_facts(cluster: Mapping[str, Any]) -> list[Fact]:
+    """Why the node's view of its cluster may be stale; nothing when it is current."""
     node, metastore = cell(cluster.get("node")), cluster.get("metastore")
     if metastore != "connected":
         why = f"node {node}: its session with the metastore is {cell(metastore)}: what it shows may be old"
@@ -102,8 +99,10 @@ def lag_facts(rows: Sequence[Mapping[str, Any]], limits: ProbeThresholds) -> lis
 
 
 def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
-    """Replicas in sync and partitions that take writes: the answer of `/admin/cluster`. `limits`: partitions that lack
-    replicas in sync are a warning above the one, partitions without leader or below min-ISR critical above the other.
+    """Facts about replicas in sync and partitions that accept writes: the answer of `/admin/cluster`.
+
+    `limits`: the first for partitions that lack replicas in sync, the second for partitions without leader or below
+    min-ISR.
     """
     counts = cluster.get("partitions")
     found = counts if isinstance(counts, dict) else {}
@@ -121,9 +120,9 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
         facts.append(Fact(ProbeState.UNKNOWN, "no partition is known"))
     if online < total:
         words = {key.replace("_", "-"): n for key, n in found.items() if key not in ("total", "online") and n}
-        told = ", ".join(f"{n} {word}" for word, n in words.items())
+        states = ", ".join(f"{n} {word}" for word, n in words.items())
         stopped = ProbeState.CRITICAL if total - online > limits.critical else ProbeState.WARNING
-        facts.append(Fact(stopped, f"{total - online} of {total} partitions are not online: {told}"))
+        facts.append(Fact(stopped, f"{total - online} of {total} partitions are not online: {states}"))
     if below:
         stopped = ProbeState.CRITICAL if len(below) > limits.critical else ProbeState.WARNING
         facts.append(Fact(stopped, f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}"))
@@ -139,7 +138,7 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
 
 
 def isr_fine(cluster: Mapping[str, Any]) -> str:
-    """What is to be said of a cluster that lacks nothing."""
+    """The sentence about a healthy cluster."""
     partitions, replicas = cluster.get("partitions") or {}, cluster.get("replicas") or {}
     live = sum(1 for row in cluster.get("nodes") or () if isinstance(row, dict) and row.get("state") == "live")
     nodes = "node" if live == 1 else "nodes"
@@ -150,7 +149,7 @@ def isr_fine(cluster: Mapping[str, Any]) -> str:
 
 
 def _absent(cluster: Mapping[str, Any], gone: ProbeState) -> list[Fact]:
-    """Nodes that are down, and such as live and did not answer."""
+    """Facts about nodes that are down, and about live nodes that did not answer."""
     facts = []
     for row in cluster.get("nodes") or ():
         emptied = row.get("drained") and not row.get("replicas")
@@ -170,13 +169,16 @@ def sync_facts(
     queue: str | None = None,
     gone: Mapping[str, Any] | None = None,
 ) -> tuple[list[Fact], list[str]]:
-    """A fact for each queue and bucket type that full-sync compares, and the names of the queues: `nodes` and `at_ms`
-    of `/admin/fullsync/nodes`. Checks of all nodes count; `queue`: what is compared for this one only, whichever queue
-    its repairs go by. What a queue sends and none compares is a warning. `gone`: since when nodes are down."""
+    """A fact for each queue and bucket type that full-sync compares, and the names of the queues.
+
+    `nodes`, `at_ms` and `gone` (since when nodes are down) are those of `/admin/fullsync/nodes`; checks of all nodes
+    count. `queue`: only comparisons that prove this queue, whichever queue their repairs use. A bucket type that a
+    queue sends and no full-sync compares is a warning.
+    """
     facts = _silent(nodes, gone or {}, at_ms)
     known: dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]] = {}
-    for node, said in nodes.items():
-        for peer in () if said is None else said.get("peers") or ():
+    for node, entry in nodes.items():
+        for peer in () if entry is None else entry.get("peers") or ():
             for bucket_type in peer.get("bucket_types") or ():
                 if queue is None or queue in (peer.get("queue"), *_for_queues(peer, bucket_type)):
                     known.setdefault(str(peer.get("queue")), {}).setdefault(bucket_type, []).append((node, peer))
@@ -185,11 +187,11 @@ def sync_facts(
         for name in sorted(known)
         for bucket_type, peers in sorted(known[name].items())
     ]
-    told = [said for said in nodes.values() if said is not None]
-    peers = [peer for said in told for peer in said.get("peers") or ()]
+    answers = [entry for entry in nodes.values() if entry is not None]
+    peers = [peer for entry in answers for peer in entry.get("peers") or ()]
     names = {str(peer.get("queue")) for peer in peers} | {name for peer in peers for name in peer.get("compares") or ()}
-    sent = {str(row.get("queue")): row for said in told for row in said.get("sent") or ()}
-    silent = len(told) < len(nodes)
+    sent = {str(row.get("queue")): row for entry in answers for row in entry.get("sent") or ()}
+    silent = len(answers) < len(nodes)
     for name, row in sorted(sent.items()) if names else ():
         for bucket_type in row.get("bucket_types") or () if queue in (None, name) else ():
             if not any(name in _for_queues(peer, bucket_type) for peer in peers):
@@ -200,8 +202,8 @@ def sync_facts(
 
 
 def _for_queues(peer: Mapping[str, Any], bucket_type: str) -> list[str]:
-    """Queues of which a peer's comparisons of a bucket type prove that nothing is missing. A node of an older version
-    tells of the one that its repairs go by."""
+    """Queues that a peer's comparisons of a bucket type prove complete. A node of an older version lists only the queue
+    of its repairs."""
     compares = peer.get("compares")
     if not isinstance(compares, dict):
         return [str(peer.get("queue"))] if bucket_type in (peer.get("bucket_types") or ()) else []
@@ -209,19 +211,19 @@ def _for_queues(peer: Mapping[str, Any], bucket_type: str) -> list[str]:
 
 
 GONE_MARGIN_MS: Final = 5_000
-"""How much later than a node's end a check must have begun to count as later: clocks of machines differ."""
+"""How much later than a node's end a check must have begun to count as later, since clocks of machines differ."""
 
 
 def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> list[Fact]:
-    """A fact for each node that does not answer. What a node that is down has found no longer matters once others have
-    proven later than its end all that they compare; `gone`: since when nodes are down, at the latest."""
+    """A fact for each node that does not answer. The results of a node that is down no longer matter once others have
+    proven everything after its end; `gone`: the latest time at which nodes went down."""
     newest: dict[tuple[str, str], float] = {}
-    for peer in (peer for said in nodes.values() if said is not None for peer in said.get("peers") or ()):
+    for peer in (peer for entry in nodes.values() if entry is not None for peer in entry.get("peers") or ()):
         for bucket_type in peer.get("bucket_types") or ():
             of, at = (str(peer.get("queue")), str(bucket_type)), (peer.get("proven_ms") or {}).get(bucket_type)
             newest[of] = max(newest.get(of, 0), _number(at) or 0)
     facts = []
-    for node in (node for node, said in nodes.items() if said is None):
+    for node in (node for node, entry in nodes.items() if entry is None):
         down_ms = _number(gone.get(node))
         if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS:
             old = milliseconds(max(0, at_ms - down_ms))
@@ -234,9 +236,9 @@ def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> li
 def _synced(
     queue: str, bucket_type: str, peers: Sequence[tuple[str, Mapping[str, Any]]], limits: ProbeThresholds, at_ms: int
 ) -> Fact:
-    """What the nodes that compare a bucket type have found, the newest of each."""
+    """The fact about one queue and bucket type, from the newest results of the nodes that compare it."""
     where = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})"
-    newest, looked = _newest(peers, bucket_type, "newest"), _newest(peers, bucket_type, "newest_looked")
+    newest, latest = _newest(peers, bucket_type, "newest"), _newest(peers, bucket_type, "newest_looked")
     if newest is not None and newest[1].get("lacking"):
         there = cell(peers[0][1].get("cluster") or peers[0][1].get("name"))
         what = f"{there} has no such bucket type: its changes are held back until it is made there"
@@ -244,12 +246,12 @@ def _synced(
     proven = [_number((peer.get("proven_ms") or {}).get(bucket_type)) for _, peer in peers]
     proven_ms = max((at for at in proven if at is not None), default=None)
     notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
-    if newest is not None and newest != looked:
+    if newest is not None and newest != latest:
         notes.append(f"the newest check, of node {newest[0]}, could not look: {newest[1].get('reason')}")
     because = f" ({'; '.join(notes)})" if notes else ""
     age = None if proven_ms is None else f"proven in sync {milliseconds(max(0, at_ms - proven_ms))} ago"
-    if looked is not None and looked[1].get("verdict") != "in-sync":
-        node, result = looked
+    if latest is not None and latest[1].get("verdict") != "in-sync":
+        node, result = latest
         if proven_ms is None or result["began_ms"] >= proven_ms:
             count, left = result.get("queued"), cell(result.get("left"))
             queued = quantity(count, "key") if isinstance(count, int) else f"{cell(count)} keys"
@@ -268,12 +270,12 @@ def _newest(
     peers: Sequence[tuple[str, Mapping[str, Any]]], bucket_type: str, key: str
 ) -> tuple[str, Mapping[str, Any]] | None:
     """(node, result) of the check that began last."""
-    told = [(node, (peer.get(key) or {}).get(bucket_type)) for node, peer in peers]
-    return max(((node, one) for node, one in told if one), key=lambda at: at[1]["began_ms"], default=None)
+    results = [(node, (peer.get(key) or {}).get(bucket_type)) for node, peer in peers]
+    return max(((node, one) for node, one in results if one), key=lambda at: at[1]["began_ms"], default=None)
 
 
 def _rests(peer: Mapping[str, Any]) -> bool:
-    """Nothing is proven, or repaired, by this peer until somebody acts."""
+    """True where this peer neither proves nor repairs anything until an operator acts."""
     return peer.get("state") != "scheduled" or bool(peer.get("queue_delisted") or peer.get("queue_of_other"))
 
 
@@ -284,21 +286,20 @@ def gap_facts(answer: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
         Fact(ProbeState.UNKNOWN, f"node {cell(node)} does not answer: its gaps are not known")
         for node in answer.get("unknown") or ()
     ]
-    untold = answer.get("unknown_partitions")
-    if not isinstance(untold, dict):
+    unknown = answer.get("unknown_partitions")
+    if not isinstance(unknown, dict):
         facts.append(Fact(ProbeState.UNKNOWN, "of which partitions no gaps are known is not told"))
     else:
         facts += [
             Fact(ProbeState.UNKNOWN, f"queue {cell(name)}: gaps of {_some(partitions)} are not known")
-            for name, partitions in sorted(untold.items())
+            for name, partitions in sorted(unknown.items())
         ]
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in answer.get("gaps") or ():
         rows.setdefault(cell(row.get("queue")), []).append(row)
     at_ms = _number(answer.get("at_ms"))
     for name, found in sorted(rows.items()):
-        told = [_number(row.get("from_ms")) for row in found]
-        since = [at for at in told if at]
+        since = [at for row in found if (at := _number(row.get("from_ms")))]
         oldest = None if at_ms is None or not since else max(0, at_ms - min(since))
         old = "since when is not known" if oldest is None else f"the oldest of {milliseconds(oldest)} ago"
         dated = "" if oldest is None or len(since) == len(found) else f", {len(found) - len(since)} of unknown age"
@@ -313,24 +314,27 @@ def gap_facts(answer: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
 
 
 def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
-    """What this cluster's nodes cannot take in. `nodes`: what `/admin/sink/nodes` tells of each, None: nothing.
-    `limits`: dead letters of all nodes together. Bucket types that are lacking, and links that fail, are a warning."""
+    """Facts about changes that this cluster's nodes cannot accept.
+
+    `nodes`: the entry of each node in `/admin/sink/nodes`, None for a node that did not answer. `limits`: dead letters
+    of all nodes. Missing bucket types and failing links are a warning.
+    """
     facts = [
         Fact(ProbeState.UNKNOWN, f"node {node} does not answer: what its sink does is not known")
-        for node, said in nodes.items()
-        if said is None
+        for node, entry in nodes.items()
+        if entry is None
     ]
     kept: dict[str, int] = {}
     held: dict[str, set[str]] = {}
-    for node, said in nodes.items():
-        if said is None:
+    for node, entry in nodes.items():
+        if entry is None:
             continue
-        letters = _number((said.get("dead_letters") or {}).get("kept"))
+        letters = _number((entry.get("dead_letters") or {}).get("kept"))
         if letters is None:
             facts.append(Fact(ProbeState.UNKNOWN, f"node {node}: its dead letters cannot be counted"))
         elif letters:
             kept[node] = int(letters)
-        rows = said.get("sinks") or ()
+        rows = entry.get("sinks") or ()
         failing = [row for row in rows if row.get("state") == "failing"]
         if failing:
             words = f"node {node}: {len(failing)} of {len(rows)} links fail: {failing[0].get('reason')}"
@@ -362,21 +366,21 @@ def _some(numbers: Sequence[Any]) -> str:
     return f"{noun} {', '.join(map(str, numbers[:NAMED_MAX]))}" + (", ..." if len(numbers) > NAMED_MAX else "")
 
 
-TOLD_MAX: Final = 4
-"""Facts that a line has room for: pagers and lists of services show some hundred characters. `-o json` has all."""
+FACTS_SHOWN: Final = 4
+"""Facts in one line: pagers and service lists show some hundred characters. `-o json` has all."""
 
 LAG: Final = ("30s", "5m")
-"""A write is there in well below a second while all is well; minutes are a link or a sink that is down. A guess."""
+"""A healthy link delivers a write in well below a second; minutes mean a link or a sink that is down. A guess."""
 
 PROVEN: Final = ("26h", "50h")
-"""One check a day and two hours of its slot, and a day more: whoever checks hourly can ask for less."""
+"""One check a day and two hours of its slot, and a day more; with hourly checks less will do."""
 
 GAPS: Final = ("0s", "2h")
-"""A gap is something that is missing there, so it is told at once; full-sync closes it within two hours where it can,
-since its pauses are an hour at most."""
+"""A gap is a missing change, so it is a warning at once; full-sync closes it within two hours where it can, since its
+pauses are an hour at most."""
 
 LETTERS: Final = (0, 100)
-"""A dead letter is a change that is missing here until somebody acts; a hundred are no accident. A guess."""
+"""A dead letter is a change that is missing until an operator acts; a hundred have a common cause. A guess."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -397,12 +401,12 @@ class Age(click.ParamType[int]):
 
 
 class Probes(click.Group):
-    """A group whose failures are UNKNOWN, in a line on standard output: it is what a monitor reads."""
+    """A group whose failures are UNKNOWN, in a line on standard output, which monitors read."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """As click does; a slip before the probe's name is unknown, too."""
+        """As click does; a usage error before the probe's name is UNKNOWN, too."""
         return _or_unknown(parent, lambda: super(Probes, self).make_context(info_name, args, parent, **extra))
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -439,19 +443,19 @@ def check_group() -> None:
 
 
 def _limits(defaults: tuple[str, str] | tuple[int, int], unit: Any, of: str) -> Callable[[F], F]:
-    """Adds `-w` and `-c`, and what every probe takes."""
+    """Add `-w`, `-c` and `--quiet` to a probe."""
 
     def added(command: F) -> F:
         for flag, name, default in (("-c", "--critical", defaults[1]), ("-w", "--warning", defaults[0])):
             text = f"{name[2:].capitalize()} above: {of}."
             command = click.option(flag, name, type=unit, default=default, show_default=True, help=text)(command)
-        return click.option("--quiet", is_flag=True, help="Print nothing while all is well, as cron wants it.")(command)
+        return click.option("--quiet", is_flag=True, help="Print nothing while the state is OK, for cron.")(command)
 
     return added
 
 
 def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """An empty name is a variable that nobody has set: to look at all queues then would not be what was meant."""
+    """Refuse an empty name, which is an unset variable of a script and does not mean all queues."""
     if value == "":
         raise click.BadParameter("it is empty; without the option all queues are looked at")
     return value
@@ -472,7 +476,7 @@ def lag(warning: int, critical: int, queue: str | None, quiet: bool, admin: Admi
     known = sorted({str(row.get("queue")) for row in rows})
     wanted = [row for row in rows if queue in (None, row.get("queue"))]
     _known_queue(queue, known)
-    facts = [*doubts(cluster), *lag_facts(wanted, limits)]
+    facts = [*staleness_facts(cluster), *lag_facts(wanted, limits)]
     if not wanted:
         facts.append(Fact(ProbeState.UNKNOWN, "no queue is registered: no change is sent in real time"))
     _end("lag", facts, "", output, limits, quiet=quiet)
@@ -486,7 +490,9 @@ def isr(warning: int, critical: int, quiet: bool, admin: AdminClient, output: st
     """Replicas out of sync and nodes that are down (warning); partitions without leader or below min-ISR (critical)."""
     cluster = admin.get("/admin/cluster")
     limits = ProbeThresholds(warning, critical)
-    _end("isr", [*doubts(cluster), *isr_facts(cluster, limits)], isr_fine(cluster), output, limits, quiet=quiet)
+    _end(
+        "isr", [*staleness_facts(cluster), *isr_facts(cluster, limits)], isr_fine(cluster), output, limits, quiet=quiet
+    )
 
 
 @check_group.command("sync")
@@ -495,8 +501,8 @@ def isr(warning: int, critical: int, quiet: bool, admin: AdminClient, output: st
 @admin_option
 @output_option
 def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: AdminClient, output: str) -> None:
-    """When full-sync last proved both sides equal, and what the newest check of any node found. Keys that differ and
-    are queued are a warning, those that are not are critical."""
+    """When full-sync last proved both sides equal, and the newest result of any node. Differing keys that are queued
+    are a warning, those that are not are critical."""
     limits = _checked(warning, critical)
     cluster, answer = admin.get("/admin/cluster"), admin.get("/admin/fullsync/nodes")
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
@@ -507,7 +513,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
         facts.append(Fact(ProbeState.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))
     else:
         _known_queue(queue, known)
-    _end("sync", [*doubts(cluster), *facts], "", output, limits, quiet=quiet)
+    _end("sync", [*staleness_facts(cluster), *facts], "", output, limits, quiet=quiet)
 
 
 @check_group.command("gaps")
@@ -516,11 +522,11 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
 @admin_option
 @output_option
 def gaps(warning: int, critical: int, queue: str | None, quiet: bool, admin: AdminClient, output: str) -> None:
-    """What queues gave up and no full-sync has proven yet, as in `isthmus gaps`."""
+    """Gaps: changes that queues gave up and no full-sync has proven yet, as in `isthmus gaps`."""
     limits = _checked(warning, critical)
     cluster = admin.get("/admin/cluster")
     answer = admin.get("/admin/gaps" + (f"?queue={quote(queue, safe='')}" if queue else ""))
-    facts = [*doubts(cluster), *gap_facts(answer, limits)]
+    facts = [*staleness_facts(cluster), *gap_facts(answer, limits)]
     _end("gaps", facts, "nothing was given up that is not proven yet", output, limits, quiet=quiet)
 
 
@@ -529,14 +535,14 @@ def gaps(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
 @admin_option
 @output_option
 def sink(warning: int, critical: int, quiet: bool, admin: AdminClient, output: str) -> None:
-    """What this cluster does not take in: changes that it refused for good and keeps as dead letters, bucket types that
-    it lacks and others send, links that fail."""
+    """Changes that this cluster does not accept: dead letters, bucket types that it lacks and others send, links that
+    fail."""
     if critical < warning:
         raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
     limits = ProbeThresholds(warning, critical)
     cluster, rows = admin.get("/admin/cluster"), objects_in(admin.get("/admin/sink/nodes"), "nodes")
     nodes = {str(row.get("node")): row.get("sink") for row in rows}
-    facts = [*doubts(cluster), *sink_facts(nodes, limits)]
+    facts = [*staleness_facts(cluster), *sink_facts(nodes, limits)]
     _end("sink", facts, "no dead letters, no bucket type is lacking, no link fails", output, limits, quiet=quiet)
 
 
@@ -558,18 +564,18 @@ def _known_queue(queue: str | None, known: Sequence[str]) -> None:
 def _end(
     probe: str, facts: Sequence[Fact], fine: str, output: str, limits: ProbeThresholds | None, *, quiet: bool
 ) -> None:
-    """Print the line and end with its code. `fine` is said where there are no facts, which then is right."""
-    told = list(facts) if facts or not fine else [Fact(ProbeState.OK, fine)]
-    state = worst(told)
-    ordered = sorted(told, key=lambda fact: -RANK.index(fact.state))
+    """Print the line and end with its code. Without facts the state is OK and `fine` its sentence."""
+    found = list(facts) if facts or not fine else [Fact(ProbeState.OK, fine)]
+    state = worst(found)
+    ordered = sorted(found, key=lambda fact: -RANK.index(fact.state))
     if output == "json":
-        found = [{"state": fact.state.name.lower(), "sentence": fact.sentence} for fact in ordered]
+        shown = [{"state": fact.state.name.lower(), "sentence": fact.sentence} for fact in ordered]
         unit = "count" if probe in ("isr", "sink") else "ms"
         bounds = None if limits is None else {f"{name}_{unit}": value for name, value in limits._asdict().items()}
-        echo_json({"check": probe, "state": state.name.lower(), "code": int(state), "limits": bounds, "facts": found})
+        echo_json({"check": probe, "state": state.name.lower(), "code": int(state), "limits": bounds, "facts": shown})
     elif state is not ProbeState.OK or not quiet:
-        words = [fact.sentence for fact in ordered[:TOLD_MAX]]
-        more = [f"and {len(ordered) - TOLD_MAX} more"] if len(ordered) > TOLD_MAX else []
+        words = [fact.sentence for fact in ordered[:FACTS_SHOWN]]
+        more = [f"and {len(ordered) - FACTS_SHOWN} more"] if len(ordered) > FACTS_SHOWN else []
         line = printable("; ".join([*words, *more])).replace("|", "/")  # what follows a bar is taken for numbers
         click.echo(f"{probe.upper()} {state.name}: {line}")
     raise click.exceptions.Exit(int(state))

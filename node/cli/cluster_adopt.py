@@ -1,7 +1,7 @@
 """`isthmus cluster adopt`: fill a metastore that lost its data from the copy in a node's data directory.
 
-Works on this machine's files and on the metastore, with no node's help: nodes do not start while the metastore is
-empty. What is written and what is lost is decided by `repl.runtime.metastore_copy`; the runbook is in docs/runbooks.md.
+Works on this machine's files and on the metastore, without a node: nodes do not start while the metastore is empty.
+`repl.runtime.metastore_copy` decides what is written and what is lost; docs/runbooks.md has the runbook.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def adopt_command(file: Path, yes: bool, dry_run: bool, by: str, output: str) ->
     the metastore that the directory holds. Refused when the metastore is in use. Afterwards start the nodes, and
     run `isthmus cluster reseed`.
 
-    Asks no node; says what is lost, and asks. Code 2 when the metastore is in use, 3 when it does not answer, 5 for a
-    directory that belongs to no cluster.
+    Needs no node; shows what is lost, and asks for confirmation. Code 2 when the metastore is in use, 3 when it does
+    not answer, 5 for a directory that belongs to no cluster.
     """
     from isthmus.node.observability import logs
     from isthmus.repl.runtime.metastore_copy import check_known, load_copy
@@ -90,7 +90,7 @@ def adopt_command(file: Path, yes: bool, dry_run: bool, by: str, output: str) ->
 
 @contextmanager
 def _hosts_of(settings: Settings) -> Iterator[str]:
-    """Where the metastore is. An embedded one is started for the command, while its node does not run."""
+    """Addresses of the metastore. An embedded one is started for the command, while its node does not run."""
     from isthmus.node.local import supervisor_client
     from isthmus.repl.storage.identity import NodeIdentity
 

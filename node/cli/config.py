@@ -1,6 +1,6 @@
-"""`isthmus config`: check a node's file or a topology, show the values in force. Needs no running node.
+"""`isthmus config`: check config files and topologies, show the values in force. Needs no running node.
 
-The work is done in `config.loader` and `node.local.topology`; here it is only printed.
+`config.loader` and `node.local.topology` read the files; comparing the files of several nodes is here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FILES = click.argument("files", metavar="FILE...", nargs=-1, required=True, type
 
 
 OFFERS: Final = ("filter", "cascade", "overflow", "riak_fetch")
-"""Settings of a queue that decide what it offers; its limits and rates may be another node's own affair."""
+"""Settings of a queue that decide what it offers; limits and rates may differ between nodes."""
 
 
 class Checked(NamedTuple):
-    """A file, and what is wrong with it; `settings` of a node's own that has no faults."""
+    """A checked file; `settings` of a node's config file without faults."""
 
     file: str
     faults: Sequence[Fault]
@@ -49,20 +49,20 @@ def check(files: tuple[Path, ...], output: str) -> int:
     """Report every fault of each FILE at once: line, key, what is wrong and what would be right.
 
     FILE is a node's config file, or a topology for `isthmus local`. The files of certificates and tokens that it names
-    are looked at, too. Warnings are what is allowed and probably not meant, such as two nodes of one cluster with the
-    same name or id; they do not change the exit code.
+    are checked, too. Warnings are about settings that are allowed and probably not meant, such as two nodes of one
+    cluster with the same name or id; they do not change the exit code.
 
-    Full-sync's checks are not moved when a node is gone: given the files of all nodes of a cluster, this tells which
-    nodes compare with the same other cluster, and warns where that is one alone. It warns of queues that one node has
-    and another lacks, or has with another filter or `cascade`: each node offers the changes that it leads.
+    Given the files of all nodes of a cluster, shows which nodes compare with the same other cluster, and warns where
+    only one does: full-sync's checks are not moved when a node is gone. Warns about queues that one node has and
+    another lacks, or has with another filter or `cascade`: each node offers the changes that it leads.
     """
     found = [_checked(file) for file in files]
     shared = shared_peers([one.settings for one in found if one.settings is not None])
     if len(found) == 1:
         (one,) = found
-        found = [one._replace(warnings=[*one.warnings, *_alone(one)])]
+        found = [one._replace(warnings=[*one.warnings, *_single_node_warnings(one)])]
     else:
-        found = _with_unequal_queues(_beside_each_other(found))
+        found = _with_unequal_queues(_with_shared_identities(found))
     if output == "json":
         shown = [_shown(one) for one in found]
         echo_json(shown[0] if len(shown) == 1 else {"files": shown, "fullsync": shared})
@@ -78,7 +78,7 @@ def check(files: tuple[Path, ...], output: str) -> int:
 
 
 def shared_peers(files: Sequence[Settings]) -> list[dict[str, Any]]:
-    """Of every other cluster that nodes compare theirs with: {"cluster", "peer", "shared_by", "warning"}."""
+    """Other clusters that nodes compare theirs with: rows of {"cluster", "peer", "shared_by", "warning"}."""
     clusters: dict[str, dict[str, Any]] = {}
     for one in files:
         peers = [
@@ -87,21 +87,21 @@ def shared_peers(files: Sequence[Settings]) -> list[dict[str, Any]]:
         clusters.setdefault(one.node.cluster, {})[one.node.name] = {"peers": peers}
     rows = []
     for cluster, nodes in clusters.items():
-        told: set[tuple[str, ...]] = set()
+        listed: set[tuple[str, ...]] = set()
         for peer in (peer for node in nodes.values() for peer in node["peers"]):
             shared_by, _ = sharing(peer, nodes)
             name = peer["cluster"] or peer["name"]
-            if (name, *shared_by) not in told:
-                told.add((name, *shared_by))
-                said = warning(shared_by, [], len(nodes))
-                rows.append({"cluster": cluster, "peer": name, "shared_by": shared_by, "warning": said})
+            if (name, *shared_by) not in listed:
+                listed.add((name, *shared_by))
+                message = warning(shared_by, [], len(nodes))
+                rows.append({"cluster": cluster, "peer": name, "shared_by": shared_by, "warning": message})
     return rows
 
 
-def _beside_each_other(found: Sequence[Checked]) -> list[Checked]:
-    """The same with a warning where nodes of one cluster have one name or one number: the second would not start."""
+def _with_shared_identities(found: Sequence[Checked]) -> list[Checked]:
+    """Add a warning where nodes of one cluster share a name or an id: the second one would not start."""
     first: dict[tuple[str, str, object], str] = {}
-    told = []
+    checked = []
     for one in found:
         settings = one.settings
         if settings is not None:
@@ -109,52 +109,53 @@ def _beside_each_other(found: Sequence[Checked]) -> list[Checked]:
             for key, value in (("name", node.name), ("id", node.id)):
                 other = first.setdefault((node.cluster, key, value), one.file)
                 if other != one.file:
-                    said = f"{value} is that of {other}, too: each node of cluster {node.cluster} has its own"
-                    one = one._replace(warnings=[*one.warnings, placed(settings, f"node.{key}", said)])
-        told.append(one)
-    return told
+                    message = f"{value} is that of {other}, too: each node of cluster {node.cluster} has its own"
+                    one = one._replace(warnings=[*one.warnings, placed(settings, f"node.{key}", message)])
+        checked.append(one)
+    return checked
 
 
 def _with_unequal_queues(found: Sequence[Checked]) -> list[Checked]:
-    """The same with a warning for each queue that is not alike in all files of a cluster."""
+    """Add a warning for each queue that differs between the files of a cluster."""
     files = [(one.file, one.settings) for one in found if one.settings is not None]
-    told = []
+    checked = []
     for one in found:
         mine = one.settings
         if mine is not None:
             others = [(file, settings) for file, settings in files if settings.node.cluster == mine.node.cluster]
-            faults = [placed(mine, path, said) for path, said in unequal_queues(mine, others)]
+            faults = [placed(mine, path, message) for path, message in unequal_queues(mine, others)]
             one = one._replace(warnings=[*one.warnings, *faults])
-        told.append(one)
-    return told
+        checked.append(one)
+    return checked
 
 
 def unequal_queues(mine: Settings, files: Sequence[tuple[str, Settings]]) -> list[tuple[str, str]]:
-    """(key, what is wrong) of each queue that `files`, those of the same cluster, have and `mine` lacks or has
-    otherwise. The first file that has a queue is the measure."""
+    """(key, message) for each queue that `files`, those of the same cluster, have and that `mine` lacks or has with
+    other settings. The first file that has a queue is the reference."""
     own = {queue.name: (number, queue) for number, queue in enumerate(mine.queues)}
     first: dict[str, tuple[str, QueueSettings]] = {}
     for other, settings in files:
         for queue in settings.queues:
             first.setdefault(queue.name, (other, queue))
-    told = []
+    messages = []
     for name, (other, queue) in first.items():
         if name not in own:
             lost = "changes of the partitions that it leads are not offered by it"
-            told.append(("queues", f'this node has no queue "{name}", {other} has: {lost}'))
+            messages.append(("queues", f'this node has no queue "{name}", {other} has: {lost}'))
             continue
         number, here = own[name]
         for key in OFFERS:
             ours, theirs = getattr(here, key), getattr(queue, key)
             if ours != theirs:
                 differs = f"{json.dumps(ours)} here and {json.dumps(theirs)} in {other}"
-                said = f'queue "{name}": {differs}: what it offers depends on the node that leads a key'
-                told.append((f"queues[{number}].{key}", said))
-    return told
+                message = f'queue "{name}": {differs}: what it offers depends on the node that leads a key'
+                messages.append((f"queues[{number}].{key}", message))
+    return messages
 
 
-def _alone(one: Checked) -> list[Fault]:
-    """What one file shows of full-sync: one node that compares. With a metastore of its own it has no others beside."""
+def _single_node_warnings(one: Checked) -> list[Fault]:
+    """Warnings about full-sync from a single file: only one node compares. A node with an embedded metastore is alone
+    in its cluster, so there is none."""
     if one.settings is None or not one.settings.metastore.hosts:
         return []
     return [
@@ -169,11 +170,11 @@ def _alone(one: Checked) -> list[Fault]:
 
 
 def _shown(one: Checked) -> dict[str, Any]:
-    told = [
-        [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in faults]
-        for faults in (one.faults, one.warnings)
-    ]
-    return {"file": one.file, "ok": not one.faults, "faults": told[0], "warnings": told[1]}
+    faults, warnings = (
+        [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in found]
+        for found in (one.faults, one.warnings)
+    )
+    return {"file": one.file, "ok": not one.faults, "faults": faults, "warnings": warnings}
 
 
 def _echo(one: Checked) -> None:
@@ -181,9 +182,9 @@ def _echo(one: Checked) -> None:
         for sentence in ConfigError(one.file, list(one.faults)).sentences():
             click.echo(printable(sentence))
         return
-    for doubt in one.warnings:
-        where = f":{doubt.line}" if doubt.line else ""
-        click.echo(printable(f"{one.file}{where}: warning: {doubt.path}: {doubt.message}"))
+    for warned in one.warnings:
+        where = f":{warned.line}" if warned.line else ""
+        click.echo(printable(f"{one.file}{where}: warning: {warned.path}: {warned.message}"))
     click.echo(f"{printable(one.file)}: no faults")
 
 
@@ -195,7 +196,7 @@ def show(file: Path, output: str) -> None:
     try:
         rows = effective(load_file(file))
     except ConfigError as error:
-        if not _says_clusters(error):
+        if not _is_topology(error):
             raise
         sentence = f"{file} is a topology; show takes a node's own file, which `isthmus local up` writes for each node"
         raise CommandFailed(Exit.USAGE, "bad-config", sentence) from None
@@ -207,14 +208,14 @@ def show(file: Path, output: str) -> None:
 
 
 def _checked(file: Path) -> Checked:
-    """A file with what is wrong with it, and with the files that it names."""
+    """A file with its faults and warnings, those of files that it names included."""
     from isthmus.node.security.credentials import file_faults
 
     try:
         try:
             settings = load_file(file)
         except ConfigError as error:
-            if not _says_clusters(error):
+            if not _is_topology(error):
                 raise
             load_topology(file)
             return Checked(str(file), (), (), None)
@@ -223,16 +224,16 @@ def _checked(file: Path) -> Checked:
     faults = [placed(settings, *fault) for fault in file_faults(settings)]
     if faults:
         return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
-    return Checked(str(file), (), [placed(settings, *doubt) for doubt in warnings_of(settings)], settings)
+    return Checked(str(file), (), [placed(settings, *each) for each in warnings_of(settings)], settings)
 
 
 def placed(settings: Settings, path: str, message: str) -> Fault:
-    """What is said of a key, at its line, or at its section's first one."""
+    """A fault at the line of a key, or at the first line of its section."""
     near = next((key for key in settings.origins if key == path or key.startswith(f"{path}.")), "")
     line = settings.origins[near].rpartition(":")[2] if near else "0"
     return Fault(path, int(line), message)
 
 
-def _says_clusters(error: ConfigError) -> bool:
+def _is_topology(error: ConfigError) -> bool:
     """Only a topology has [clusters.NAME]; as a node's file it fails at that."""
     return any(fault.path == "clusters" for fault in error.faults)

@@ -1,11 +1,10 @@
-"""How commands come in at a node: a token, an authority to believe, a certificate to show. Options and environment.
+"""Credentials of commands: a token, trusted authorities, a certificate. From options and the environment.
 
     --token-file FILE   ISTHMUS_TOKEN_FILE, or ISTHMUS_TOKEN with the token itself
-    --ca FILE           ISTHMUS_CA: who may sign for the nodes; without it, whom this system believes
-    --cert FILE         ISTHMUS_CERT: a certificate to show; --key FILE, ISTHMUS_KEY: its private key
+    --ca FILE           ISTHMUS_CA: authorities of the nodes' certificates; without it, those of this system
+    --cert FILE         ISTHMUS_CERT: a client certificate; --key FILE, ISTHMUS_KEY: its private key
 
-A token is never an argument, which everybody on the machine could read. `access_from` is what `admin_client` and others
-hand to the door of outgoing HTTP.
+A token is never an argument, since every user of the machine can read arguments.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from isthmus.repl.security.tokens import check_token, watched_token
 TOKEN_VARIABLE: Final = "ISTHMUS_TOKEN"  # noqa: S105 - its name
 
 OPTIONS: Final = (
-    ("--token-file", "token_file", "ISTHMUS_TOKEN_FILE", "Holds the token to show (or ISTHMUS_TOKEN: the token)."),
-    ("--ca", "authority", "ISTHMUS_CA", "Who may sign for the nodes' certificates."),
-    ("--cert", "certificate", "ISTHMUS_CERT", "A certificate to show."),
+    ("--token-file", "token_file", "ISTHMUS_TOKEN_FILE", "File with the token (or ISTHMUS_TOKEN: the token)."),
+    ("--ca", "authority", "ISTHMUS_CA", "Authorities of the nodes' certificates."),
+    ("--cert", "certificate", "ISTHMUS_CERT", "A client certificate."),
     ("--key", "key", "ISTHMUS_KEY", "Its private key."),
 )
 """Option, name, variable, help."""
@@ -38,7 +37,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def credential_options(command: Command) -> Command:
-    """Adds the options to a command, which sees none of them: `access_from` does."""
+    """Add the options to a command, which does not get them as arguments: `access_from` reads them."""
     for flag, name, variable, text in reversed(OPTIONS):
         command = click.option(
             flag,
@@ -64,7 +63,7 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 def access_from(context: click.Context) -> PeerCredentials:
-    """What the command was given. Raises CommandFailed (usage) in one line."""
+    """The credentials of a command. Raises CommandFailed (usage)."""
     given = context.ensure_object(CliContext).credentials
     paths = {name: Path(value) for name, value in given.items()}
     certificate, key = paths.get("certificate"), paths.get("key")

@@ -1,7 +1,7 @@
-"""Exit codes: one table for every command, and which failure ends with which code.
+"""Exit codes: one table for every command, and the exit code of each failure.
 
-Scripts and monitors rely on these numbers; the table of `docs/commands.md` is generated from this one.
-Expected failures become one line on standard error (`node.cli.main` prints it); bugs keep their traceback.
+Scripts and monitors depend on these numbers; the table of docs/commands.md is generated from this one. An expected
+failure becomes one line on standard error (`node.cli.main` prints it); a bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.repl.model.errors import BadConfig, BadInput, IsthmusError, LocalFa
 
 
 class Exit(IntEnum):
-    """What a command's exit code says."""
+    """Exit code of a command."""
 
     OK = 0
     DIFFERS = 1
@@ -42,12 +42,12 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java",
     Exit.BROKEN: "a node's log or store failed while it ran, or a bug (its traceback is on standard error)",
     Exit.INTERRUPTED: "interrupted by Ctrl-C, or a question was answered with no",
-    Exit.PIPE_CLOSED: "whoever read the output has closed it",
+    Exit.PIPE_CLOSED: "the reader of the output has closed it",
 }
 
 
 class CommandFailed(Exception):
-    """A command's own expected failure: exit code, stable reason code, and one sentence."""
+    """An expected failure of a command: exit code, stable reason code, and one sentence."""
 
     def __init__(self, exit_code: Exit, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -56,7 +56,7 @@ class CommandFailed(Exception):
 
 
 class Failure(NamedTuple):
-    """An expected failure as people and scripts see it; `sentences` has one line for each fault."""
+    """An expected failure as it is printed; `sentences` has one line for each fault."""
 
     exit_code: Exit
     reason: str
@@ -64,7 +64,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """What an exception means to the caller of a command; None for a bug."""
+    """The failure that an exception is to the caller of a command; None for a bug."""
     match error:
         case CommandFailed():
             return Failure(error.exit_code, error.reason, [str(error)])
@@ -97,7 +97,7 @@ OWN_PACKAGES: Final = tuple(f"isthmus.{name}" for name in ("config", "repl", "qu
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """What to install when a package that Isthmus needs is not there; "" where one of its own is missing: a bug."""
+    """How to install a missing package; "" where a package of Isthmus itself is missing, which is a bug."""
     name = (error.name or "").partition(".")[0]
     if not name or name == "isthmus":
         return ""
@@ -108,7 +108,7 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 
 def _requirement(package: str) -> str:
-    """A package with the versions that Isthmus works with, as far as its own metadata names them."""
+    """A package with its required versions, as far as Isthmus's metadata has them."""
     try:
         wanted = requires("isthmus") or []
     except PackageNotFoundError:

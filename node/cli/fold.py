@@ -1,9 +1,7 @@
-"""`isthmus fold`: questions and acts over all keys, page by page, over every partition of a bucket type.
+"""`isthmus fold`: queries and actions over all keys, page by page, over every partition of a bucket type.
 
-Each page is asked of the node that answers, which passes it on to the partition's leader; between two pages nothing is
-held anywhere, so Ctrl-C ends a fold, and `--from PARTITION:PLACE` goes on where one ended. Kinds and scopes are told in
-docs/fullsync.md.
-"""
+The node that answers passes each page on to the partition's leader. No state is held between two pages, so Ctrl-C ends
+a fold, and `--from PARTITION:PLACE` goes on from there. docs/fullsync.md explains kinds and scopes."""
 
 from __future__ import annotations
 
@@ -35,22 +33,22 @@ from isthmus.node.cli.parameters import BY, DRY_RUN, YES, confirm, time_of
 
 SEGMENTS: Final = 1 << 20
 
-AGAIN: Final = frozenset({"overloaded", "not-ready", "not-leader"})
-"""Reasons of a page that another try may get: the node has no room, or a leadership moves."""
+RETRIED: Final = frozenset({"overloaded", "not-ready", "not-leader"})
+"""Reasons for which a page is retried: the node is overloaded, or a leadership moves."""
 
-AGAIN_S: Final = 30.0
-"""How long a page is tried; then the fold ends, and says where to go on."""
+RETRY_LIMIT_S: Final = 30.0
+"""How long a page is retried; then the fold ends, and prints where to go on."""
 
-PAUSE_S: Final = 0.5
+RETRY_DELAY_S: Final = 0.5
 
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9}):((?:[0-9a-f]{2})*)", re.ASCII)
-"""PARTITION:SEGMENT:NAME, the name in hex, as a fold says it when it ends."""
+"""PARTITION:SEGMENT:NAME, the name in hex, as a fold prints it when it ends."""
 
 SCOPE: Final = {
     "bucket_type": "bucket type", "bucket": "bucket", "key_from": "keys from", "key_to": "keys below",
     "segments": "segments", "since": "modified since", "before": "modified before", "resume": "going on from",
 }  # fmt: skip
-"""What narrows a fold, as its question names it."""
+"""Options that narrow a fold -> their names in its question."""
 
 KEYS: Final = TableSpec(
     "bucket", "key", "siblings", ("bytes", "size_bytes"), ("modified", moment_of("modified_ms")), "note"
@@ -63,7 +61,7 @@ def fold_group() -> None:
 
 
 def scope_options(command: Any) -> Any:
-    """What every fold takes."""
+    """Add the options of every fold."""
     for option in reversed(
         (
             click.option("--bucket-type", default="default", show_default=True),
@@ -77,7 +75,7 @@ def scope_options(command: Any) -> Any:
                 help="Only what was modified at this time or later, such as 2026-02-03T04:05 (UTC).",
             ),
             click.option("--before", metavar="TIME", help="Only what was modified before this time."),
-            click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it said."),
+            click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it printed."),
             admin_option,
             output_option,
         )
@@ -181,7 +179,7 @@ def _echo_stats(
 
 
 def act_options(command: Any) -> Any:
-    """What every fold takes that changes something."""
+    """Add the options of a fold that changes something."""
     return YES(DRY_RUN(BY(command)))
 
 
@@ -198,7 +196,7 @@ def repl_keys(queue: str, output: str, **scope: Any) -> None:
 @act_options
 @scope_options
 def reap_tombs(output: str, **scope: Any) -> None:
-    """Take tombstones away for good, where every queue has passed them."""
+    """Remove tombstones for good, where every queue has passed them."""
     _act("reap-tombs", "reaped", {}, scope, output)
 
 
@@ -213,7 +211,7 @@ def erase_keys(output: str, **scope: Any) -> None:
 def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> None:
     dry, yes = scope.pop("dry_run"), scope.pop("yes")
     if not dry:
-        where = ", ".join(f"{said} {scope[name]}" for name, said in SCOPE.items() if scope.get(name))
+        where = ", ".join(f"{shown} {scope[name]}" for name, shown in SCOPE.items() if scope.get(name))
         confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)", output)
     sums: Counter[str] = Counter()
 
@@ -244,8 +242,8 @@ def _warn(refused: Counter[str]) -> None:
 def _over(
     pages: Iterator[dict[str, Any]], take: Callable[[dict[str, Any]], None], show: Callable[[Counter[str]], None]
 ) -> None:
-    """Take every page, then show what they come to, with what was left out by reason. Of a fold that ends early what
-    came before is shown, too: `--from` goes on behind that, and what was changed has been changed."""
+    """Take every page, then show the sums, with counts of refused keys by reason. A fold that ends early shows the sums
+    so far: `--from` goes on behind them, and changes so far have been made."""
     taken = False
     refused: Counter[str] = Counter()
     try:
@@ -261,7 +259,7 @@ def _over(
 
 
 def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> int:
-    """Print what the pages name as they come; how many that were."""
+    """Print the keys of each page as it comes; the number of keys."""
     count = 0
     rows: list[dict[str, Any]] = []
 
@@ -285,53 +283,53 @@ def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) 
 
 
 def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Page after page of every partition; progress goes to standard error when that is a terminal."""
+    """The pages of every partition; progress goes to standard error when that is a terminal."""
     admin: AdminClient = scope["admin"]
-    wish = {"kind": kind, **more, **_scope(scope)}
+    body = {"kind": kind, **more, **_scope(scope)}
     found = admin.get(f"/admin/partitions?bucket_type={quote(scope['bucket_type'], safe='')}")
     partitions = sorted((one["index"], one["partition"]) for one in objects_in(found, "partitions"))
     if not partitions:
         raise CommandFailed(Exit.USAGE, "bad-input", f"there is no bucket type {scope['bucket_type']!r}")
     begin_at, place = _resumed(scope["resume"], len(partitions))
-    told, begun = sys.stderr.isatty(), False
+    shows_progress, begun = sys.stderr.isatty(), False
     for index, partition in partitions:
         if index < begin_at:
             continue
         while True:
             try:
-                page = _page(admin, {**wish, "partition": partition, "next": place})
+                page = _page(admin, {**body, "partition": partition, "next": place})
             except (CommandFailed, KeyboardInterrupt) as end:
                 refused = isinstance(end, CommandFailed) and end.exit_code is Exit.REFUSED
-                if begun or not refused:  # what was refused at once has not begun, and would be refused again
+                if begun or not refused:  # a fold that is refused at once has not begun
                     segment, name = (place or {"segment": 0, "name": ""}).values()
                     click.echo(f"ended; --from {index}:{segment}:{name} goes on from here", err=True)
                 raise
             begun = True
             yield page
             place = page["next"]
-            if told:
+            if shows_progress:
                 share = (index + _share(place, index, len(partitions))) / len(partitions)
                 click.echo(f"\r{kind}: {100 * share:.0f} %", err=True, nl=False)
             if place is None:
                 break
-    if told:
+    if shows_progress:
         click.echo("\r" + " " * 40 + "\r", err=True, nl=False)
 
 
-def _page(admin: AdminClient, wish: dict[str, Any]) -> dict[str, Any]:
-    """One page, tried again where that may help: a page that was acted upon twice has the same effect."""
-    deadline_s = time.monotonic() + AGAIN_S
+def _page(admin: AdminClient, body: dict[str, Any]) -> dict[str, Any]:
+    """One page, retried where that may help: a page has the same effect twice."""
+    deadline_s = time.monotonic() + RETRY_LIMIT_S
     while True:
         try:
-            return admin.post("/admin/folds", wish)
+            return admin.post("/admin/folds", body)
         except CommandFailed as error:
-            if error.reason not in AGAIN or time.monotonic() > deadline_s:
+            if error.reason not in RETRIED or time.monotonic() > deadline_s:
                 raise
-        time.sleep(PAUSE_S)
+        time.sleep(RETRY_DELAY_S)
 
 
 def _share(place: dict[str, Any] | None, index: int, count: int) -> float:
-    """How far within a partition."""
+    """Share of a partition that is done."""
     if place is None:
         return 1.0
     first, end = index * SEGMENTS / count, (index + 1) * SEGMENTS / count
@@ -340,7 +338,7 @@ def _share(place: dict[str, Any] | None, index: int, count: int) -> float:
 
 
 def _resumed(text: str | None, partitions: int) -> tuple[int, dict[str, Any] | None]:
-    """Where to begin: a partition of the bucket type, and a place in it."""
+    """The partition of the bucket type to begin with, and the place in it."""
     if text is None:
         return 0, None
     found = _PLACE.fullmatch(text)
@@ -357,20 +355,20 @@ def _and_since(scope: dict[str, Any]) -> str:
 
 
 def _scope(scope: dict[str, Any]) -> dict[str, Any]:
-    wish = {name: scope[name] for name in ("bucket", "key_from", "key_to") if scope[name] is not None}
+    body = {name: scope[name] for name in ("bucket", "key_from", "key_to") if scope[name] is not None}
     if "by" in scope:
-        wish["by"] = scope["by"]
+        body["by"] = scope["by"]
     if scope["segments"] is not None:
         first, _, end = scope["segments"].partition("-")
         if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= SEGMENTS):
             raise CommandFailed(Exit.USAGE, "bad-input", f"--segments: write FIRST-END, numbers from 0 to {SEGMENTS}")
-        wish |= {"segment_from": int(first), "segment_to": int(end)}
+        body |= {"segment_from": int(first), "segment_to": int(end)}
     if scope["since"] is not None:
-        wish["since_ms"] = time_of(scope["since"], "--since")
+        body["since_ms"] = time_of(scope["since"], "--since")
     if scope["before"] is not None:
-        wish["before_ms"] = time_of(scope["before"], "--before")
-        if wish["before_ms"] <= wish.get("since_ms", 0):  # 0 would stand for no bound, which is everything
+        body["before_ms"] = time_of(scope["before"], "--before")
+        if body["before_ms"] <= body.get("since_ms", 0):  # 0 would stand for no bound, which is everything
             raise CommandFailed(
                 Exit.USAGE, "bad-input", f"nothing was modified before {scope['before']}{_and_since(scope)}"
             )
-    return wish
+    return body

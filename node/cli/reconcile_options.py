@@ -1,8 +1,6 @@
-"""What options of batch commands mean: durations, the form of an answer, and what they show nodes: the files that
-`credential_options` names, as paths for driver and workers.
+"""Options of batch commands: durations, output format, and credential files as paths for driver and workers.
 
-A token in the environment is of no use to a worker, and is refused. What the files are for stands in
-`node.cli.credentials`.
+Workers do not see the driver's environment, so a token in it is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ FORMAT = click.option(
 
 
 def files_of(context: click.Context) -> Credentials:
-    """The files of this call, as absolute paths. Raises CommandFailed (usage)."""
+    """The credential files of this command, as absolute paths. Raises CommandFailed (usage)."""
     given = context.ensure_object(CliContext).credentials
     refuse_token_variable(given.get("token_file", ""))
     if ("certificate" in given) != ("key" in given):
@@ -46,7 +44,7 @@ def files_of(context: click.Context) -> Credentials:
 
 
 def refuse_token_variable(token_file: str) -> None:
-    """Raises CommandFailed (usage) where a token stands in the environment alone."""
+    """Raise CommandFailed (usage) for a token in the environment without a file."""
     if os.environ.get(TOKEN_VARIABLE) and not token_file:
         raise CommandFailed(
             Exit.USAGE, "usage", f"{TOKEN_VARIABLE} does not reach Spark's workers: give the token as --token-file FILE"
@@ -54,12 +52,12 @@ def refuse_token_variable(token_file: str) -> None:
 
 
 def absolute(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """The path as workers find it, wherever they run; "" for none."""
+    """The absolute path; "" for none."""
     return os.path.abspath(value) if value else ""
 
 
 def duration_s(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
-    """Seconds of a duration such as 10m; 0 when nobody says."""
+    """Seconds of a duration such as 10m; 0 for none."""
     if value is None:
         return 0.0
     try:

@@ -1,8 +1,7 @@
 """`isthmus reconcile seed`: fill a new cluster from another on Spark, and hand over to real time.
 
-Shows the plan, starts Spark, prints what comes of it, now and for `isthmus reconcile show`; what it means is told in
-docs/spark.md. Exit codes: 0 the same, or copied without verifying; 1 something differs; 2 error; 3 incomplete, and the
-same run id goes on.
+Shows the plan, starts Spark, and prints the summary, also for `isthmus reconcile show`. docs/spark.md explains it. Exit
+codes: 0 equal, or copied without verifying; 1 differing; 2 error; 3 incomplete: the same run id goes on.
 """
 
 from __future__ import annotations
@@ -33,9 +32,11 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @click.option("--rate", type=click.IntRange(0), default=0, help="Objects a second at most; 0: no limit.")
 @click.option("--max-time", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m.")
 @click.option("--settle", callback=duration_s, default="10s", show_default=True, help="How far behind counts as there.")
-@click.option("--give-up-after", callback=duration_s, default="60s", show_default=True, help="Patience with a cluster.")
+@click.option(
+    "--give-up-after", callback=duration_s, default="60s", show_default=True, help="How long a cluster may not answer."
+)
 @click.option("--target-token-file", default="", metavar="FILE", help="A token of the target, if it has others.")
-@click.option("--output", "directory", required=True, metavar="DIR", help="Where the run is kept; workers reach it.")
+@click.option("--output", "directory", required=True, metavar="DIR", help="Directory of the run, which workers reach.")
 @click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
 @click.option("--master", default="", help="A Spark master; without it local[*].")
 @click.option("--dry-run", is_flag=True, help="Show the plan alone.")
@@ -45,8 +46,8 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @click.pass_context
 def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: Any) -> None:
     """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
-    on from what was read, and compare. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. --admin is
-    a node of the source, needed with --queue."""
+    on from there, and compare. Ctrl-C, or a killed driver, loses nothing: a seed with the same --run-id goes on.
+    --admin is a node of the source, needed with --queue."""
     from isthmus.aae.reconcile.queue_handover import QueueHandOver
     from isthmus.aae.reconcile.seed_plan import SeedOptions, planned
 
@@ -70,17 +71,17 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
         files.certificate_file,
         files.key_file,
     )
-    queue = QueueHandOver(_Admin(admin), options.queue, given["by"], options.filter) if options.queue else None
+    queue = QueueHandOver(_SeedAdmin(admin), options.queue, given["by"], options.filter) if options.queue else None
     if given["dry_run"]:
         _echo_plan(planned(given["source"], given["target"], options, queue), format_)
         return
     from isthmus.aae.reconcile import seed as seeding
     from isthmus.aae.reconcile import spark_session
 
-    seeding.opened(given["source"], given["target"], options, queue)  # what is wrong is told before Spark is started
+    seeding.opened(given["source"], given["target"], options, queue)  # reports faults before Spark starts
     with spark_session.job(f"seed {run_id}", given["master"]) as spark:
         try:
-            summary = seeding.seed(spark, given["source"], given["target"], options, queue, _tell)
+            summary = seeding.seed(spark, given["source"], given["target"], options, queue, _print_progress)
         except KeyboardInterrupt:
             click.echo(f"broken off: --run-id {run_id} goes on", err=True)
             raise
@@ -93,16 +94,16 @@ SEED_COLUMNS: Final = ("seed", "outcome", "objects", "ranges", "of", "queue", "h
 
 
 def seed_row(directory: RunDirectory) -> dict[str, Any]:
-    """A seed, for the list of them: what is copied so far, and how its queue stands."""
+    """The row of a seed: its progress and the state of its queue."""
     plan, summary = directory.read("plan.json"), directory.read("summary.json") or {}
     plan = {"chunks": ()} if plan is None else plan
     works = sorted((directory.path / "work").glob("[0-9]*.json"))
     done: dict[int, int] = {}
     for path in works:
-        told = directory.read(f"work/{path.name}")
+        work = directory.read(f"work/{path.name}")
         with directory.taking(f"work/{path.name}"):
-            looks = () if told is None else told["done"]
-            done |= {int(one["chunk"]): int(one["rows"]) for one in looks if not one["error"]}
+            chunks = () if work is None else work["done"]
+            done |= {int(one["chunk"]): int(one["rows"]) for one in chunks if not one["error"]}
     with directory.taking("plan.json"):
         ranges = len(plan["chunks"])
     return {
@@ -121,7 +122,7 @@ def seed_row(directory: RunDirectory) -> dict[str, Any]:
 
 
 def show_seed(directory: RunDirectory, output: str) -> None:
-    """One seed: what is copied, its summary once it ended, and the positions at which its queue goes on."""
+    """Print one seed: its progress, its summary once it ended, and the positions of its queue."""
     row, summary, handed = seed_row(directory), directory.read("summary.json"), directory.read("handover.json")
     if output == "json":
         echo_json({"seed": row, "summary": summary, "handover": handed})
@@ -137,29 +138,29 @@ def show_seed(directory: RunDirectory, output: str) -> None:
         echo_table(("partition", "offset"), handed["positions"].items())
 
 
-class _Admin:
-    """The admin listener as a seed wants it: what fails there leaves the seed incomplete."""
+class _SeedAdmin:
+    """An admin client whose failures leave the seed incomplete."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
 
     def get(self, path: str) -> dict[str, Any]:
         """See Admin."""
-        return self._asked(lambda: self._admin.get(path))
+        return self._translated(lambda: self._admin.get(path))
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """See Admin."""
-        return self._asked(lambda: self._admin.post(path, body))
+        return self._translated(lambda: self._admin.post(path, body))
 
     @staticmethod
-    def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _translated(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
             return ask()
         except CommandFailed as error:
             raise (BadInput if error.exit_code is Exit.REFUSED else PeerFault)(str(error)) from error
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
@@ -169,8 +170,8 @@ def _echo_plan(plan: dict[str, Any], output: str) -> None:
     if output == "json":
         echo_json(shown | {"dry_run": True})
         return
-    standing = "to be made" if plan["queue_is_new"] else "there is one"
-    queue = f"{plan['queue']}: {standing}" if plan["queue"] else "none"
+    state = "to be made" if plan["queue_is_new"] else "there is one"
+    queue = f"{plan['queue']}: {state}" if plan["queue"] else "none"
     differing = plan["properties_differing"]
     properties = "not known" if differing is None else ", ".join(differing) or "none"
     echo_facts(

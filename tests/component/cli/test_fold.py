@@ -57,11 +57,11 @@ def test_a_fold_that_cannot_go_on_says_where_it_ended(
 ) -> None:
     """Beyond that time, or at once for what no other try would mend: one line to go on from, and the reason. A fold
     that was refused before its first page, such as by a wrong queue's name, has no place to go on from."""
-    monkeypatch.setattr(fold, "AGAIN_S", -1.0)
+    monkeypatch.setattr(fold, "RETRY_LIMIT_S", -1.0)
     listener.tell("/admin/folds", {"error": "no room", "reason": "overloaded"}, 503)
     assert cli.main(["fold", "object-stats"]) == Exit.UNAVAILABLE
     assert "ended; --from 0:0: goes on from here" in capsys.readouterr().err
-    monkeypatch.setattr(fold, "AGAIN_S", 30.0)
+    monkeypatch.setattr(fold, "RETRY_LIMIT_S", 30.0)
     listener.tell("/admin/folds", {"error": "no such queue", "reason": "unknown-queue"}, 404)
     assert cli.main(["fold", "repl-keys", "nowhere", "--yes", "--from", "0:17:6b"]) == Exit.REFUSED
     assert "goes on" not in capsys.readouterr().err, "what was refused at once has not begun"

@@ -79,7 +79,7 @@ def test_a_bug_is_no_expected_failure(capsys: pytest.CaptureFixture[str], monkey
     def broken() -> None:
         raise AssertionError("impossible")
 
-    monkeypatch.setattr(cli, "check_house", broken)
+    monkeypatch.setattr(cli, "check_packages", broken)
     assert cli.main(["--version"]) == Exit.BROKEN
     assert "AssertionError: impossible" in capsys.readouterr().err
 
