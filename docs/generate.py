@@ -43,7 +43,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "fullsync": "[full-sync](fullsync.md)",
     "gaps": "[queues](queues.md)",
     "kv": "[single values](#single-values)",
-    "lag": "[queues](queues.md#knowing)",
+    "lag": "[queues](queues.md#lag-ledger-explain)",
     "leader": "[balancing leaders](#balancing-leaders)",
     "local": "[local clusters](local.md)",
     "node": "[moving replicas](#moving-replicas), [runbooks](runbooks.md), [logs and signals](config.md#log)",
