@@ -1,19 +1,19 @@
-"""The daemon: from settings to a serving node, in reading order, and back.
+"""The daemon: from settings to a serving node and back.
+
+A start, in order:
 
     data directory  -> locked, and checked to be this node's
-    listeners       -> bound, the cluster's too, so that an occupied port is told before anything is started
+    listeners       -> bound, the cluster's too, so that a port in use is reported before anything is started
     metastore       -> an ensemble, or the embedded one that a supervisor owns
     store, log      -> opened and recovered
-    gens            -> settled: which copies of this directory are honest (docs/protocol.md R-GEN)
+    log identities  -> verified: which replicas of this directory are complete (docs/protocol.md R-GEN)
     runtime, links, coordinator, source, sink, full-sync, controller
-    registration    -> the metastore session tells the cluster that this process lives
-    faces           -> HTTP for clients and sinks, admin for operators
+    registration    -> the metastore session shows the cluster that this process is alive
+    HTTP APIs       -> the client API for programs and sinks, the admin API for operators
 
-Which partitions there are is the controllers' affair; copies that they want of this node come to be while it runs. A
-stop goes the other way: no new requests, sink and source still, leaderships handed over, everything written and
-closed. A failure of log or store ends the process at once with code 70 (H34).
-
-How a node's process uses the Python interpreter: who yields to whom, and when garbage is looked for.
+The controllers decide which partitions exist; replicas that they assign to this node are created while it runs. A stop
+goes the other way: no new requests, sink and source stopped, leaders handed over, everything written and closed. A
+failure of log or store ends the process at once with code 70 (H34).
 """
 
 from __future__ import annotations
@@ -72,16 +72,17 @@ from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.sink import status as sink_listing
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How long one Python thread may keep others waiting. The default of 5 ms is the p50 of a sync beside a busy
-loop; this brings it under 1 ms."""
+"""How long one Python thread may delay others. The default of 5 ms is the p50 of a sync beside a busy loop; this brings
+it under 1 ms."""
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
-"""The hot path makes tuples by the thousand and no cycles: with Python's default of 700 the collector took an
-eighth of the CPU time of a batch write, walking windows that were about to be freed by counting."""
+"""Thresholds of the garbage collector. The hot path makes tuples by the thousand and no cycles: with Python's default
+of 700 the collector took an eighth of the CPU time of a batch write, walking windows that reference counting was about
+to free."""
 
 
 def tune() -> None:
-    """Set both, for the whole process; what is loaded by now is never looked at again."""
+    """Set both for the whole process, and exempt the objects that exist now from garbage collection."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -94,10 +95,10 @@ EXIT_STORAGE: Final = 70
 """Log or store failed while running: an operator should look at the disk before the node is started again."""
 
 STOP_TIMEOUT_S: Final = 20.0
-"""How long a graceful stop may take in each of its steps before it goes on without."""
+"""How long each step of a graceful stop may take before the stop proceeds without it."""
 
 READY_LOOK_S: Final = 0.2
-"""How often a node that has started looks whether all its replicas serve, to log it."""
+"""How often a started node checks whether all its replicas serve, to log it."""
 
 
 METRICS: Final = {
@@ -115,12 +116,12 @@ METRICS: Final = {
     **credentials.HELP,
     **logs.HELP,
 }
-"""Every metric that a node may show, by name."""
+"""Every metric of a node, by name."""
 
 
 def run(settings: Settings, file: Path) -> int:
-    """Run a node until it is told to stop; returns the process's exit code. Raises IsthmusError when
-    the node cannot come up: one line that says what to do. `file` is where the settings came from."""
+    """Run a node until it is asked to stop; returns the process's exit code. `file` is where the settings came from.
+    Raises IsthmusError when the node cannot start: one line with the next step."""
     tune()
     logs.configure(settings.log, settings.node.name)
     log.info(
@@ -153,7 +154,7 @@ async def _run(settings: Settings, file: Path) -> int:
 
 
 class StoppedEarly(Exception):
-    """A stop was asked for while the node waited for its metastore, before anything was opened."""
+    """A stop was requested while the node waited for its metastore, before anything was opened."""
 
 
 class Node:
@@ -192,7 +193,7 @@ class Node:
     # -- coming up --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Bring everything up in order. Raises IsthmusError in one line, and StoppedEarly."""
+        """Start everything in order. Raises IsthmusError in one line, and StoppedEarly."""
         settings = self.settings
         loop = asyncio.get_running_loop()
         self._credentials = NodeCredentials(settings)
@@ -203,18 +204,18 @@ class Node:
         http_url, admin_url = self._listeners.bind()
         self._cluster_socket = bind("listen.cluster", settings.listen.cluster)
         metastore = await self._connect_metastore()
-        if not identity.is_new:  # before a uuid is proposed, which would make the metastore another cluster's
+        if not identity.is_new:  # before a uuid is proposed, which would create another cluster in the metastore
             identity.check_metastore(settings.node.cluster, empty=await metastore.get(UUID_PATH) is None)
         cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
         identity.check_cluster(cluster_uuid, settings.node.cluster)
         boot = boot_id()
         data_dir = settings.node.data_dir
         if identity.is_new:
-            # Before log and store are made: data without an identity would be refused at the next start.
+            # Before log and store are created: data without an identity would be refused at the next start.
             identity.adopt(cluster_uuid, settings.node.name, boot, {})
         emptied = identity.emptied(data_dir / "log", data_dir / "store")
         if emptied:
-            identity.note_doubt(emptied)  # opening makes them anew, and then nobody could tell
+            identity.note_doubt(emptied)  # opening creates them again, and then the loss could not be detected
         store = await loop.run_in_executor(None, open_store, settings, cluster_uuid, boot)
         known_durable = {**dict.fromkeys(identity.partitions(), 0), **store.applied_offsets()}
         replog = await loop.run_in_executor(None, open_log, settings, cluster_uuid, known_durable)
@@ -278,7 +279,7 @@ class Node:
         return metastore
 
     async def _embedded_metastore(self) -> str:
-        """The "host:port" of a ZooKeeper of this node's own, which serves. Raises LocalFault, StoppedEarly."""
+        """The "host:port" of a running ZooKeeper that belongs to this node. Raises LocalFault, StoppedEarly."""
         settings, data_dir = self.settings.metastore, self.settings.node.data_dir
         try:
             hosts = await asyncio.get_running_loop().run_in_executor(
@@ -295,7 +296,7 @@ class Node:
         return hosts
 
     async def _unless_stopped(self, step: Coroutine[Any, Any, None]) -> None:
-        """Wait for `step`; a stop that is asked for meanwhile gives it up. Raises StoppedEarly then, or as `step`."""
+        """Wait for `step`, and cancel it when a stop is requested meanwhile. Raises StoppedEarly then, or as `step`."""
         tasks = asyncio.create_task(step), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -372,13 +373,13 @@ class Node:
     # -- living ---------------------------------------------------------------------------------------
 
     def ready(self) -> tuple[bool, str]:
-        """(True, "") when every replica that is to be here leads and serves, or follows; else why not."""
+        """(True, "") when every assigned replica leads and serves, or follows; else (False, the reason)."""
         if self._stop.is_set():
             return False, "stopping"
         if not self._serving:
             return False, "starting"
         # A suspended session is no reason: leaders serve and followers follow without the metastore, and probes that
-        # took every node out for its sake would stop the cluster.
+        # removed every node from the load balancer would stop the cluster.
         services = self.services
         if not services.registrar.inc:
             return False, f"not registered in the metastore, this node takes no part: {services.registrar.why}"
@@ -397,7 +398,7 @@ class Node:
         return self._stop.is_set()
 
     async def _log_when_ready(self, began_s: float) -> None:
-        """One line once all replicas of this node lead and serve, or follow."""
+        """Log one line once all replicas of this node lead and serve, or follow."""
         while not self.ready()[0]:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READY_LOOK_S):
@@ -409,8 +410,8 @@ class Node:
         log.info("node.ready", sentence=f"{quantity(len(served), 'partition')} served", leads=led, seconds=seconds)
 
     def request_reload(self) -> None:
-        """Read again what may change while the node runs (SIGHUP): files of certificates and tokens, the log's level.
-        One that comes while another is under way, or while the node starts or stops, changes nothing."""
+        """Reload what may change while the node runs (SIGHUP): certificates, tokens, the log level. Ignored while a
+        reload is under way, and while the node starts or stops."""
         if self._serving and (self._reload_task is None or self._reload_task.done()):
             self._reload_task = asyncio.get_running_loop().create_task(self._reload())
 
@@ -453,7 +454,7 @@ class Node:
         services = self.services
         await services.registrar.stop()
         if self._fatal is not None:
-            # Nothing of this process may be believed any more: no hand-over, no last writes.
+            # After a failure of log or store the process's state cannot be trusted: no hand-over, no last writes.
             logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
@@ -485,7 +486,7 @@ class Node:
         return EXIT_OK
 
     async def abandon(self) -> None:
-        """Give up a start that failed: free what was taken."""
+        """Free the resources of a start that failed."""
         await self._release(clean=False)
 
     async def _release(self, clean: bool) -> None:
@@ -497,7 +498,7 @@ class Node:
                     None, supervisor_client.release_embedded, self.settings.node.data_dir
                 )
         finally:
-            # A ZooKeeper that does not end is told of; what this node holds was closed in order all the same.
+            # A ZooKeeper that does not stop is an error; the node's own resources are released all the same.
             if self._identity is not None:
                 self._identity.close(clean)
             if self._services is not None:

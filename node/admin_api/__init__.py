@@ -1,4 +1,4 @@
 """HTTP routes for operators, on the admin listener.
 
-Must not import `client_api` or `daemon`; handlers take the parts from `services`. Start at `application`.
+Must not import `client_api` or `daemon`; handlers take the components from `services`. Start at `application`.
 """

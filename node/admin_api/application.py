@@ -1,7 +1,7 @@
-"""The admin face: what operators, the command line and Prometheus ask one node about its cluster.
+"""The admin API: requests of operators, the command line and Prometheus about the cluster.
 
 JSON in and out; every state has a reason, every unknown value is null. Errors are {"error", "reason"}. Nothing here
-decides: it shows what the parts say and passes on what an operator wants. docs/http.md lists the paths.
+decides: handlers show the components' state and pass changes on. docs/http.md lists the paths.
 """
 
 from __future__ import annotations
@@ -88,8 +88,11 @@ class AdminApi(HttpApplication):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """Who is there, who leads, what is not as it should be. Of the metastore; but it waits a moment for the node
-        that controls, which alone knows what it moves, and for what the live ones say of their replicas."""
+        """The state of the cluster: nodes, counts, controller, problems and their reasons.
+
+        From the metastore; it waits up to GLANCE_MS for the controller, which alone knows what it moves, and for the
+        live nodes' facts about their replicas.
+        """
         services, controller = self._services, self._services.controller
         records, registrations = controller.records, controller.registrations
         serves, why_not = self._status.ready()
@@ -163,7 +166,7 @@ class AdminApi(HttpApplication):
         return json_reply({"partitions": rows})
 
     async def partitions_assign(self, _request: Request, body: AssignPartitionsRequest) -> Reply:
-        """Create a bucket type with an operator's placement, or only say whether it would be taken."""
+        """Create a bucket type with an operator's placement, or only check the placement."""
         try:
             bucket_type = check_name(body.bucket_type or DEFAULT_TYPE)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The user whom an operator's change is recorded under."""
+"""The user under whose name an operator's change is recorded."""
 
 from __future__ import annotations
 

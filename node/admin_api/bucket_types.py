@@ -1,7 +1,7 @@
-"""The admin face's bucket types: listed, shown with their placement, and made.
+"""Bucket types in the admin API: list, show with their placement, create.
 
-What is made where is `repl.controller.bucket_types`'. The answer to a creation waits until the new partitions are
-online, so that whoever made the bucket type can use it at any node.
+`repl.controller.bucket_types` creates them. The answer to a creation waits until the new partitions are online, so that
+every node can serve the bucket type.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from isthmus.repl.controller.placement import (
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 
 ONLINE_S: Final = 10.0
-"""How long an answer waits until all partitions of a new bucket type are online: elections take well below a second."""
+"""How long a creation waits until all partitions of the bucket type are online: elections take well below a second."""
 
 POLL_S: Final = 0.05
-"""How often it looks meanwhile."""
+"""Interval of the checks in between."""
 
 
 class CreateBucketTypeRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class CreateBucketTypeRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class BucketTypesAdmin:
-    """Routes over the bucket types of a running node's cluster."""
+    """Routes over the bucket types of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -68,7 +68,7 @@ class BucketTypesAdmin:
         return json_reply({"bucket_types": [self._row(kind) for kind in kinds]})
 
     async def shown(self, request: Request) -> Reply:
-        """One, with where its replicas are: by node, and by node id as placement files have it (null of a node that is
+        """One bucket type with its placement: by node, and by node id as in placement files (null for a node that is
         gone)."""
         name = request.text("name")
         records = self._records(name)
@@ -93,7 +93,7 @@ class BucketTypesAdmin:
         return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
 
     async def create(self, request: Request, body: CreateBucketTypeRequest) -> Reply:
-        """Make one, or say what would be made."""
+        """Create a bucket type, or show what would be created."""
         try:
             name = check_name(request.text("name"))
         except ValueError as error:
@@ -110,7 +110,7 @@ class BucketTypesAdmin:
         except BucketTypeExists as error:
             raise RequestRefused(409, "bucket-type-exists", str(error)) from error
         if props and not dry_run:
-            # After the bucket type is there, so that properties are never those of a type that never came to be; done
+            # After the bucket type exists, so that there are no properties of a bucket type that was never created; run
             # again, the command finds the bucket type and sets them.
             await self._services.properties.set(PropertyScope(name), props, acting_user(body.by))
         if outcome == "created":
@@ -145,7 +145,7 @@ class BucketTypesAdmin:
         return BucketTypeSpec(name, partition_count, factor, placement, replica_map, min_isr)
 
     def _props(self, body: CreateBucketTypeRequest, factor: int) -> dict[str, Any]:
-        """The properties wanted, judged before anything is made."""
+        """The properties of the body, checked before anything is created."""
         props = body.props or {}
         self._services.properties.judged(props, factor)
         return props
@@ -186,6 +186,6 @@ class BucketTypesAdmin:
         }
 
     def _orders(self, records: list[PartitionRecord]) -> list[int]:
-        """The orders not over that change partitions of a bucket type."""
+        """The numbers of pending orders that change partitions of a bucket type."""
         pending = self._services.controller.placement.pending()
         return sorted({pending[record.partition][0].number for record in records if record.partition in pending})

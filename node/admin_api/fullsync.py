@@ -1,7 +1,7 @@
-"""The admin face of full-sync: what was found, what is due, and what operators want of it.
+"""Full-sync in the admin API: results, schedule, and operators' changes.
 
-Shows what `aae.scheduling.scheduler` and `aae.trees.tree_cache` know and passes on acts; decides nothing. docs/http.md
-lists the paths, docs/fullsync.md what the words mean.
+Shows the state of `aae.scheduling.scheduler` and `aae.trees.tree_cache` and passes changes on; decides nothing.
+docs/http.md lists the paths, docs/fullsync.md explains the terms.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from isthmus.repl.model.errors import BadInput
 log = structlog.get_logger(__name__)
 
 SUPPRESSED_MAX: Final = 240
-"""Most checks of kind auto that are left out by one act: a day of the most that there can be. More is a suspension."""
+"""Most checks of kind auto that one request suppresses: the most of a day. More is a suspension."""
 
 RESULTS_DIGITS_MAX: Final = 9
 """Longest `results`; no peer has so many."""
 
 TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time that is taken, as of queues: beyond the year 30,000 somebody has mistaken the unit."""
+"""Largest wall-clock time, as for queues: beyond the year 30,000 the unit must be wrong."""
 
 RESULTS_SHOWN: Final = 50
-"""Newest results of a peer in one answer; `?results=N` asks for others."""
+"""Newest results of a peer in an answer; `?results=N` asks for others."""
 
 
 Peer = Annotated[Name, right("a name, or left out for all")]
@@ -180,8 +180,8 @@ class FullSyncAdmin:
         return await self._acted(body, suspended=False)
 
     async def _acted(self, body: SuspendChecksRequest, *, suspended: bool) -> Reply:
-        """Written to the metastore, for the node that is named, or for all; what each live node made of it stands
-        beside this node's status."""
+        """Write the change to the metastore, for one node or for all; the answer has this node's status and the effect
+        on each live node."""
         peer, node, services = body.peer, self._known_node(body.node), self._services
         by, reason = acting_user(body.by), body.reason or ""
         standing = services.fullsync.documents.suspensions or ()
@@ -254,7 +254,8 @@ class FullSyncAdmin:
         return await self._followed(name, node, resumed=False)
 
     async def _followed(self, peer: str | None, node: str | None, *, resumed: bool) -> Reply:
-        """What was written is in force on the nodes that live; which are down, and follow later."""
+        """The answer to a change: this node's status, the live nodes that read the change, and those that are down and
+        follow later."""
         live = self._services.membership.live_nodes()
         meant = set(self._services.membership.known_nodes()) if node is None else {node}
         request = RefreshFullSync(peer, resumed)
@@ -274,7 +275,7 @@ class FullSyncAdmin:
         return FullSyncAuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")
 
     async def _known(self, peer: str) -> None:
-        """Some node that lives has the peer, or its file has it, or operators have set it."""
+        """Check that a live node, its file, or an operator's document has the peer. Raises UnknownPeer."""
         nodes = await self._ask_nodes(FullSyncPart.CHECKS)
         said = [rows for answer in nodes.values() if answer is not None for rows in
                 (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip

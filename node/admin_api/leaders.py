@@ -1,7 +1,7 @@
-"""The admin face's leaderships: how evenly they are spread, what would be moved, and to move it now.
+"""Leader balance in the admin API: its state and plan, and a balance now.
 
-Any node answers for its cluster: it asks the one that controls (`repl.controller.leader_balance_api`). What moves them,
-and when, is `repl.controller.leader_balancer`'s.
+Any node answers: it asks the controller (`repl.controller.leader_balance_api`). `repl.controller.leader_balancer`
+decides which leaders move, and when.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.node.services.container import NodeServices
 from isthmus.repl.model.errors import IsthmusError
 
 GLANCE_MS: Final = 500
-"""How long the state of a whole cluster waits for the node that controls; without an answer it is told as unknown."""
+"""How long the state of the cluster waits for the controller; without an answer the balance is unknown."""
 
 
 class BalanceLeadersRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class BalanceLeadersRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class LeadershipsAdmin:
-    """Routes over the leaderships of a running node's cluster."""
+    """Routes over the leaders of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -36,18 +36,18 @@ class LeadershipsAdmin:
         router.add("POST", "/admin/leaders/balance", BodyHandler(BalanceLeadersRequest, self.balance))
 
     async def leaders(self, _request: Request) -> Reply:
-        """What there is to know, and the plan."""
+        """The balance of leaders, and the plan."""
         return json_reply(await self._services.leader_balance.status())
 
     async def balance(self, request: Request, body: BalanceLeadersRequest) -> Reply:
-        """Begin to move what the plan says, or only show it; the answer does not wait for the moves."""
+        """Begin the moves of the plan, or only show it; the answer does not wait for the moves."""
         if body.dry_run:
             return await self.leaders(request)
         return json_reply(await self._services.leader_balance.balance(acting_user(body.by)))
 
 
 async def balance_summary(services: NodeServices) -> dict[str, Any] | None:
-    """State, reason and imbalance for who looks at the cluster as a whole; None when the controller does not say."""
+    """State, reason and imbalance for the status of the whole cluster; None without an answer of the controller."""
     try:
         status = await services.leader_balance.status(GLANCE_MS)
     except IsthmusError:

@@ -1,8 +1,7 @@
-"""The admin face's dynamic options: listed, set and unset, on any node of the cluster.
+"""Dynamic options in the admin API: list, set and unset, on any node of the cluster.
 
-What there is stands in `config.dynamic_options`, what is set in the metastore (`repl.controller.dynamic_options`), what
-it comes to is `node.services.live_options`'. An answer waits a moment until this node, and for min-ISR the records, go
-by a change.
+Options are defined in `config.dynamic_options`, set in the metastore (`repl.controller.dynamic_options`), and evaluated
+by `node.services.live_options`. An answer waits until a change is in force on this node, and min-ISR in the records.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from isthmus.node.services.option_status import option_rows, waiting, warnings
 from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
 
 IN_FORCE_S: Final = 3.0
-"""How long an answer waits for a change to be in force here. A watch takes milliseconds; what takes longer is said."""
+"""How long an answer waits for a change to be in force here. A watch takes milliseconds; a longer delay is reported."""
 
 POLL_S: Final = 0.02
-"""How often it looks meanwhile."""
+"""Interval of the checks in between."""
 
 
 class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -40,7 +39,7 @@ class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class OptionsAdmin:
-    """Routes over the options of a running node's cluster."""
+    """Routes over the options of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -50,7 +49,7 @@ class OptionsAdmin:
         router.add("POST", "/admin/options/{option}/unset", BodyHandler(ChangeOptionRequest, self.unset))
 
     async def listed(self, request: Request) -> Reply:
-        """Every option; with ?bucket_type=T what counts for that one."""
+        """Every option; with ?bucket_type=T the values of that bucket type."""
         return json_reply({"options": self._rows(None, self._kind(request.query.get("bucket_type")))})
 
     async def shown(self, request: Request) -> Reply:
@@ -63,7 +62,7 @@ class OptionsAdmin:
         return await self._change(request, body, setting=True)
 
     async def unset(self, request: Request, body: ChangeOptionRequest) -> Reply:
-        """Let what comes after it count again: the cluster's setting, the nodes' files, the default."""
+        """Unset an option: the cluster's setting, the nodes' files or the default apply again."""
         return await self._change(request, body, setting=False)
 
     async def _change(self, request: Request, body: ChangeOptionRequest, *, setting: bool) -> Reply:
@@ -90,7 +89,7 @@ class OptionsAdmin:
         return self._answer(option, kind, after, before, outcome)
 
     async def _in_force(self, after: OptionSettings) -> None:
-        """Return once this node goes by `after`, and every record has its min-ISR; or after IN_FORCE_S."""
+        """Return once `after` is in force on this node, and every record has its min-ISR; or after IN_FORCE_S."""
         controller = self._services.controller
 
         def pending() -> bool:
@@ -134,7 +133,7 @@ class OptionsAdmin:
         return found
 
     def _kind(self, name: str | None) -> str | None:
-        """A bucket type that there is, or that has settings."""
+        """Check that the bucket type exists, or has settings. Raises RequestRefused."""
         controller = self._services.controller
         known = {record.bucket_type for record in controller.records.values()} | controller.options.types.keys()
         if name is not None and name not in known:

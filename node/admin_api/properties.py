@@ -1,7 +1,6 @@
-"""The admin face's properties: of bucket types and of buckets, shown with where each comes from, set and taken back.
+"""Properties of bucket types and buckets in the admin API: show with their origin, set, unset.
 
-A bucket stands in the path percent-encoded, as at the client face. What is judged and kept is
-`node.services.properties`'s.
+A bucket is percent-encoded in the path, as in the client API. `node.services.properties` checks and keeps them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class UnsetPropertiesRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class PropertiesAdmin:
-    """Routes over the properties of a running node's cluster."""
+    """Routes over the properties of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -47,7 +46,7 @@ class PropertiesAdmin:
             router.add("POST", path + "/unset", BodyHandler(UnsetPropertiesRequest, self.unset))
 
     async def listed(self, _request: Request) -> Reply:
-        """Every bucket that has properties of its own, and what they are."""
+        """Every bucket that has properties of its own, with these properties."""
         places = self._services.properties.book.settings.places
         found = sorted((p for p in places if p.bucket is not None), key=lambda p: (p.bucket_type, p.bucket or b""))
         return json_reply(
@@ -55,7 +54,7 @@ class PropertiesAdmin:
         )
 
     async def shown(self, request: Request) -> Reply:
-        """What counts for one place."""
+        """The properties in force for a bucket type or a bucket."""
         return self._answer(self._place(request), "shown")
 
     async def set(self, request: Request, body: SetPropertiesRequest) -> Reply:

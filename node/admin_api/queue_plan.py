@@ -1,6 +1,6 @@
-"""What an operator's act on a queue would leave out, in numbers, before it is done (pure).
+"""The effect of an operator's change on a queue, in numbers, before it is made. Pure.
 
-From the listings of all nodes. A number that a silent node would have to add to is unknown, never a guess.
+Computed from the listings of all nodes. A sum that needs the number of a silent node is unknown, never a guess.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from isthmus.queues.queue_documents import PUBLISHING
 PRIORITIES: Final = ("real_time", "full_sync", "fold")
 
 Listings = Mapping[str, Sequence[Mapping[str, Any]] | None]
-"""Node -> its listing of queues; None: it did not answer."""
+"""Node -> its listing of queues; None: no answer."""
 
 
 def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, Any]:
-    """{"queue", "act", "owner", "waiting", "gaps", "silent", "effect", "outcome"}: what `act` (clear, release, delist,
-    suspend, set) would do to queue `name`. `waiting`: real_time, full_sync, fold; None: not known. `wish`: "start" of a
-    release (0: the first change of all, None: now, else a wall-clock time), "what" and "node" of a suspension."""
+    """{"queue", "act", "owner", "waiting", "gaps", "silent", "effect", "outcome"}: the effect of `act` (clear, release,
+    delist, suspend, set) on queue `name`.
+
+    `waiting`: real_time, full_sync, fold; None: not known. `wish`: "start" of a release (0: the first change of all,
+    None: now, else a wall-clock time), "what" and "node" of a suspension.
+    """
     rows = {node: row for node, listed in listings.items() for row in listed or () if row["name"] == name}
     silent = sorted(node for node, listed in listings.items() if listed is None)
     waiting = {priority: _total([row["priorities"][priority] for row in rows.values()]) for priority in PRIORITIES}
     if silent:
         waiting = dict.fromkeys(PRIORITIES)
     owner = next((row["owner"]["cluster"] for row in rows.values() if row["owner"]), None)
-    # Gaps of the lower priorities stand in the metastore, so that each node counts them: the sum is a bound.
+    # Gaps of the lower priorities are in the metastore, so that each node counts them: the sum is an upper bound.
     gaps = None if silent else sum(row["gaps"] for row in rows.values())
     return {
         "queue": name,
@@ -46,8 +49,8 @@ def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, A
 def offer_effect(
     settings: QueueSettings, wanted: QueueSettings, bucket_types: Collection[str], waiting: int | None, *, again: bool
 ) -> str:
-    """What it means that a queue with these settings is to have those `wanted`, in one sentence; "" where the same is
-    offered."""
+    """The effect of `wanted` settings on a queue that has `settings`, in one sentence; "" when it offers the same
+    changes."""
     if (settings.filter, settings.cascade) == (wanted.filter, wanted.cascade) and not again:
         return ""
     if again:
@@ -68,13 +71,13 @@ def offer_effect(
 
 
 def _total(priorities: Sequence[Mapping[str, Any]]) -> int | None:
-    """What waits and what is under lease, which comes back when it is not acknowledged."""
+    """Changes that wait or are leased; leased changes come back when they are not acknowledged."""
     numbers = [one[word] for one in priorities for word in ("waiting", "in_flight")]
     return None if None in numbers else sum(numbers)
 
 
 def _effect(act: str, waiting: Mapping[str, int | None], gaps: int | None, owner: str | None, wish: Any) -> str:
-    """One sentence."""
+    """The effect in one sentence."""
     changes = _counted(waiting["real_time"], "change")
     changes_wait = f"{changes} that {'waits' if waiting['real_time'] == 1 else 'wait'}"
     full_sync, fold = (waiting[priority] for priority in PRIORITIES[1:])

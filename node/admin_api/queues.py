@@ -1,7 +1,7 @@
-"""The admin face's source queues: what there is, and what operators may do with them. docs/queues.md tells the meaning.
+"""Source queues in the admin API: listings, and operators' changes. docs/queues.md explains the terms.
 
-Passes on what an operator wants and shows what `queues.admin` says; of the whole cluster, what
-every node answered (`node.services.queue_query`).
+Passes changes on to `queues.admin` and shows its state; for the whole cluster, the answers of every node
+(`node.services.queue_query`).
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.vclock import MAX_OFFSET
 
 RATE_MAX: Final = 1 << 40
-"""Largest rate that is taken; above any disk's."""
+"""Largest rate; above any disk's."""
 
 PUSH_MAX: Final = 10_000
 """Most keys in one push."""
 
 PUSH_WAIT_MS: Final = 5_000
-"""How long a push waits for room when it does not say; below the time-out of the command line."""
+"""How long a push waits for room by default; below the time-out of the command line."""
 
 PUSH_WAIT_MAX_MS: Final = 30_000
 
 PEEK_MAX: Final = 1_000
-"""Most references shown at once."""
+"""Most references in one answer."""
 
 PEEK: Final = 20
-"""References shown when nobody says how many."""
+"""References in an answer by default."""
 
 CLOCKS_APART_MS: Final = 60_000
-"""How far a time that an operator names may lie ahead of this node's clock: the clocks of two machines."""
+"""How far an operator's time may lie ahead of this node's clock: the difference of two machines' clocks."""
 
 TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time that is taken: beyond the year 30,000 somebody has mistaken the unit."""
+"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
 
 
 _NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
@@ -188,7 +188,7 @@ class CloseGapsRequest(ReasonedRequest, frozen=True, kw_only=True):
 
 
 class QueueAdmin:
-    """Routes over the source queues of a running node."""
+    """Routes over the source queues."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -213,29 +213,29 @@ class QueueAdmin:
     # ---------------------------------------------------------------- looking
 
     async def queues(self, _request: Request) -> Reply:
-        """Every queue, as far as this node has a share of it."""
+        """Every queue, with this node's share of it."""
         return json_reply({"queues": await self._services.queues.listing()})
 
     async def nodes(self, _request: Request) -> Reply:
-        """The same of every node; null for one that does not answer, or is gone."""
+        """Every queue on every node; null for a node that does not answer, or is gone."""
         asked = self._nodes()
         found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)).by_node
         told = with_gone(self._services.controller.records, found).items()
         return json_reply({"nodes": [{"node": node, "queues": one, "gone": node not in asked} for node, one in told]})
 
     async def gaps(self, request: Request) -> Reply:
-        """What was given up and no full-sync has closed, of all nodes."""
+        """Open gaps of all nodes: changes that were given up and that no full-sync has proven yet."""
         name = request.query.get("queue")
         if name is not None:
             self._services.queues.named(name)
         query, nodes = self._services.query, self._nodes()
-        # Lag is told of the same windows: where that is not known, nobody has told of gaps, and there may be some.
+            # Lag is computed from the same windows: where it is unknown, gaps may be unreported.
         lags, gaps = await asyncio.gather(
             query.ask(LAGS, ReadLags(), nodes), query.ask(OPEN_GAPS, ListGaps(name), nodes)
         )
         found = gaps.by_node
         rows = [row for one in found.values() for row in one or ()]
-        # What a lower priority lost stands in the metastore, so that every node tells of it.
+        # Gaps of the lower priorities are in the metastore, so that every node reports them.
         kept = {(row["queue"], row["id"]): row for row in rows}
         silent = sorted(gaps.unknown)
         untold: dict[str, list[int]] = {}
@@ -251,7 +251,7 @@ class QueueAdmin:
         return json_reply(answer)
 
     async def ledger(self, request: Request) -> Reply:
-        """A queue's ledger, of every node."""
+        """The ledger of a queue on every node."""
         name = request.text("queue")
         self._services.queues.named(name)
         answers = await self._services.query.ask(LEDGER, ReadLedger(name), self._nodes())
@@ -266,7 +266,8 @@ class QueueAdmin:
         return json_reply({"references": [reference_shown(item) for item in items]})
 
     async def filter(self, request: Request) -> Reply:
-        """Which rule decides over a bucket: ?type=T&bucket=B. With a note when there is no such type."""
+        """The rule of the filter that applies to a bucket: ?type=T&bucket=B; with a note when the bucket type does not
+        exist."""
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
             raise RequestRefused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
@@ -281,7 +282,7 @@ class QueueAdmin:
     # ---------------------------------------------------------------- acts
 
     async def register(self, _request: Request, body: RegisterQueueRequest) -> Reply:
-        """A new queue, from now on on all nodes."""
+        """Create a queue on all nodes."""
         known = {**_settings_of(body), "cascade": body.cascade}
         act = self._audit_info(body)
         positions = self._positions(body.positions)
@@ -293,8 +294,7 @@ class QueueAdmin:
         return await self._listed_with_notes(known.get("filter"))
 
     async def set(self, request: Request, body: SetQueueRequest) -> Reply:
-        """Another filter, cascading or limits of a queue that is there, whose cursors stay; with "dry_run" what would
-        come of it."""
+        """Change filter, cascading or limits of a queue, whose cursors stay; with "dry_run" show the effect."""
         name, default, again = request.text("queue"), body.default, body.from_ is not None
         values = _settings_of(body)
         values |= {} if body.cascade is None else {"cascade": body.cascade}
@@ -312,20 +312,20 @@ class QueueAdmin:
         return await self._listed_with_notes(values.get("filter"))
 
     async def place(self, request: Request, body: PlaceQueueRequest) -> Reply:
-        """Cursors go to the offsets that a seed has recorded."""
+        """Move cursors to the offsets that a seed has recorded."""
         positions = self._positions(body.positions)
         await self._services.queue_acts.place(request.text("queue"), positions, self._audit_info(body))
         return await self.queues(request)
 
     async def delist(self, request: Request, body: PlannedQueueRequest) -> Reply:
-        """No such queue any more, on all nodes; with "dry_run" only what would be lost."""
+        """Remove a queue on all nodes; with "dry_run" show what would be lost."""
         if body.dry_run:
             return await self._planned("delist", request.text("queue"))
         await self._services.queue_acts.delist(request.text("queue"), self._audit_info(body))
         return await self.queues(request)
 
     async def suspend(self, request: Request, body: SuspendQueueRequest) -> Reply:
-        """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
+        """Suspend serving (the cursor waits) or publishing (a gap), on one node or on all."""
         what, name = _targets(body), request.text("queue")
         node = self._wanted_node(name, body.node)
         if body.dry_run:
@@ -334,13 +334,13 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def resume(self, request: Request, body: ResumeQueueRequest) -> Reply:
-        """End that."""
+        """End a suspension."""
         what, name = _targets(body), request.text("queue")
         await self._services.queue_acts.resume(name, what, self._wanted_node(name, body.node), self._audit_info(body))
         return await self.queues(request)
 
     async def clear(self, request: Request, body: PlannedQueueRequest) -> Reply:
-        """Give up what waits, as far as the leaders that answer have applied it; with "dry_run" only how much."""
+        """Give up what waits, up to the applied offsets of the leaders that answer; with "dry_run" show how much."""
         name = request.text("queue")
         if body.dry_run:
             return await self._planned("clear", name)
@@ -349,7 +349,7 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def release(self, request: Request, body: ReleaseQueueRequest) -> Reply:
-        """The queue belongs to nobody; the next owner begins where "from" says."""
+        """Release the queue from its owner; the next owner begins where "from" says."""
         name = request.text("queue")
         act = self._audit_info(body)
         start_ms = _start(body.from_, act)
@@ -361,19 +361,19 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def throttle(self, request: Request, body: ThrottleQueueRequest) -> Reply:
-        """What a second each node gives out at most; "default": what its config says."""
+        """Limit the rate at which each node serves the queue; "default": the rates of the config."""
         size, objects, default = body.bytes_per_second, body.objects_per_second, body.default
         name = request.text("queue")
         if default != (size is None and objects is None):
             right = "bytes_per_second, objects_per_second, or both (0: no limit)"
             raise RequestRefused(400, "bad-json", f"say how much: {right}; or default alone, true")
-        now = self._services.queue_acts.rates(name)  # what is not said stays as it is
+        now = self._services.queue_acts.rates(name)  # a rate that the body leaves out stays
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
         await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
         return await self.queues(request)
 
     async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
-        """References at the full-sync priority, or the fold one."""
+        """Enqueue references at the priority of full-sync, or of folds."""
         bucket_type = (body.bucket_type or "default").encode()
         read = str.encode if body.encoding is None else _percent_decoded
         self._services.coordinator.routes.check(bucket_type)
@@ -389,7 +389,7 @@ class QueueAdmin:
         return json_reply({"queued": taken, "refused": len(keys) - taken, "reason": reason})
 
     async def close_gaps(self, request: Request, body: CloseGapsRequest) -> Reply:
-        """Gaps that a full-sync has closed, of all nodes: by ids, or by bucket type and times."""
+        """Close gaps on all nodes that a full-sync has proven: by ids, or by bucket type and times."""
         if body.ids is None and None in (body.from_ms, body.upto_ms):
             raise RequestRefused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
         name = request.text("queue")
@@ -419,7 +419,7 @@ class QueueAdmin:
         return json_reply(plan_of(act, name, listings, bucket_types=types, **wish))
 
     async def _listed_with_notes(self, filter_: str | None) -> Reply:
-        """The listing, with `notes` of bucket types that the filter names and that are not there."""
+        """The listing, with `notes` about bucket types of the filter that do not exist."""
         known = sorted({record.bucket_type for record in self._services.controller.records.values()})
         named = [] if filter_ is None else [rule.value for rule in parse_filter(filter_).rules if rule.kind == TYPE]
         types = [bucket_type.decode(errors="backslashreplace") for bucket_type in named]
@@ -471,7 +471,7 @@ def _checked(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _targets(body: ResumeQueueRequest) -> list[str]:
-    """What is to be suspended or resumed; serving, when the body names nothing."""
+    """The targets to suspend or resume; serving by default."""
     what = SERVING if body.what is None else body.what
     return [what] if isinstance(what, str) else what
 
@@ -483,7 +483,7 @@ def _percent_decoded(name: str) -> bytes:
 
 
 def _start(wanted: str | int, act: AuditInfo) -> int | None:
-    """The wall-clock time at which a queue begins; None: now, which differs by the node's clock."""
+    """The wall-clock time at which a queue begins; None: now, which each node's clock gives differently."""
     if wanted == "now":
         return None
     start_ms = int(wanted)
@@ -507,7 +507,7 @@ def _distinct(offsets: dict[str, int]) -> Positions:
 
 
 def reference_shown(item: tuple[Any, ...]) -> dict[str, Any]:
-    """A reference of any kind, as `peek` tells it."""
+    """A reference of any kind, as `peek` shows it."""
     kind, partition, offset, bucket_type, bucket, key, origin, time_ms, payload = item
     names = {"bucket_type": bucket_type, "bucket": bucket, "key": key}
     return {

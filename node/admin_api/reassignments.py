@@ -1,8 +1,8 @@
-"""The admin face's changes of placement: planned, ordered, watched and cancelled; nodes listed, drained and removed.
+"""Reassignments in the admin API: plan, order, watch and cancel them; list, drain and remove nodes.
 
-Every act has a plan, which `dry_run` shows; whoever then orders may name it (`plan`), and is refused if it would be
-another one by now. Any node answers. What is planned and kept is `repl.controller.reassignments`'s, who carries it out
-`repl.controller.reassigner`.
+Every change has a plan, which `dry_run` shows. An order may name the plan (`plan`), and is refused if the plan is
+another one by now. Any node answers. `repl.controller.reassignments` plans and keeps orders,
+`repl.controller.reassigner` carries them out.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from isthmus.repl.metastore.port import Ambiguous, Unavailable, VersionConflict
 from isthmus.repl.model.errors import NotReady
 
 SEEN_S: Final = 3.0
-"""How long an answer waits until this node has read what was ordered. A watch takes milliseconds."""
+"""How long an answer waits until this node has read the order. A watch takes milliseconds."""
 
 POLL_S: Final = 0.02
-"""How often it looks meanwhile."""
+"""Interval of the checks in between."""
 
 NODES_MAX: Final = 1_000
-"""Nodes that one request may name, as of a cluster."""
+"""Most nodes in one request, as many as in a cluster."""
 
 
 NodeNames = Annotated[list[Name], msgspec.Meta(max_length=NODES_MAX), right(f"a list of at most {NODES_MAX} names")]
@@ -96,7 +96,7 @@ class RemoveNodeRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class ReassignmentsAdmin:
-    """Routes over the placement of a running node's cluster."""
+    """Routes over the placement of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -111,7 +111,7 @@ class ReassignmentsAdmin:
         router.add("POST", "/admin/nodes/{name}/remove", BodyHandler(RemoveNodeRequest, self.remove))
 
     async def moves(self, _request: Request) -> Reply:
-        """Every order, how far it is, and why."""
+        """Every order with its progress and the reasons."""
         controller = self._services.controller
         placement, records = controller.placement, controller.records
         concerned = [records[m.partition] for o in placement.orders for m in o.moves if m.partition in records]
@@ -132,7 +132,7 @@ class ReassignmentsAdmin:
         )
 
     async def order(self, _request: Request, body: OrderReassignmentRequest) -> Reply:
-        """Order a file's placement, an even one, or one node instead of another; or only show what would be moved."""
+        """Order a file's placement, an even one, or one node instead of another; or only show the moves."""
         bucket_type, names, ignore_racks = body.bucket_type, _distinct(body.nodes), body.ignore_racks
         match body.kind:
             case ReassignmentKind.SPREAD:
@@ -156,14 +156,14 @@ class ReassignmentsAdmin:
         return await self._act(body, wanted)
 
     async def factor(self, request: Request, body: ChangeFactorRequest) -> Reply:
-        """Another replication factor for a bucket type."""
+        """Order another replication factor for a bucket type."""
         name, factor = request.text("name"), body.replication_factor
         return await self._act(
             body, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=body.ignore_racks)
         )
 
     async def drain(self, _request: Request, body: DrainNodesRequest) -> Reply:
-        """Move everything off nodes and give them nothing new; or let them be given replicas again."""
+        """Move all replicas off nodes and assign them no others; or let them have replicas again."""
         names = _distinct(body.nodes)
         if not names:
             raise RequestRefused(400, "bad-json", "nodes must name one node at least")
@@ -182,7 +182,7 @@ class ReassignmentsAdmin:
         return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
 
     async def _act(self, body: PlannedRequest, wanted: ReassignmentRequest) -> Reply:
-        """Show or order what a wish comes to."""
+        """Show or order a reassignment."""
         controller = self._services.controller
         if body.dry_run:
             plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
@@ -195,7 +195,7 @@ class ReassignmentsAdmin:
         return json_reply(reassignment_status.plan_shown(plan, controller.records, outcome, number))
 
     async def cancel(self, _request: Request, body: CancelReassignmentRequest) -> Reply:
-        """Let an order go no further: what is under way goes back, what is done stays."""
+        """Cancel an order: moves under way are reverted, finished ones stay."""
         controller = self._services.controller
         order = await cancel(controller.metastore, body.order, acting_user(body.by))
 
@@ -207,7 +207,7 @@ class ReassignmentsAdmin:
         return json_reply({"outcome": "cancelled", "order": order.number, "title": order.title})
 
     async def nodes(self, _request: Request) -> Reply:
-        """Every node that lives, holds a replica, or ever registered and was not removed."""
+        """Every node that is alive, holds a replica, or ever registered and was not removed."""
         controller = self._services.controller
         try:
             known = await controller.metastore.children(STANDING_PATH)
@@ -222,7 +222,7 @@ class ReassignmentsAdmin:
         """Forget a node that is gone and holds nothing."""
         name, dry_run = request.text("name"), body.dry_run
         try:
-            check_name(name)  # it becomes a piece of a path of the metastore
+            check_name(name)  # it becomes part of a metastore path
         except ValueError as error:
             raise RequestRefused(400, "bad-input", f"node: {error}") from None
         controller = self._services.controller
@@ -232,7 +232,7 @@ class ReassignmentsAdmin:
         return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
 
     async def _seen(self, holds: Callable[[], bool]) -> None:
-        """Return once this node has read what was changed; or after SEEN_S."""
+        """Return once this node has read the change; or after SEEN_S."""
         self._services.controller.wake()
         for _ in range(round(SEEN_S / POLL_S)):
             if holds():
@@ -240,7 +240,7 @@ class ReassignmentsAdmin:
             await asyncio.sleep(POLL_S)
 
     def _places(self, partitions: object) -> tuple[tuple[str, ...], ...]:
-        """The replicas of a file by name; it may have names or node ids."""
+        """The replicas of a replica map by name; the map may have names or node ids."""
         controller = self._services.controller
         held = {node for record in controller.records.values() for node in record.replicas}
         numbers = {node: found.id for node, found in controller.registrations.items()}
@@ -262,7 +262,7 @@ class ReassignmentsAdmin:
 
 
 def _numbered(partitions: object, numbers: dict[str, int]) -> object:
-    """The same with ids where known names stand; all else is left for the checks."""
+    """The partitions with node ids instead of known names; other values are left for the checks."""
     if not isinstance(partitions, list):
         return partitions
 
@@ -278,7 +278,7 @@ def _numbered(partitions: object, numbers: dict[str, int]) -> object:
 
 
 def _distinct(nodes: list[str] | None) -> tuple[str, ...]:
-    """The names, none twice. Raises RequestRefused."""
+    """The names, none of them twice. Raises RequestRefused."""
     names = tuple(nodes or ())
     if len(set(names)) != len(names):
         raise RequestRefused(400, "bad-json", "nodes names one twice")

@@ -1,6 +1,6 @@
-"""The admin face's answers of the whole cluster about its replication: lag, ledgers, and one key explained.
+"""Replication of the whole cluster in the admin API: lag, ledgers, and one key explained.
 
-Asks every node and shows what was joined; decides nothing. The words are explained in docs/queues.md, "Knowing".
+Asks every node and shows the joined answers; decides nothing. docs/queues.md, "Knowing", explains the terms.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ReplicationAdmin:
         return lag_rows(lags.by_node, self._services.controller.records)
 
     async def ledger(self, _request: Request) -> Reply:
-        """What was sent to, and received from, each other cluster since the nodes began, and whether it adds up."""
+        """Changes sent to and received from each other cluster since the nodes started, and whether the sums match."""
         query, nodes = self._services.query, self._nodes()
         ledgers, received, lags = await asyncio.gather(
             query.ask(LEDGERS, ReadLedgers(), nodes),
@@ -96,7 +96,7 @@ class ReplicationAdmin:
         return json_reply({**with_other_sides(answer, others), "at_ms": self._services.time.wall_ms()})
 
     def _names(self) -> dict[str, str]:
-        """Names of clusters by uuid, as far as this node knows."""
+        """Names of clusters by uuid, as far as this node knows them."""
         names = {self._services.cluster_uuid.hex(): self._services.settings.node.cluster}
         for source in self._services.sink.overview()["sources"]:
             names[source["source_uuid"]] = source["source_cluster"]

@@ -1,7 +1,7 @@
-"""The admin face's sink: what this cluster fetches from others, its suspensions, limits and dead letters.
+"""The sink in the admin API: links, suspensions, limits and dead letters.
 
-Passes on what an operator wants and shows what `sink.service` says; of the whole cluster, what
-`node.services.sink_query` gathered. docs/sinks.md tells what it all means.
+Passes changes on to `sink.service` and shows its state; for the whole cluster, the answers of every node
+(`node.services.sink_query`). docs/sinks.md explains the terms.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from isthmus.sink.scheduler import LinkName
 from isthmus.sink.service import WORKERS_MAX
 
 RATE_MAX: Final = 1 << 40
-"""Largest rate that is taken; above any disk's."""
+"""Largest rate; above any disk's."""
 
 CONFLICTS: Final = 100
-"""Conflicts shown when nobody says how many."""
+"""Conflicts in an answer by default."""
 
 CONFLICTS_MAX: Final = 10_000
-"""Most conflicts shown at once: about 10 MB of JSON."""
+"""Most conflicts in an answer: about 10 MB of JSON."""
 
 IDS_MAX: Final = 10_000
-"""Most dead letters named in one request."""
+"""Most dead letters in one request."""
 
 
 Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
@@ -101,7 +101,7 @@ class DeadLettersRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class SinkAdmin:
-    """Routes over the sink of a running node."""
+    """Routes over the sink."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -119,12 +119,12 @@ class SinkAdmin:
         router.add("POST", "/admin/sink/dead-letters/drop", BodyHandler(DeadLettersRequest, self.drop))
 
     async def sink(self, _request: Request) -> Reply:
-        """Every (queue, peer) that this node fetches from, and its sink as a whole."""
+        """Every (queue, peer) that this node fetches from, and the state of its sink."""
         sink = self._services.sink
         return json_reply({**sink.overview(), "sinks": sink.listing()})
 
     async def nodes(self, _request: Request) -> Reply:
-        """The same of every node of the cluster; null for one that does not answer, or is gone."""
+        """The sink of every node; null for a node that does not answer, or is gone."""
         answers = await self._services.query.ask(SINK, None, self._services.membership.live_nodes())
         found = with_gone(self._services.controller.records, answers.by_node)
         return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()]})
@@ -135,12 +135,12 @@ class SinkAdmin:
         return await self.sink(request)
 
     async def resume(self, request: Request, body: SuspendSinkRequest) -> Reply:
-        """Fetch again."""
+        """Resume fetches."""
         await self._services.sink.resume(body.queue, body.peer, body.node)
         return await self.sink(request)
 
     async def limits(self, request: Request, body: SinkLimitsRequest) -> Reply:
-        """Workers, workers per peer and rates, on one node or on all; with "forget" those that are named (with any
+        """Set workers, workers per peer and rates, on one node or on all; with "forget" the named limits (with any
         number) are the config's again."""
         sink, by, reason = self._services.sink, acting_user(body.by), body.reason or ""
         if body.queue is not None:
@@ -170,7 +170,7 @@ class SinkAdmin:
         return await self.sink(request)
 
     async def add_peer(self, request: Request, body: SinkPeerRequest) -> Reply:
-        """Fetch from a queue of another cluster that no file need list."""
+        """Fetch from a queue of another cluster that no file lists."""
         name, peer = _peer_of(body)
         if is_own(name.peer, self._services.settings.listen.http):
             raise RequestRefused(
@@ -180,7 +180,7 @@ class SinkAdmin:
         return await self.sink(request)
 
     async def check(self, _request: Request, body: SinkPeerRequest) -> Reply:
-        """Whether a link would work, as this node sees it; nothing is fetched or changed."""
+        """Check whether a link would work, as this node sees it; nothing is fetched or changed."""
         name, peer = _peer_of(body)
         node = self._services
         access = node.credentials.access_to(peer)
@@ -197,7 +197,7 @@ class SinkAdmin:
         return json_reply({"node": node.settings.node.name, "queue": name.queue, "url": name.peer, "checks": rows})
 
     async def remove_peer(self, request: Request, body: RemoveSinkPeerRequest) -> Reply:
-        """Fetch from it no more, though a file may list it."""
+        """Stop fetching from a queue, though a file may list it."""
         await self._services.sink.remove_peer(_link_of(body), acting_user(body.by), body.reason or "")
         return await self.sink(request)
 
@@ -213,7 +213,7 @@ class SinkAdmin:
         return json_reply({"node": self._services.settings.node.name, **found, "conflicts": rows})
 
     async def letters(self, _request: Request) -> Reply:
-        """The changes that this node's sink refused for good, the oldest first, and why."""
+        """The changes that this node's sink refused for good, the oldest first, with the reasons."""
         return json_reply({"dead_letters": await self._services.sink.dead_letters()})
 
     async def retry(self, _request: Request, body: DeadLettersRequest) -> Reply:
@@ -221,7 +221,7 @@ class SinkAdmin:
         return json_reply({"retried": await self._services.sink.retry_dead_letters(body.ids)})
 
     async def drop(self, _request: Request, body: DeadLettersRequest) -> Reply:
-        """Forget dead letters: those named, or all."""
+        """Drop dead letters: those named, or all."""
         return json_reply({"dropped": await self._services.sink.drop_dead_letters(body.ids)})
 
 

@@ -1,4 +1,4 @@
-"""The admin face's telemetry: replication of the whole cluster in numbers. Any node answers; it asks the others."""
+"""Replication telemetry of the whole cluster in the admin API. Any node answers; it asks the others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from isthmus.node.services.telemetry_query import TELEMETRY
 
 
 class TelemetryAdmin:
-    """The route over what all nodes measured."""
+    """The route over all nodes' measurements."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
         router.add("GET", "/admin/telemetry", self.telemetry)
 
     async def telemetry(self, _request: Request) -> Reply:
-        """Of the cluster, each bucket type, each node."""
+        """Replication in numbers: the cluster, each bucket type, each node."""
         controller = self._services.controller
         records, registrations = controller.records, controller.registrations
         holding = {node for record in records.values() for node in record.replicas} | {*registrations}

@@ -1,5 +1,5 @@
-"""The admin face's reaping: what waits, and one key's tombstone removed. Decided by
-`repl.coordinator.tombstone_reaper`."""
+"""Reaping in the admin API: waiting tombstones, and the reap of one key. `repl.coordinator.tombstone_reaper`
+decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReapRequest(JsonRequest, frozen=True, kw_only=True):
 
 
 class ReapsAdmin:
-    """Routes over the tombstones of a running node."""
+    """Routes over tombstones."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -33,7 +33,8 @@ class ReapsAdmin:
         router.add("POST", "/admin/reaps", BodyHandler(ReapRequest, self.reap))
 
     async def listed(self, _request: Request) -> Reply:
-        """Each partition led here whose buckets reap: how many tombstones wait, and why the oldest that is due does."""
+        """Each partition led here whose buckets reap: the number of waiting tombstones, and why the oldest one that is
+        due waits."""
         return json_reply({"node": self._services.settings.node.name, "partitions": self._services.reaper.shown()})
 
     async def reap(self, _request: Request, body: ReapRequest) -> Reply:

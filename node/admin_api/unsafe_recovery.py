@@ -1,7 +1,7 @@
-"""The admin face's acts of last resort: a forced leader, and a metastore that forgot made to catch up.
+"""Unsafe recovery in the admin API: a forced leader, and records that a restored metastore lost.
 
-Every act has a plan, which `dry_run` shows and the act itself returns: what each replica holds, and what would be lost.
-The rules are `repl.controller.unclean_election`'s; docs/runbooks.md says when to use them.
+Every request has a plan, which `dry_run` shows and the request itself returns: the state of each replica, and the data
+loss. `repl.controller.unclean_election` has the rules; docs/runbooks.md says when to use them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
-from isthmus.node.services.replica_query import REPLICAS, NodeReplicas, ReplicaForm
+from isthmus.node.services.replica_query import REPLICAS, NodeReplicaFacts, ReplicaForm
 from isthmus.repl.controller import unclean_election
 from isthmus.repl.controller.unclean_election import ReplicaReport
 from isthmus.repl.isr.effects import ReplicaRole
@@ -27,7 +27,7 @@ from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionSta
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 
 RESEED_ATTEMPTS: Final = 5
-"""Times that a record is read and written anew where others wrote it in between."""
+"""Times that a record is read and written again after other writers changed it in between."""
 
 NUMBER_MAX: Final = (1 << 63) - 1
 
@@ -53,7 +53,7 @@ class ReseedRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 class UnsafeRecoveryAdmin:
-    """Routes of operators' acts on a running cluster."""
+    """Routes of unsafe recovery."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
@@ -62,7 +62,7 @@ class UnsafeRecoveryAdmin:
         router.add("POST", "/admin/cluster/reseed", BodyHandler(ReseedRequest, self.reseed))
 
     async def force_leader(self, request: Request, body: ForceLeaderRequest) -> Reply:
-        """Elect one copy, whatever it lacks; refused while the partition has a leader."""
+        """Elect one replica, whatever it lacks; refused while the partition has a leader."""
         record = self._record(request.text("partition"))
         name = body.node
         if name not in record.replicas:
@@ -96,7 +96,7 @@ class UnsafeRecoveryAdmin:
         return json_reply(plan)
 
     async def reseed(self, _request: Request, body: ReseedRequest) -> Reply:
-        """Put every record above what the replicas have seen, where the metastore went back behind them."""
+        """Raise every record above what the replicas have seen, after the metastore lost writes."""
         controller = self._services.controller
         records = controller.records
         facts = await self._facts(list(records.values()))
@@ -139,7 +139,7 @@ class UnsafeRecoveryAdmin:
         if dry_run:
             return plan
         reason = ""
-        for _ in range(RESEED_ATTEMPTS):  # whoever controls goes on nominating by the old record meanwhile
+        for _ in range(RESEED_ATTEMPTS):  # the controller goes on nominating by the old record meanwhile
             try:
                 newest = await self._services.controller.metastore.synced_record(record.partition)
                 written = await self._order(newest, chosen, copies, by, "re-seeded")
@@ -171,16 +171,16 @@ class UnsafeRecoveryAdmin:
             )
         return records[number]
 
-    async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, NodeReplicas | None]:
+    async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, NodeReplicaFacts | None]:
         held = {node for record in records for node in record.replicas}
         nodes = held & self._services.controller.registrations.keys()
         return (await self._services.query.ask(REPLICAS, ReplicaForm.WITH_OUT, nodes)).by_node
 
     @staticmethod
     def _copies(
-        record: PartitionRecord, facts: Mapping[str, NodeReplicas | None]
+        record: PartitionRecord, facts: Mapping[str, NodeReplicaFacts | None]
     ) -> tuple[list[ReplicaReport], list[str]]:
-        """The copies that are known, and the nodes that said nothing of theirs."""
+        """The replicas that are known, and the nodes without an answer."""
         copies, silent = [], []
         for node in record.replicas:
             said = facts.get(node)
@@ -231,7 +231,7 @@ class UnsafeRecoveryAdmin:
         }
 
 
-def _rolled_back(said: NodeReplicas | None, partition: int) -> bool:
-    """True when a node's copy refuses the record as older than what it has seen."""
+def _rolled_back(said: NodeReplicaFacts | None, partition: int) -> bool:
+    """True when a node's replica refuses the record as older than what it has seen."""
     row = None if said is None else said.get(partition)
     return row is not None and row.reason.startswith(ROLLED_BACK)

@@ -1,12 +1,10 @@
-"""One ASGI call -> one handler call -> one answer: bodies with limits, replies, streams, errors.
+"""One ASGI call, one handler call, one answer: bodies with limits, replies, streams, errors.
 
-Knows neither uvicorn nor what the routes do. How bodies are read stands in `application`. `HttpApplication` is the base
-of every listener's application.
+Knows neither uvicorn nor the routes. `HttpApplication` is the base of every listener's application.
 
-Request bodies: read piece by piece, each within its limit, all together within the budget of a face.
-
-Time-outs of reading are the listener's (`listener`): it ends a slow request by a disconnect, and a body that ends so
-is never handed to a handler. The story goes on in `application`.
+A request body is read piece by piece within its own limit, and all bodies together within the budget of the
+application. The listener limits the time of reading (`listener`): it ends a slow request by a disconnect, and a handler
+never gets a body that ends so.
 """
 
 from __future__ import annotations
@@ -31,12 +29,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 IN_FLIGHT_LIMIT_BYTES: Final = 256 * 1000 * 1000
-"""Request bodies and large answers held at once over all connections of a face; above it 503. Five of the largest
-objects, or 4,096 connections with 60 KB each. A guess at what a node of 1 GB can spare."""
+"""Request bodies and large answers that an application holds at once, over all its connections; above it 503. Enough
+for five of the largest objects, or for 4,096 connections with 60 KB each. A guess at the memory that a node of 1 GB can
+spare."""
 
 
 class ClientGone(Exception):
-    """The client closed, or the listener gave up waiting for the rest of its request: nobody reads an answer."""
+    """The client closed the connection, or the listener gave up waiting for its request: nobody reads an answer."""
 
 
 class UnreadBody(Exception):
@@ -48,7 +47,7 @@ class UnreadBody(Exception):
 
 
 class BodyBudget:
-    """Bytes of bodies held at once, over all connections of one face."""
+    """Bytes of bodies held at once, over all connections of one application."""
 
     __slots__ = ("limit_bytes", "used_bytes")
 
@@ -63,15 +62,15 @@ class BodyBudget:
         self.used_bytes += size
 
     def overloaded(self) -> Overloaded:
-        """The refusal of a body for which there is no room now."""
+        """The refusal of a body that does not fit now."""
         return Overloaded(f"this node holds {self.used_bytes} bytes of HTTP bodies, its limit is {self.limit_bytes}")
 
 
 async def read_body(receive: Receive, declared: int, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
-    """The whole body, counted in `budget`: the caller gives `len(body)` back when it is done with it.
+    """Read the whole body, counted in `budget`; the caller gives `len(body)` back when it is done with it.
 
-    `declared` is its Content-Length, -1 when there is none. Raises TooLarge or Overloaded, wrapped in Unread
-    when part of the body is still to come, and ClientGone when it was cut short.
+    `declared` is the Content-Length, -1 when there is none. Raises TooLarge or Overloaded, wrapped in UnreadBody when
+    part of the body is still to come, and ClientGone when the body was cut short.
     """
     if declared > limit:
         raise UnreadBody(_too_large(declared, limit, limit_name))
@@ -120,7 +119,7 @@ def _too_large(size: int, limit: int, limit_name: str) -> TooLarge:
 
 
 def content_length(value: bytes) -> int:
-    """A Content-Length header's value. Raises Refused (400)."""
+    """The value of a Content-Length header. Raises RequestRefused (400)."""
     if not value.isdigit() or len(value) > 18:
         raise RequestRefused(400, "bad-header", "Content-Length is not a number of bytes")
     return int(value)
@@ -132,13 +131,13 @@ JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
 
 SMALL_BODY_BYTES: Final = 64 * 1000
-"""Answers up to this size go to the transport in one piece, uncounted; larger ones in pieces of it, so that a
-slow reader holds one counted copy and not a second one in the transport's buffer."""
+"""Answers up to this size go to the transport in one piece, uncounted. Larger ones go in pieces of it, so that a slow
+reader causes one counted copy, without a second one in the transport's buffer."""
 
 LINGER_BYTES: Final = 128 * 1000 * 1000
 LINGER_S: Final = 3.0
-"""How much of a refused body is still read and thrown away: clients that send all before they read would see a
-reset instead of the refusal. Beyond either, the connection is closed."""
+"""Bytes and time for which the rest of a refused body is read and discarded: clients that send everything before they
+read would see a reset instead of the refusal. Beyond either, the connection is closed."""
 
 JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
@@ -147,23 +146,26 @@ JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 NOBODY: Final[frozenset[NodeName]] = frozenset()
 
 CONNECTION: Final = "isthmus.connection"
-"""Where a scope names its connection, when that can send a whole answer at once (`Connected`)."""
+"""The key of a scope whose connection can send a whole answer at once (`Connected`)."""
 
 
 PEER_NAMES: Final = "isthmus.peer-names"
-"""Where a scope has the nodes that the client's verified certificate names; missing without TLS."""
+"""The key of the node names in the client's verified certificate; missing without TLS."""
 
 
 class Connected(Protocol):
-    """What a scope's connection offers beside ASGI (`connections.Connection`)."""
+    """The methods of a scope's connection beside ASGI (`connection.HttpConnection`)."""
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
-        """Send a whole answer in one piece; False when it must go by ASGI's messages."""
+        """Send a whole answer in one piece. Returns False when it must be sent by ASGI messages."""
 
 
 class Stream(NamedTuple):
-    """An answer of unknown length, sent chunk by chunk as the client reads. An error in `chunks` cuts the connection,
-    so that a client never takes a part for the whole; `close` is called once at the end, however it ends."""
+    """An answer of unknown length, sent chunk by chunk as the client reads.
+
+    An error in `chunks` cuts the connection, so that a client cannot mistake a part for the whole. `close` is called
+    once at the end, however it ends.
+    """
 
     status: int
     headers: Headers
@@ -199,7 +201,7 @@ class Request:
         return None
 
     def text(self, param: str) -> str:
-        """A part of the path as text. Raises Refused (400) when it is not UTF-8."""
+        """A part of the path as text. Raises RequestRefused (400) when it is not UTF-8."""
         try:
             return self.params[param].decode()
         except UnicodeDecodeError:
@@ -214,7 +216,7 @@ class Request:
         return body
 
     async def json(self) -> Any:
-        """The body as JSON, None when empty. Raises Refused (400)."""
+        """The body as JSON, None when empty. Raises RequestRefused (400)."""
         body = await self.body()
         if not body:
             return None
@@ -224,11 +226,11 @@ class Request:
             raise RequestRefused(400, "bad-json", f"the body is not JSON: {error}") from error
 
     async def gone(self) -> None:
-        """Returns when the client has closed, or has closed its sending side; call after `body`."""
+        """Return when the client has closed the connection or its sending side; call after `body`."""
         await self._receive()
 
     def handed_on(self) -> int:
-        """How much of the budget the body takes; from now on whoever asks gives it back."""
+        """Pass the body's share of the budget to the caller, who gives it back; returns the number of bytes."""
         held, self._held = self._held, 0
         return held
 
@@ -252,15 +254,15 @@ def text_reply(text: str, status: int = 200) -> Reply:
 
 
 def internal_error() -> IsthmusError:
-    """What is said of an exception that nobody foresaw."""
+    """The error for an unexpected exception."""
     return IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
 
 
 class RequestCounts(dict[tuple[str, str, int], int]):
-    """Answers given, by (route, method, status)."""
+    """Number of answers by (route, method, status)."""
 
     def add(self, route: str, method: str, status: int) -> None:
-        """One more."""
+        """Count one answer."""
         key = (route, method, status)
         self[key] = self.get(key, 0) + 1
 
@@ -273,7 +275,7 @@ class HttpApplication:
         self.budget = BodyBudget()
         self.counts = RequestCounts()
         self.guard: Guard | None = None
-        """Who lets requests in; None: all may do everything."""
+        """Authorizes requests; None: every request is allowed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
@@ -286,16 +288,16 @@ class HttpApplication:
         await self.answer(scope, receive, send)
 
     async def guarded(self, work: Awaitable[None], scope: Scope, receive: Receive, send: Send) -> None:
-        """Await `work`, which answers the request; tell the client of the error in which it ends."""
+        """Await `work`, which answers the request; send the refusal if it raises."""
         try:
             await work
         except UnreadBody as unread:
-            clear_traceback(unread)  # and with it what was read of the body, which would wait for the rest
+            clear_traceback(unread)  # and with it the part of the body that was read, which would wait for the rest
             await self._refuse_unread(unread.error, scope, receive, send)
         except ClientGone:
             self.counts.add("other", scope["method"], 499)
         except asyncio.CancelledError:
-            # The listener's drain is over: it has closed the connection, and this task ends here.
+            # The listener's drain has timed out: it has closed the connection, and this task ends here.
             log.info("http.request_dropped", method=scope["method"], path=shown_path(scope["raw_path"]))
         except IsthmusError as error:
             await self.send_reply(scope, send, self.refused(error, scope["method"]))
@@ -311,7 +313,7 @@ class HttpApplication:
         return reply
 
     def stop(self) -> None:
-        """The node is stopping: end what waits for something to happen. Nothing here does; see ClientApi."""
+        """The node is stopping: end long waits. There are none here; see ClientApi."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
@@ -343,7 +345,7 @@ class HttpApplication:
             full = self.budget.overloaded()
             if scope["method"] in ("GET", "HEAD") or scope["raw_path"] in READING_POSTS:
                 raise full
-            raise OutcomeUnknown(f"no room for the answer: {full}")  # as a refusal it would say that nothing was done
+            raise OutcomeUnknown(f"no room for the answer: {full}")  # a plain refusal would mean that nothing was done
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if size <= SMALL_BODY_BYTES:
             await send({"type": "http.response.body", "body": b"" if head else body})
@@ -357,11 +359,11 @@ class HttpApplication:
             self.budget.used_bytes -= size
 
     def refusal(self, error: IsthmusError) -> Reply:
-        """The answer that tells about `error`: one line of text, see `responses`."""
+        """The refusal of a request that ended in `error`: one line of text, see `responses`."""
         return refusal(error)
 
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, throw away a bounded part of what still comes, close."""
+        """Refuse the request, discard a bounded part of the rest of its body, close."""
         reply = self.refused(error, scope["method"])
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -384,7 +386,7 @@ class HttpApplication:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except IsthmusError as error:
-            # The status is out: returning without an end cuts the connection, which is the only honest sign left.
+            # The status has been sent: only a cut connection can still signal the failure.
             log.warning("http.stream_cut", path=shown_path(scope["raw_path"]), reason=error.reason, error=str(error))
         finally:
             gone.cancel()
@@ -406,5 +408,5 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def shown_path(raw_path: bytes) -> str:
-    """A path as logs show it."""
+    """A path as it appears in logs."""
     return raw_path[:200].decode("ascii", "backslashreplace")

@@ -1,9 +1,9 @@
-"""Who may do what at the two faces: tokens and their roles, and which role a request needs.
+"""Authorization at both listeners: the roles of tokens, and the role that each request needs.
 
-A role includes others (`INCLUDES`). What is not named here needs more rather than less: a request that changes
-something on the admin face needs `application` unless it stands in OPERATE. Paths are looked at as they were sent,
-piece by piece as the router does, so that no other spelling of one leads to a handler. How tokens are kept is
-`repl.security.tokens`'.
+A role includes others (`INCLUDES`). A path that is not listed here needs more rather than less: a request that changes
+something through the admin API needs `application` unless its path is in OPERATE. Paths are matched as they were sent,
+segment by segment as the router does, so that no other spelling of a path reaches a handler. Tokens are kept by
+`repl.security.tokens`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class TokenRole(StrEnum):
-    """What a token is for; each has its file in [tokens]."""
+    """The role of a token; each has its file in [tokens]."""
 
     READ = "read"
     WRITE = "write"
@@ -43,39 +43,39 @@ INCLUDES: Final[Mapping[TokenRole, frozenset[TokenRole]]] = {
     TokenRole.REPLICATE: frozenset({TokenRole.REPLICATE}),
     TokenRole.ADMIN: frozenset(TokenRole),
 }
-"""Role of a token -> what it may do."""
+"""Role of a token -> the roles that it includes."""
 
 HTTP_OPEN: Final[Mapping[str, frozenset[TokenRole]]] = {
     "nothing": frozenset(),
     "read": INCLUDES[TokenRole.READ],
     "write": INCLUDES[TokenRole.WRITE],
 }
-"""What `tokens.http_open` lets everybody do."""
+"""Roles that `tokens.http_open` grants to everybody."""
 
 PROBES: Final = frozenset({b"/ping", b"/livez", b"/readyz"})
-"""What load balancers ask, who have no tokens; nothing of the cluster is in the answers but why it is not ready."""
+"""Paths of load balancers, which have no tokens. The answers reveal nothing of the cluster but why it is not ready."""
 
 REPLICATION: Final = frozenset({b"queues", b"trees"})
-"""First pieces of the paths that only other clusters use."""
+"""First segments of the paths that only other clusters use."""
 
 PUSH: Final = b"/batch/push"
-"""Objects with their clocks, as sinks bring them; batch jobs do the same."""
+"""Pushes of objects with their clocks, by sinks and batch jobs."""
 
 REFERENCES: Final = b"queuename"
-"""First piece of the path of Riak's push of references, which operators send, too, and of Riak's fetch, which takes
+"""First segment of the paths of Riak's push of references, which operators use, too, and of Riak's fetch, which takes
 changes out of a queue as sinks do."""
 
 READING_POSTS: Final = frozenset({b"/batch/get"})
-"""Requests that read, and have their question in a body."""
+"""POST requests that only read; the body is the question."""
 
 READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan"})
-"""What batch jobs read: no more than a queue gives that begins at 0, so who may fetch may read it, too."""
+"""Reads of batch jobs. They reveal no more than a queue that begins at 0, so the role of fetching is enough."""
 
 READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/clocks"})
-"""What full-sync and batch jobs compare: hashes and clocks of keys, all of which a listing tells, too."""
+"""Comparisons by full-sync and batch jobs: hashes and clocks of keys, which a listing reveals, too."""
 
 NODES: Final = b"/cluster/nodes"
-"""Where sinks, and clients, learn which nodes live."""
+"""The path where sinks and clients learn which nodes live."""
 
 OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"queues", b"*", b"suspend"),
@@ -94,19 +94,19 @@ OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"buckets", b"*", b"*", b"properties", b"set"),
     (b"buckets", b"*", b"*", b"properties", b"unset"),
 )
-"""Paths below /admin/ that change what can be changed back; "*" is any one piece. All others need `application`."""
+"""Paths below /admin/ whose changes can be taken back; "*" is any one segment. All others need `application`."""
 
 CHALLENGES: Final[Headers] = [
     (b"www-authenticate", b'Bearer realm="isthmus"'),
     (b"www-authenticate", b'Basic realm="isthmus"'),
 ]
-"""A browser, and a client that knows passwords only, shows a token as the password of any user."""
+"""A browser, or a client that supports passwords only, sends a token as the password of any user."""
 
 LOG_INTERVAL_S: Final = 10.0
-"""Refusals are counted each and logged once in this time a listener."""
+"""Seconds between two log lines about refusals of one listener; each refusal is counted."""
 
 CREDENTIAL_BYTES_MAX: Final = 1024
-"""Longest Authorization header that is looked at; a longer one is no token."""
+"""Longest Authorization header that is parsed; a longer one is no token."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_unauthorized_total": Family(
@@ -116,17 +116,17 @@ HELP: Final[Mapping[str, Family]] = {
         ("listener", "status"),
     ),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Name -> metric definition (see repl.telemetry)."""
 
 
 READERS: Final = frozenset({TokenRole.READ})
 ANYBODY: Final = frozenset(TokenRole)
-"""Any one of a set does; `ANYBODY` still wants a token."""
+"""Roles of which any one is enough; `ANYBODY` still needs a token."""
 
 
 def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
-    """What a request of the client face needs, any one of these; none: nothing."""
-    path = raw_path.rstrip(b"/") or b"/"  # a slash at the end says nothing to `application`, so it says nothing here
+    """The roles of which a request of the client API needs any one; none: it needs no token."""
+    path = raw_path.rstrip(b"/") or b"/"  # `application` ignores a trailing slash, so this does, too
     if path in PROBES:
         return frozenset()
     parts = path.split(b"/")[1:]
@@ -149,7 +149,7 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
 
 
 def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
-    """What a request of the admin face needs, any one of these; none: nothing."""
+    """The roles of which a request of the admin API needs any one; none: it needs no token."""
     if raw_path in PROBES:
         return frozenset()
     if method in ("GET", "HEAD"):
@@ -162,10 +162,10 @@ def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
 
 
 class Guard:
-    """Lets requests of one listener in, or refuses them: 401 without a token that is known, 403 without the role."""
+    """Authorizes requests of one listener: 401 without a known token, 403 without the role."""
 
     def __init__(self, listener: str, settings: TokenSettings) -> None:
-        """Raises BadConfig when a file cannot be used. `listener` is "http" or "admin"."""
+        """`listener` is "http" or "admin". Raises BadConfig when a file cannot be used."""
         self._listener = listener
         self._roles = http_roles if listener == "http" else admin_roles
         self._digests = [(INCLUDES[TokenRole(name)], watched_digests(path)) for name, path in settings.files.items()]
@@ -173,17 +173,17 @@ class Guard:
         self._metrics_open = settings.metrics_open
         self._in_force: list[tuple[bytes, ...]] = []
         self._grants: dict[bytes, frozenset[TokenRole]] = {}
-        """Digests of tokens that were shown and known -> what they grant, while what is in force stays the same. No
-        more than the files hold; what is not known is compared each time, in a time that tells nothing."""
+        """Digest of a known token that was sent -> its roles, until a token file changes. It has no more entries than
+        the files. An unknown token is compared each time, in constant time."""
         self.refused: dict[int, int] = {}
         self._said_s = -LOG_INTERVAL_S
 
     def watched(self) -> list[ReloadingFile[tuple[bytes, ...]]]:
-        """The files of tokens."""
+        """The token files, for reloading."""
         return [watched for _, watched in self._digests]
 
     def check(self, method: str, raw_path: bytes, headers: Headers) -> None:
-        """Raises Refused, 401 or 403."""
+        """Check one request. Raises RequestRefused, 401 or 403."""
         wanted = self._roles(method, raw_path)
         if not wanted or wanted & self._open or (self._metrics_open and raw_path == b"/metrics"):
             return
@@ -225,23 +225,23 @@ class Guard:
             log.warning("http.unauthorized", listener=self._listener, status=status, count=self.refused[status])
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown."""
+        """Samples for Prometheus."""
         for status, count in self.refused.items():
             yield "isthmus_http_unauthorized_total", {"listener": self._listener, "status": str(status)}, count
 
 
 def guard_of(listener: str, settings: TokenSettings) -> Guard | None:
-    """None where no tokens are configured: then everybody may do everything. Raises BadConfig."""
+    """The guard of a listener; None without tokens, so that every request is allowed. Raises BadConfig."""
     return Guard(listener, settings) if settings.files else None
 
 
 def _who_may(wanted: frozenset[TokenRole]) -> str:
-    """The roles that would do, the least first."""
+    """The roles that would be enough, the least first."""
     return " or ".join(role.value for role, included in INCLUDES.items() if wanted & included)
 
 
 def _token_of(headers: Headers) -> bytes | None:
-    """What the request shows; two of them are none, since it is not clear which is meant."""
+    """The token of a request. A request with two tokens has none, since it is not clear which one is meant."""
     shown = [value for name, value in headers if name == b"authorization"]
     if len(shown) != 1 or len(shown[0]) > CREDENTIAL_BYTES_MAX:
         return None

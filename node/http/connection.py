@@ -1,10 +1,9 @@
-"""The one door to uvicorn: connections, with a limit on everything that a client can make one hold or wait for.
+"""The adapter for uvicorn: connections with a limit on everything that a client can make one hold or wait for.
 
-uvicorn's protocol class parses and speaks HTTP; its server object, which would install signal handlers and raise
-captured signals again, is not used, so that two listeners share one loop and signals stay the daemon's. What uvicorn
-leaves unbounded is bounded here: head, framing, pipelining, and every wait for a client. Answers made here, before
-there is a request to hand on, have the form that `responses` gives to all others. The story goes on in
-`fast_connection`.
+uvicorn's protocol class parses and speaks HTTP. Its server object is not used, since it would install signal handlers
+and raise captured signals again: two listeners share one loop, and signals stay the daemon's. This module bounds what
+uvicorn leaves unbounded: head, framing, pipelining, and every wait for a client. Answers made here, before there is a
+request to pass on, have the form of `responses`.
 """
 
 from __future__ import annotations
@@ -25,45 +24,44 @@ from isthmus.node.http.responses import Headers, RequestRefused, refusal
 from isthmus.repl.security.tls import NodeName, names_of
 
 KEEP_ALIVE_S: Final = 75
-"""How long a silent connection stays open, first request or next: longer than the pauses of usual clients, so that
-they seldom meet a connection that is just being closed."""
+"""How long a silent connection stays open before its first or next request: longer than the pauses of usual clients, so
+that they seldom meet a connection that is being closed."""
 
 HEAD_TIMEOUT_S: Final = 10.0
-"""How long request line and headers may take; then 408. They are one packet of an honest client."""
+"""How long request line and headers may take; then 408. An honest client sends them in one packet."""
 
 STALL_TIMEOUT_S: Final = 30.0
 """How long a client may read nothing of an answer that waits for it; then the connection is cut."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a closed connection may take to hand over what was written; then it is cut."""
+"""How long a closed connection may take to send what was written; then it is cut."""
 
 PIPELINE_MAX: Final = 128
 """Requests of one connection that may wait behind a running one; with more it is closed. Each costs 3 KB."""
 
 REFUSED_MAX: Final = 256
-"""Connections over the limit that are still told so (503); those beyond are cut without a word."""
+"""Connections over the limit that are still answered with 503; those beyond are cut without an answer."""
 
 FRAMING_PER_BYTE: Final = 16
-"""Bytes of chunk headers allowed per byte of a chunked body: a chunk of one byte needs 6. Beyond that (and the head's
-limit) it is padding that would fill memory or waste the parser."""
+"""Bytes of chunk headers allowed per byte of a chunked body: a chunk of one byte needs 6. More (beyond the head's
+limit) is padding that would fill memory or waste the parser's time."""
 
 
 Cycle = RequestResponseCycle
 
 
 class Application(Protocol):
-    """What a listener serves: an ASGI application (`node.http.application.HttpApplication`) that can end its long
-    waits."""
+    """The application of a listener (`node.http.application.HttpApplication`): ASGI with an end for long waits."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
 
     def stop(self) -> None:
-        """End what waits for something to happen."""
+        """End long waits."""
 
 
 class SharedState(ServerState):
-    """What the connections of one listener share: uvicorn's part and ours."""
+    """State shared by the connections of one listener: uvicorn's part and ours."""
 
     def __init__(self, settings: ListenSettings) -> None:
         super().__init__()
@@ -77,14 +75,16 @@ class SharedState(ServerState):
         self.set_date(0)
 
     def set_date(self, seconds: int) -> None:
-        """Let answers from now on bear the date of `seconds` since 1970, those under way, too."""
+        """Set the Date header of answers from now on, including those under way, to `seconds` since 1970."""
         date = formatdate(seconds, usegmt=True).encode()
         self.default_headers[:] = [(b"date", date)]  # in place: requests under way hold this list
         self._date_s, self._date_line = seconds, b"date: %b\r\n" % date
 
     def date_line(self) -> bytes:
-        """The Date header of an answer that is sent now. It never lags: what was written in this very second has a
-        Last-Modified that must not be after it (RFC 9110, 8.8.2.1)."""
+        """The Date header of an answer that is sent now.
+
+        It never lags: an object written in this second has a Last-Modified that must not be later (RFC 9110, 8.8.2.1).
+        """
         now_s = int(time())
         if now_s != self._date_s:
             self.set_date(now_s)
@@ -92,7 +92,7 @@ class SharedState(ServerState):
 
 
 def loaded_config(app: Application) -> Config:
-    """What uvicorn is told of a listener that serves `app`."""
+    """uvicorn's configuration of a listener that serves `app`."""
     config = Config(
         app,
         http=HttpConnection,
@@ -109,7 +109,7 @@ def loaded_config(app: Application) -> Config:
 
 
 def whole_refusal(fault: RequestRefused, first: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
-    """The last answer of a connection, head and body, beginning with the headers `first`."""
+    """The last answer of a connection, head and body; `first` are the first headers."""
     reply = refusal(fault)
     length = (b"content-length", b"%d" % len(reply.body))
     headers = (*first, *reply.headers, length, (b"connection", b"close"))
@@ -185,7 +185,7 @@ class HttpConnection(HttpToolsProtocol):
         if not (self._in_head or self._in_body):
             return
         if not self._counting:
-            # This chunk may also hold the end of what came before: counting begins with the next one.
+            # This chunk may also hold the end of the message before: counting begins with the next one.
             self._counting = True
             self._fed_bytes = self._body_bytes = 0
             return
@@ -205,9 +205,9 @@ class HttpConnection(HttpToolsProtocol):
             return None
         last.keep_alive = False
         if self._running is not None:
-            # A long poll takes this as its client's leaving; others do not wait for anything of the client.
+            # A long poll takes this for its client's end; other requests wait for nothing from the client.
             self._running.message_event.set()
-        return self._peer_names is None  # TLS cannot be half closed: what is not written by now is lost
+        return self._peer_names is None  # TLS cannot be half closed: data that is not written by now is lost
 
     def pause_writing(self) -> None:
         self._stalled_s = self.loop.time()
@@ -227,12 +227,12 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer, which nobody here asks for
+        if self._in_head:  # else a trailer, which this server ignores
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._fed_bytes + self._chunk_bytes > self._head_limit:
-            # The chunk may hold more than this head: only now is counting worth its price.
+            # The chunk may hold more than this head: only now is counting worth its cost.
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > self._head_limit:
                 self._fault = self._head_too_large()
@@ -252,11 +252,11 @@ class HttpConnection(HttpToolsProtocol):
             if name == b"host":
                 hosts += 1
             elif name == b"transfer-encoding" and not (value.lower() == b"chunked" and version == "1.1"):
-                # A coding that nobody undoes would be stored as the value; 1.0 knows none, and a proxy may think so.
+                # A coding that no layer decodes would be stored as the value; a proxy may pass one on from HTTP/1.0.
                 self._fault = RequestRefused(400, "bad-http", "Transfer-Encoding is chunked, in HTTP/1.1, or left out")
                 raise self._fault
         if hosts != 1 and (hosts or version == "1.1"):
-            # RFC 9112, 3.2: whoever forwards such a request cannot know which host was meant.
+            # RFC 9112, 3.2: a proxy that forwards such a request cannot know which host was meant.
             self._fault = RequestRefused(400, "bad-http", f"{hosts} Host headers: send exactly one")
             raise self._fault
         if len(self.pipeline) >= PIPELINE_MAX:
@@ -278,11 +278,11 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the name is uvicorn's
-        """uvicorn's call when the parser gives up; `msg` says less than what we know."""
+        """uvicorn calls this when the parser fails; `msg` says less than this class knows."""
         self._refuse(self._fault)
 
     def on_response_complete(self) -> None:
-        """As uvicorn does, but the wait for the next request is left to the sweep: a timer each cost a tenth of one."""
+        """As uvicorn's, but `sweep` limits the wait for the next request: a timer each cost a tenth of a request."""
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -293,8 +293,11 @@ class HttpConnection(HttpToolsProtocol):
             self._since_s = self.loop.time()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn's call behind a request without body that offered another protocol: it is answered as if it had not,
-        and the connection ends with that, since the parser no longer knows which protocol follows."""
+        """uvicorn calls this after a request without body that offered another protocol.
+
+        The request is answered as if it had not, and then the connection ends, since the parser no longer knows which
+        protocol follows.
+        """
         self._broken = True
         last = self._last_unanswered()
         if last is None:
@@ -311,9 +314,12 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
-        """Send a whole answer to the running request in one piece, without the two messages that ASGI makes of it (they
-        cost more than building the answer). False when the slow way must be taken: the client reads too slowly, or
-        a header's value would break the head apart, which uvicorn refuses."""
+        """Send a whole answer to the running request in one piece, without the two ASGI messages, which cost more than
+        building the answer.
+
+        Returns False when it must be sent by ASGI messages: the client reads too slowly, or a header's value would
+        break the head apart, which uvicorn refuses.
+        """
         cycle = self._running
         assert cycle is not None
         assert not cycle.response_started
@@ -357,8 +363,11 @@ class HttpConnection(HttpToolsProtocol):
         return None
 
     def _refuse(self, fault: RequestRefused) -> None:
-        """Read no more. What was asked before is still answered, in order; then `fault` is told if nothing else was
-        asked, and the connection ends. A request whose body is cut off here reaches its handler as a disconnect."""
+        """Read no more.
+
+        Requests before this point are still answered, in order. Then `fault` is sent if no other request came first,
+        and the connection ends. A request whose body is cut off here reaches its handler as a disconnect.
+        """
         if self._broken:
             return
         self._broken = True
@@ -389,7 +398,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.close()
 
     def sweep(self, now_s: float) -> None:
-        """Once a second: give up on a client that keeps us waiting."""
+        """Cut the connection of a client that is too slow; called once a second."""
         transport = self.transport
         if transport.is_closing():
             if self._closing_s is None:
@@ -401,7 +410,7 @@ class HttpConnection(HttpToolsProtocol):
             transport.abort()
             return
         if self.pipeline and self.flow.read_paused:
-            self._since_s = now_s  # it is we who do not read: what comes behind a running request waits for its turn
+            self._since_s = now_s  # this side does not read: data behind a running request waits for its turn
         waited_s = now_s - self._since_s
         if self._in_head:
             if waited_s > HEAD_TIMEOUT_S:

@@ -1,8 +1,8 @@
-"""Which requests a web page of another place made a browser send: what they would change is refused.
+"""Refusal of requests that a web page of another origin made a browser send.
 
-Everybody who reads a page lets it send requests from their machine, to 127.0.0.1 too, where listeners without tokens
-let all programs of the machine in. A browser says where such a request is from; programs say nothing of the kind.
-Reading is left alone: without headers that permit it, and there are none here, a browser keeps the answer to itself.
+Every page lets a browser send requests from its user's machine, to 127.0.0.1 too, where listeners without tokens trust
+all programs of the machine. A browser names the origin of such a request; programs send no such headers. Requests that
+only read are allowed: without CORS headers, and there are none here, a browser hides the answer from the page.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 from isthmus.node.http.responses import Headers, RequestRefused
 
 OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
-"""What browsers add to requests of pages, and pages cannot change (Fetch Standard; Fetch Metadata)."""
+"""Headers that browsers add to requests of pages, and pages cannot change (Fetch Standard; Fetch Metadata)."""
 
 _CHANGE_NOTHING: Final = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES: Final = (b"same-origin", b"none")
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """Raises Refused (403 `other-origin`) when a request that may change something is of a page of another host or
-    port than the one it is sent to. Which that is, `Host` says."""
+    """Check that no page of another origin sent a request that may change something; the own origin is `Host`. Raises
+    RequestRefused (403 `other-origin`)."""
     if method in _CHANGE_NOTHING:
         return
     for name, _ in headers:

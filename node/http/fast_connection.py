@@ -1,17 +1,14 @@
-"""Connections of the client face: the usual request is answered at once, by no task and in no ASGI message.
+"""The fast path of the client API's connections: a usual request is answered at once, with no task and no ASGI message.
 
-A request that arrived whole (`whole`) while nothing else is under way on its connection, and that the application
-answers with a coroutine of its own (`FastPathApp.prompt`), is worked on in the same turn: the coroutine runs as far as
-it can, goes on when what it waits for is done, and its answer is written in one piece. What decides about the request
-is the same as for all others. Whatever is not so goes through the parser and ASGI, in `connection`, as if this room
-were not there; so does what arrives on the connection meanwhile, and an answer that has to wait for its reader.
+A request takes the fast path if it arrived whole (`read_whole`) while no other request of its connection is under way,
+and if the application answers it with a coroutine (`FastPathApp.prompt`). The coroutine runs in the same turn of the
+event loop as far as it can, continues when the future that it awaits is done, and its answer is written in one piece.
+Every check is the same as on the usual path. All other requests go through the parser and ASGI, in `connection`; so do
+data that arrive meanwhile, and an answer that must wait for its reader.
 
-A request that arrived whole, in one piece and in the usual words: read at a glance, without the parser.
-
-What is taken here is a small, strict part of HTTP/1.1 that can be read in one way only; the parser would take each such
-request, too, and read the same in it (a test compares the two). All else is not refused here but left to the parser:
-other framing, other versions, doubtful bytes, more or less than one request. Pure but for a memory of header lines. The
-story goes on in `fast_connection`.
+`read_whole` accepts a small, strict part of HTTP/1.1 that has one reading only. The parser would accept each such
+request and read the same in it (a test compares the two). Everything else is left to the parser: other framing, other
+versions, doubtful bytes, more or less than one request.
 """
 
 from __future__ import annotations
@@ -29,16 +26,16 @@ from isthmus.node.http.csrf import OF_BROWSERS
 from isthmus.node.http.responses import Headers, Reply
 
 _IN_TARGET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~%+:@!$&'()*,;=/?-"
-"""What a path and a query may be made of here: all but what has a meaning of its own or must be encoded."""
+"""Characters of a path and a query here: all but those that have a meaning of their own or must be encoded."""
 
 _LINE: Final = re.compile(rb"([!#$%&'*+.^`|~\w-]+): ?([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 
 _FRAMING: Final = frozenset((b"connection", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-"""Headers that decide how the connection goes on."""
+"""Headers that control the connection."""
 
 _ELSEWHERE: Final = _FRAMING | OF_BROWSERS
-"""With one of these the request is the parser's; one of a browser, because `Face` looks at where it is from."""
+"""Headers that send a request to the parser: those of browsers, because `check_origin` must see them."""
 
 _USUAL_CONNECTION: Final = (b"connection", b"keep-alive")
 
@@ -48,8 +45,8 @@ _METHODS: Final = {name.encode(): name for name in ("DELETE", "GET", "HEAD", "PO
 
 LINES_KEPT: Final = 1024
 LINE_BYTES_MAX: Final = 128
-"""Header lines whose meaning is kept, since a program sends the same few with every request, and the longest of them:
-together a quarter of a megabyte. When there are more, all are forgotten and learned anew."""
+"""Header lines that are cached, since a program sends the same few with every request, and the longest of them:
+together a quarter of a megabyte. When the cache is full, it is emptied."""
 
 _KEPT: Final = frozenset(
     (
@@ -63,11 +60,11 @@ _KEPT: Final = frozenset(
         b"x-riak-clientid",
     )
 )
-"""Headers whose lines are worth keeping: they repeat, and are no secret."""
+"""Headers whose lines are cached: they repeat, and are no secret."""
 
 
 class RawRequest(NamedTuple):
-    """A request as it was sent: path and query still encoded, header names in lower case."""
+    """A request as it was sent: path and query are still encoded, header names are in lower case."""
 
     method: str
     raw_path: bytes
@@ -77,7 +74,7 @@ class RawRequest(NamedTuple):
 
 
 _new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 _lines: dict[bytes, tuple[bytes, bytes]] = {}
 
@@ -128,7 +125,7 @@ def read_whole(data: bytes, head_limit_bytes: int) -> RawRequest | None:
 
 
 def _read_line(line: bytes) -> tuple[bytes, bytes] | None:
-    """Name and value of a header line, None of one that is not for here."""
+    """Name and value of a header line; None for a line that needs the parser."""
     match = _LINE.fullmatch(line)
     if match is None:
         return None
@@ -150,24 +147,26 @@ log = structlog.get_logger(__name__)
 
 @runtime_checkable
 class FastPathApp(Application, Protocol):
-    """An application that answers some requests by a coroutine, without ASGI
-    (`node.client_api.application.ClientApi`)."""
+    """An application that answers some requests without ASGI (`node.client_api.application.ClientApi`)."""
 
     def prompt(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
-        """What makes the answer; None: ask by ASGI. The coroutine raises nothing but CancelledError, and as it runs in
-        no task it may await futures alone, not call what asks for the current task (`asyncio.timeout`)."""
+        """The coroutine that answers a request; None: the request goes by ASGI.
+
+        The coroutine raises nothing but CancelledError. It runs in no task: it may await futures only, and must not
+        call functions that need the current task (`asyncio.timeout`).
+        """
 
     def left(self, request: RawRequest) -> None:
-        """The client of a request that is being worked on has gone, or sends no more."""
+        """The client of a request under way has closed the connection, or sends no more."""
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an answer that `prompt` made by ASGI's messages."""
+        """Send an answer that `prompt` made by ASGI messages."""
 
 
 def connection_factory(
     app: Application, state: SharedState, loop: asyncio.AbstractEventLoop
 ) -> Callable[[], asyncio.Protocol]:
-    """What makes the connections of one listener; each serves `app`."""
+    """A factory of the connections of one listener; each serves `app`."""
     config = loaded_config(app)
     if isinstance(app, FastPathApp):
         return lambda: FastPathConnection(app, config, state, {}, loop)
@@ -218,7 +217,7 @@ class FastPathConnection(HttpConnection):
             self._prompt.left(self._asked)
 
     def _new_cycle(self, scope: dict[str, Any]) -> Cycle:
-        """A request that did not come by the parser."""
+        """Begin a request that the parser did not read."""
         return Cycle(
             scope=cast(Any, scope),
             transport=self.transport,
@@ -246,14 +245,14 @@ class FastPathConnection(HttpConnection):
             self._work = None
             self._answer(end.value)
         except asyncio.CancelledError:
-            # The listener's drain is over: it has closed the connection, and the request ends here.
+            # The listener's drain has timed out: it has closed the connection, and the request ends here.
             self._work = None
             log.info("http.request_dropped", method=asked.method, path=shown_path(asked.raw_path))
         else:
             if waits is None:
                 self.loop.call_soon(self._go_on)
             else:
-                waits._asyncio_future_blocking = False  # as a task does that takes it over
+                waits._asyncio_future_blocking = False  # as a task does when it takes over a future
                 waits.add_done_callback(self._go_on)
                 self.tasks.add(waits)  # type: ignore[arg-type]
 
@@ -279,7 +278,7 @@ class FastPathConnection(HttpConnection):
         self._say(asked, reply)
 
     def _say(self, asked: RawRequest, reply: Reply) -> None:
-        """The long way out: by ASGI's messages, as the client reads."""
+        """Send the answer by ASGI messages, as fast as the client reads."""
 
         async def say(scope: Scope, receive: Receive, send: Send) -> None:
             await self._prompt.send(reply, scope, receive, send)
@@ -291,6 +290,6 @@ class FastPathConnection(HttpConnection):
         cycle.disconnected = quick.disconnected
         cycle.more_body = False
         if self.cycle is quick:
-            # Else the parser has begun another request meanwhile: that one's body is still coming, and its turn too.
+            # Otherwise the parser has begun another request meanwhile, whose body is still coming.
             self.cycle = cycle
         self._start_asgi_task(cycle, say)

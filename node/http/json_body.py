@@ -32,13 +32,13 @@ class JsonRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AuditedRequest(JsonRequest, frozen=True, kw_only=True):
-    """A change that keeps who made it."""
+    """A change that is recorded with its author."""
 
     by: By | None = None
 
 
 class ReasonedRequest(AuditedRequest, frozen=True, kw_only=True):
-    """A change that keeps who made it, and why."""
+    """A change that is recorded with its author and reason."""
 
     reason: Reason | None = None
 
@@ -94,7 +94,7 @@ _WRONG: Final = re.compile(r"`\$\.(\w+)")
 
 
 def _explanation(model: type[msgspec.Struct], body: dict[str, Any], error: str) -> str:
-    """What is wrong with one field of `body`, and what would be right; `error` is msgspec's message."""
+    """The error message about one field of `body`, made of msgspec's `error` and the field's type."""
     missing, wrong = _MISSING.search(error), _WRONG.search(error)
     name = (missing or wrong or [""])[1]
     struct = inspect.type_info(model)

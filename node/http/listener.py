@@ -1,7 +1,7 @@
-"""Two listening sockets and the way out: bound early, served late, drained in bounded time.
+"""Two listening sockets: bound before the node starts, served last, drained in bounded time.
 
-A port that cannot be had is told in one line before anything else is started. What happens on a connection is
-`connections`' affair; what is answered, the application's (`app`, `admin`).
+A port that is taken is reported in one line before anything else is started. `connection` serves the connections; the
+applications answer the requests.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from isthmus.repl.telemetry import Family, Sample
 log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 2048
-"""Connections that the kernel holds until they are accepted, also while the node is still coming up."""
+"""Connections that the kernel holds until they are accepted, also while the node is still starting."""
 
 SWEEP_S: Final = 1.0
-"""How often the waits above are checked, for all connections at once: a timer each would cost every request."""
+"""How often the time limits of connections are checked, for all at once: a timer for each would cost every request."""
 
 DRAIN_S: Final = 10.0
 """How long a stop waits for answers under way before it cuts their connections."""
 
 SPEAK_TLS: Final = RequestRefused(400, "tls", "TLS is spoken here: write https:// instead of http://")
-"""What a listener with TLS says to who comes without."""
+"""The answer of a listener with TLS to a connection without TLS."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_connections": Family("Open connections, by listener.", "connections", "clients", ("listener",)),
@@ -46,14 +46,14 @@ HELP: Final[Mapping[str, Family]] = {
         "Connections refused because their listener had too many, by listener.", "connections", "clients", ("listener",)
     ),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Name -> metric definition (see repl.telemetry)."""
 
 
 NO_TLS: Final[Mapping[str, ListenerTls]] = MappingProxyType({})
 
 
 def bind(key: str, address: Address) -> socket.socket:
-    """A listening socket. `key` is the setting, for the message. Raises LocalFault in one line."""
+    """Bind a listening socket. `key` is the setting, for the message. Raises LocalFault in one line."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _, where = found[0]
@@ -89,8 +89,8 @@ def _advice(error: OSError, port: int) -> str:
 
 
 def published(sock: socket.socket, address: Address, advertise: str) -> Address:
-    """Where others reach a listener that was bound to `address`: at `advertise` if that is set; for a wildcard
-    address at this machine's name."""
+    """The address of a bound listener for other machines: `advertise` if set; for a wildcard address this machine's
+    name."""
     host = advertise
     if not host:
         host = socket.gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
@@ -98,7 +98,7 @@ def published(sock: socket.socket, address: Address, advertise: str) -> Address:
 
 
 class ListenerTls(NamedTuple):
-    """TLS of a listener: the context of each connection, and whether those without TLS are taken, too."""
+    """TLS of a listener: the context of each connection, and whether connections without TLS are accepted, too."""
 
     contexts: Callable[[], ssl.SSLContext]
     also_plain: bool
@@ -120,7 +120,7 @@ class Listener:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, app: Application) -> None:
-        """Serve `app` to those who connect, and to those who connected since the socket was bound."""
+        """Serve `app` on new connections, and on those since the socket was bound."""
         loop = asyncio.get_running_loop()
         self._app = app
         self._tick(loop)
@@ -144,7 +144,7 @@ class Listener:
         self._timer = loop.call_later(SWEEP_S - self._time.wall_ms() % 1000 / 1000, self._tick, loop)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
-        """Accept nothing more, let what is under way be answered for up to `drain_s`, then cut the rest."""
+        """Accept no more connections, wait up to `drain_s` for answers under way, then cut the rest."""
         if self._server is None:
             self._socket.close()
             return
@@ -175,7 +175,7 @@ class Listener:
             self._timer.cancel()
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown of this listener."""
+        """Samples of this listener for Prometheus."""
         labels = {"listener": self.name}
         yield "isthmus_http_connections", labels, len(self._state.connections)
         yield "isthmus_http_connections_refused_total", labels, self._state.refused_count
@@ -192,7 +192,7 @@ class Listeners:
         self._bound: dict[str, Listener] = {}
 
     def bind(self) -> tuple[str, str]:
-        """Take both ports; the URLs of http and admin. Raises LocalFault."""
+        """Bind both ports; returns the URLs of http and admin. Raises LocalFault."""
         for name, address in (("http", self._settings.http), ("admin", self._settings.admin)):
             self._bound[name] = Listener(name, address, self._settings, self._tls.get(name))
         return self._bound["http"].url, self._bound["admin"].url
@@ -208,11 +208,11 @@ class Listeners:
             await self._bound.pop("http").stop(drain_s)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
-        """Stop what still listens; also after a start that failed half-way."""
+        """Stop the listeners that are still open; also after a start that failed half-way."""
         while self._bound:
             await self._bound.pop(next(iter(self._bound))).stop(drain_s)
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown of both."""
+        """Samples of both for Prometheus."""
         for listener in self._bound.values():
             yield from listener.samples()

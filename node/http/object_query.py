@@ -1,8 +1,7 @@
 """Query parameters of objects: Riak's, and ours. Pure.
 
-Riak's quorums have no effect here, since a write is always on all replicas in sync and a read always as it asks to be
-isolated; but a program that gives a wrong one is told so, as Riak tells it. Parameters that nobody knows are left
-alone, as in Riak. The story goes on in `objects`.
+Riak's quorums have no effect here, since a write is always on all replicas in sync and a read has its own isolation. A
+wrong quorum is refused as in Riak. Unknown parameters are ignored, as in Riak.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ FLAGS: Final = frozenset({"returnbody", "basic_quorum", "notfound_ok", "sloppy_q
 SYNC_WORDS: Final = frozenset({"default", "backend", "one", "all"})
 
 NUMBER_DIGITS_MAX: Final = 9
-"""Longest number: a timeout of 11 days, more than any that means something."""
+"""Longest number: a time-out of 11 days, more than any meaningful one."""
 
 QUERIES_KEPT: Final = 512
 KEPT_BYTES_MAX: Final = 256
-"""Query strings whose meaning is kept, since a program sends the same few with every request, and the longest of them:
+"""Query strings that are cached, since a program sends the same few with every request, and the longest of them:
 together half a megabyte."""
 
 
 class ObjectQuery(NamedTuple):
-    """What a query asks of one object. `timeout_s` None: the node's own."""
+    """The parameters of one object's request. `timeout_s` None: the node's own."""
 
     returnbody: bool = False
     vtag: str | None = None
@@ -42,7 +41,7 @@ NO_QUERY: Final = ObjectQuery()
 
 
 def parse_object_query(query: bytes) -> ObjectQuery:
-    """The parameters of an object's request. Raises Refused (400) for a value that is none of its parameter's."""
+    """The parameters of one object's request. Raises RequestRefused (400) for a value that is not allowed."""
     return _kept(query) if len(query) <= KEPT_BYTES_MAX else _parsed(query)
 
 
@@ -65,7 +64,7 @@ _kept: Final = lru_cache(maxsize=QUERIES_KEPT)(_parsed)
 
 
 def parse_isolation(value: str) -> Isolation:
-    """What a read asks to see. Raises Refused (400)."""
+    """The isolation of a read. Raises RequestRefused (400)."""
     try:
         return Isolation(value)
     except ValueError:
@@ -73,7 +72,8 @@ def parse_isolation(value: str) -> Isolation:
 
 
 def timeout_of(parameters: Mapping[str, str]) -> float | None:
-    """The seconds in `timeout`, a whole number of milliseconds; None for 0 or when it is missing. Raises Refused."""
+    """The seconds in `timeout`, a whole number of milliseconds; None for 0 or when it is missing. Raises
+    RequestRefused."""
     value = parameters.get("timeout")
     if value is None:
         return None

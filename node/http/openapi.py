@@ -1,8 +1,8 @@
-"""The OpenAPI 3.1 description of a face, made of its own router: GET /openapi.json.
+"""The OpenAPI 3.1 description of an HTTP API, generated from its router: GET /openapi.json.
 
-A path stands in it because it is routed, under the first words that its handler says of itself; what the router cannot
-know (parameters, bodies, statuses) is in the tables here. Objects are routed by `application` itself and stand in
-OBJECTS.
+A path is in it because it is routed; the first sentence of its handler's docstring is its summary, and the struct of
+its `BodyHandler` its body. Parameters and statuses are in the tables here. `ClientApi` routes object paths itself; they
+are in OBJECTS.
 """
 
 from __future__ import annotations
@@ -50,15 +50,18 @@ WORDS: Final[Mapping[int, str]] = {
     503: "not now; nothing was written; try again after `Retry-After`",
     504: "the outcome is unknown",
 }
-"""What a status says, wherever it is answered; docs/http.md has the reasons."""
+"""Descriptions of statuses; docs/http.md has the reasons."""
 
 ANYWHERE: Final = (400, 401, 403, 431, 500, 503)
-"""What any request may be answered."""
+"""Statuses that any request may be answered with."""
 
 
 class OperationSpec(NamedTuple):
-    """What the router does not know of one method of one path. `query`, `headers`: name -> JSON schema; `body`: media
-    type, or None for none; `statuses` besides ANYWHERE; `answer`: media type of 200, None for none."""
+    """What the router does not know of one method of one path.
+
+    `query`, `headers`: name -> JSON schema; `body`: media type, or None for none; `statuses` besides ANYWHERE;
+    `answer`: media type of 200, None for none.
+    """
 
     statuses: Sequence[int] = (200,)
     query: Mapping[str, Any] = {}
@@ -108,7 +111,7 @@ OBJECTS: Final[Mapping[str, str]] = {
     "POST": "Write a value, as PUT.",
     "DELETE": "Delete a key.",
 }
-"""Method -> what it does with one object; a GET answers HEAD, too."""
+"""Method -> its summary for one object; a GET also answers HEAD."""
 OBJECT_PATHS: Final = (
     "/buckets/{bucket}/keys/{key}",
     "/types/{type}/buckets/{bucket}/keys/{key}",
@@ -149,7 +152,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("GET", "/readyz"): OperationSpec((200,), answer=_TEXT),
     ("GET", "/metrics"): OperationSpec((200,), answer=_TEXT),
 }
-"""(method, pattern) -> what is known of it."""
+"""(method, pattern) -> the specification of an operation."""
 
 _ASKED: Final = OperationSpec((200, 404, 502))
 _PUSHED: Final = OperationSpec((200, 404, 409, 413, 502, 504), body="application/json")
@@ -158,7 +161,7 @@ _RESET: Final = OperationSpec((200, 204, 404, 409, 504))
 
 
 def operation_of(method: str, pattern: str) -> OperationSpec:
-    """What is known of a route; of one without an entry, what is usual for its method: JSON in and out."""
+    """The specification of a route; without an entry the usual one of its method: JSON in and out."""
     usual = {"GET": _ASKED, "PUT": _SET, "DELETE": _RESET}.get(method, _PUSHED)
     return OPERATIONS.get((method, pattern), usual)
 
@@ -238,7 +241,7 @@ def _words_of(handler: RoutedHandler) -> str:
 
 
 def add_openapi(face: HttpApplication, title: str, version: str, *, objects: bool = False) -> None:
-    """Serve the document at PATH; it is made when it is asked for, so that routes added later stand in it."""
+    """Serve the document at PATH. It is generated for each request, so that it has the routes that were added later."""
 
     async def openapi(_: Request) -> Reply:
         """This description, OpenAPI 3.1."""

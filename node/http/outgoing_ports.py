@@ -1,4 +1,4 @@
-"""The ports that this machine gives to outgoing connections: a listener should not have one of them."""
+"""The port range of this machine's outgoing connections, which listeners should avoid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def outgoing_ports() -> tuple[int, int]:
-    """The first and the last port that this machine gives to outgoing connections; (0, -1) where it does not say."""
+    """The first and last port of outgoing connections; (0, -1) when the kernel does not tell."""
     try:
         first, last = map(int, EPHEMERAL_RANGE.read_text().split())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""One table: which status answers which error. Every refusal of a face is made here.
+"""One table of the status for each error. Every refusal is made here.
 
-An answer to a failed request is one line of text that says what to do, and the header `X-Isthmus-Reason` with the
-error's stable code. docs/http.md prints the same table, and a test compares the two.
+An answer to a failed request is one line of text with the next step, and the header `X-Isthmus-Reason` with the error's
+stable code. docs/http.md prints the same table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATUS_BY_CLASS: Final[dict[type[IsthmusError], int]] = {
     BadConfig: 500,
     IsthmusError: 500,
 }
-"""Status of an error class; a class that is not here has the status of its nearest base."""
+"""Status of an error class; a class without an entry has the status of its nearest base."""
 
 STATUS_BY_REASON: Final[dict[str, int]] = {
     "unknown-bucket-type": 404,
@@ -52,7 +52,7 @@ STATUS_BY_REASON: Final[dict[str, int]] = {
 """Reasons whose status differs from that of their class."""
 
 RETRY_AFTER_S: Final = 1
-"""What a 503 asks a client to wait. Elections and windows that are full pass within about a second."""
+"""The Retry-After of a 503. Elections and full windows pass within about a second."""
 
 PLAIN: Final = b"text/plain; charset=utf-8"
 
@@ -66,7 +66,7 @@ class Reply(NamedTuple):
 
 
 class RequestRefused(BadInput):
-    """A refusal of the HTTP face itself: its own status, reason and headers."""
+    """A refusal by the HTTP layer itself, with its own status, reason and headers."""
 
     def __init__(self, status: int, reason: str, message: str, headers: Headers | None = None) -> None:
         super().__init__(message)
@@ -90,13 +90,13 @@ def status_of(error: IsthmusError) -> int:
 
 
 def explanation(error: IsthmusError) -> str:
-    """One line for people; an unknown outcome says so in it."""
+    """One line of text; it names an unknown outcome."""
     text = " ".join(str(error).split()) or error.reason
     return f"{text}; outcome=unknown" if isinstance(error, OutcomeUnknown) else text
 
 
 def refusal(error: IsthmusError) -> Reply:
-    """The answer that tells a client about `error`."""
+    """The answer to a request that ended in `error`."""
     status = status_of(error)
     headers: Headers = [(b"content-type", PLAIN), (b"x-isthmus-reason", error.reason.encode("ascii"))]
     if isinstance(error, RequestRefused):

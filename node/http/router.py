@@ -1,9 +1,9 @@
 """Paths and query strings: from raw bytes to decoded parts and a handler.
 
 Works on the path as it was sent, so that a `%2F` inside a key stays inside the key. A `+` is a space in paths, too, as
-in Riak, whose clients write it so. Decoding is strict: a `%` that is not followed by two hex digits is refused, never
-passed through. Routes are few and looked up by their number of segments; the object routes, which are hot, are
-recognized in `application` before this room is asked.
+in Riak, whose clients write it so. Decoding is strict: a `%` without two hex digits is refused, never passed through.
+Routes are few and looked up by their number of segments; `ClientApi` recognizes object paths, which are hot, before it
+asks the router.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.node.http.responses import RequestRefused
 Handler = TypeVar("Handler")
 
 QUERY_PARAMETERS_MAX: Final = 64
-"""Most parameters read of one query string; Riak's clients send at most a dozen. More is refused with 400."""
+"""Most parameters of one query string; Riak's clients send at most a dozen. More are refused with 400."""
 
 _HEX: Final = {
     bytes((high, low)): bytes((int(chr(high) + chr(low), 16),))
@@ -26,7 +26,7 @@ _HEX: Final = {
 
 
 def decode_segment(segment: bytes) -> bytes:
-    """A path segment without its percent-encoding; `+` is a space. Raises Refused (400)."""
+    """A path segment without its percent-encoding; `+` is a space. Raises RequestRefused (400)."""
     if b"+" in segment:
         segment = segment.replace(b"+", b" ")
     if b"%" not in segment:
@@ -54,7 +54,7 @@ _ENCODED: Final = [bytes((byte,)) if byte in _UNRESERVED else b"%%%02X" % byte f
 
 
 def parse_query(query: bytes) -> dict[str, str]:
-    """Parameters of a query string, the last one of a name winning; `+` is a space. Raises Refused (400)."""
+    """Parameters of a query string; the last one of a name wins, `+` is a space. Raises RequestRefused (400)."""
     if not query:
         return {}
     parameters = query.split(b"&", QUERY_PARAMETERS_MAX)
@@ -92,7 +92,7 @@ class Router(Generic[Handler]):
         self._by_length: dict[int, list[_Route[Handler]]] = {}
 
     def add(self, methods: str | Sequence[str], pattern: str, handler: Handler) -> None:
-        """Let `handler` answer `methods` ("GET", or several) on `pattern`; a GET answers HEAD, too."""
+        """Add `handler` for `methods` ("GET", or several) on `pattern`; a GET also answers HEAD."""
         parts = pattern.encode("ascii").split(b"/")
         assert parts[0] == b""
         literals = tuple((i, p) for i, p in enumerate(parts) if not p.startswith(b"{"))
@@ -124,15 +124,18 @@ class Router(Generic[Handler]):
         return add
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
-        """(pattern, method, handler) of all that was added."""
+        """(pattern, method, handler) of all routes."""
         for routes in self._by_length.values():
             for route in routes:
                 for method, handler in route.handlers.items():
                     yield route.pattern, method, handler
 
     def match(self, method: str, raw_path: bytes) -> Match[Handler]:
-        """The handler of a request. Raises Refused: 404 for an unknown path, 405 with Allow for a method
-        that the path does not answer, 400 for bad percent-encoding."""
+        """The handler of a request.
+
+        Raises RequestRefused: 404 for an unknown path, 405 with Allow for a method that the path does not answer, 400
+        for bad percent-encoding.
+        """
         parts = raw_path.split(b"/")
         for route in self._by_length.get(len(parts), ()):
             if all(parts[i] == literal for i, literal in route.literals):
@@ -148,7 +151,7 @@ class Router(Generic[Handler]):
 
 
 def unknown_path(raw_path: bytes) -> RequestRefused:
-    """The 404 of a path that nothing answers (an absent key has other headers)."""
+    """The 404 of an unknown path (an absent key has other headers)."""
     shown = raw_path[:200].decode("ascii", "backslashreplace")
     return RequestRefused(
         404,

@@ -1,5 +1,5 @@
-"""The parts of a node and what they answer together: wiring, cluster-wide queries, lag, explanations.
+"""A node's services: their wiring, queries to all nodes, and the status documents made of the answers.
 
-Must not import `client_api`, `admin_api` or `daemon`. Start at `container` (the parts) and `wiring` (how they are
-built).
+Must not import `client_api`, `admin_api` or `daemon`. Start at `container` (the components) and `cluster_query` (the
+queries to all nodes).
 """

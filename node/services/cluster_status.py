@@ -1,8 +1,8 @@
-"""A cluster as an operator sees it: nodes, partitions, what is amiss and why. Pure: from what was read and gathered.
+"""The status of the cluster for operators: nodes, partitions, problems and their reasons. Pure.
 
-Records and registrations are the metastore's, as this node last read them; facts of replicas are their own nodes'
-(`node.services.replica_query`). What nobody could be asked is None, "unknown" in a table. `node.admin_api.application`
-shows it.
+Records and registrations are the metastore's, as this node last read them; the facts of a replica are its own node's
+(`node.services.replica_query`). The facts of a node that does not answer are None, "unknown" in a table.
+`node.admin_api.application` shows the status.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from isthmus.node.services.replica_query import NodeReplicas, ReplicaFacts
+from isthmus.node.services.replica_query import NodeReplicaFacts, ReplicaFacts
 from isthmus.repl.model.errors import OutOfStorage
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
 
@@ -19,7 +19,7 @@ Records = Mapping[int, PartitionRecord]
 Registrations = Mapping[str, Registration]
 
 PROBLEMS_MAX: Final = 20
-"""Sentences on what is amiss; a cluster that has lost a node would otherwise list every partition."""
+"""Sentences about problems; a cluster that has lost a node would otherwise list every partition."""
 
 
 def node_rows(
@@ -29,8 +29,8 @@ def node_rows(
     known: Collection[str] = (),
     ids: Mapping[str, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every node that is registered, holds a replica, or is among `drained` or `known`, by name. `ids`: those that
-    nodes keep while they are down."""
+    """Every node that is registered, holds a replica, or is among `drained` or `known`, by name. `ids`: the node ids of
+    nodes that are down."""
     leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
     holds = Counter(node for r in records.values() for node in r.replicas)
     in_sync = Counter(member.node for r in records.values() for member in r.isr)
@@ -66,18 +66,18 @@ def _node_row(
 
 
 def with_gone(records: Records, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What nodes said, by name, with None for each that holds a replica and was not asked, since it is gone."""
+    """Answers by node, with None for each node that holds a replica and was not asked because it is gone."""
     return dict(sorted({**{node: None for r in records.values() for node in r.replicas}, **said}.items()))
 
 
 def partition_counts(records: Records) -> dict[str, int]:
-    """How many partitions there are, and in each status."""
+    """The number of partitions, in total and in each status."""
     found = Counter(record.status for record in records.values())
     return {"total": len(records), **{status.value.replace("-", "_"): found[status] for status in PartitionStatus}}
 
 
 def replica_counts(records: Records) -> dict[str, int]:
-    """How many replicas there are, and how many of them are in sync."""
+    """The number of replicas, in total and in sync."""
     return {
         "total": sum(len(record.replicas) for record in records.values()),
         "in_sync": sum(len(record.isr) for record in records.values()),
@@ -85,18 +85,18 @@ def replica_counts(records: Records) -> dict[str, int]:
 
 
 def under_replicated(records: Records) -> list[int]:
-    """Partitions with fewer replicas in sync than their replication factor; while a placement changes, than the smaller
-    of before and after: who is only on the way lacks nobody yet."""
+    """Partitions with fewer replicas in sync than their replication factor. During a reassignment the factor is the
+    smaller of before and after: a replica that is only being added is not missing yet."""
     return [p for p, record in sorted(records.items()) if len(record.isr) < record.factor]
 
 
 def below_min_isr(records: Records) -> list[int]:
-    """Partitions with too few in sync to take writes."""
+    """Partitions with too few replicas in sync to take writes."""
     return [p for p, record in sorted(records.items()) if len(record.isr) < record.effective_min_isr]
 
 
 def unclean_elections(records: Records) -> dict[str, int]:
-    """Partition -> how often an operator had a leader elected that may have lacked something; of those that had one."""
+    """Partition -> number of unclean elections by operators; only partitions that had one."""
     return {str(p): record.lineage for p, record in sorted(records.items()) if record.lineage}
 
 
@@ -105,12 +105,15 @@ def problems(
     registrations: Registrations,
     waiting: str,
     drained: Collection[str] = (),
-    facts: Mapping[str, NodeReplicas | None] | None = None,
+    facts: Mapping[str, NodeReplicaFacts | None] | None = None,
     unread: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """What is not as it should be, a sentence each; empty when every partition is online on all its replicas, and no
-    disk is full. `facts`: what live nodes say of their replicas, which names the node and the reason. `unread`: what
-    of the metastore cannot be read, by path."""
+    """The problems of the cluster, a sentence each; empty when every partition is online on all its replicas, and no
+    disk is full.
+
+    `facts`: the facts of live nodes, which give the node and the reason. `unread`: path -> why a metastore document
+    cannot be read.
+    """
     found = [f"bucket type default: {waiting}"] if waiting else []
     found += [_unread(path, why, records) for path, why in sorted((unread or {}).items())]
     found += [
@@ -135,16 +138,16 @@ def problems(
 
 
 def _unread(path: str, why: str, records: Records) -> str:
-    """A document that cannot be read; of a record that never could be, what this node makes of it."""
+    """The problem of an unreadable document; of a record that could never be read, also its effect on this node."""
     number = path.removeprefix("/p/")
     never = path.startswith("/p/") and all(str(partition) != number for partition in records)
     serves = ", and this node has never read it and refuses requests for its keys" if never else ""
     return f"nothing is decided by what cannot be read{serves}: {why}"
 
 
-def _told(records: Records, facts: Mapping[str, NodeReplicas | None]) -> tuple[list[str], list[str]]:
-    """What nodes say: of full disks, and of what else keeps replicas from being in sync; a sentence a node and reason.
-    One that has such replicas and did not answer is named, too."""
+def _told(records: Records, facts: Mapping[str, NodeReplicaFacts | None]) -> tuple[list[str], list[str]]:
+    """(full disks, other reasons why replicas are not in sync), a sentence for each node and reason. A node with such
+    replicas that did not answer is named, too."""
     full: list[str] = []
     others: list[str] = []
     for node, said in sorted(facts.items()):
@@ -167,9 +170,9 @@ def _told(records: Records, facts: Mapping[str, NodeReplicas | None]) -> tuple[l
     return full, others
 
 
-def silent(facts: Mapping[str, NodeReplicas | None]) -> list[str]:
-    """Which nodes did not answer though they live by the metastore, a sentence each. That may be over in a moment, so
-    it is no problem of its own."""
+def silent(facts: Mapping[str, NodeReplicaFacts | None]) -> list[str]:
+    """Nodes that did not answer though their session is alive, a sentence each. This may be over in a moment, so it is
+    no problem."""
     return [
         f"node {node} lives by its session and did not answer this node: it may be frozen, overloaded or cut off"
         for node, said in sorted(facts.items())
@@ -178,9 +181,11 @@ def silent(facts: Mapping[str, NodeReplicas | None]) -> list[str]:
 
 
 def state_of(balancing: Mapping[str, Any] | None, problems: list[str], moving: str = "") -> tuple[str, str]:
-    """The cluster's state in a word, and why. `balancing` is what the node that controls says of leaderships, None
-    when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem.
-    `moving`: how far replicas are that are moved by order."""
+    """The cluster's state in a word, and the reason.
+
+    `balancing`: the controller's leader balance, None when the controller does not answer. Partitions are elected one
+    by one while leaders move: then this is the state, not a problem. `moving`: the progress of reassignments.
+    """
     if balancing is not None and balancing["state"] == "leadership-balancing":
         return "leadership-balancing", str(balancing["reason"])
     if problems:
@@ -198,11 +203,11 @@ def _some(numbers: list[int]) -> str:
 def partition_rows(
     records: Records,
     registrations: Registrations,
-    facts: Mapping[str, NodeReplicas | None],
+    facts: Mapping[str, NodeReplicaFacts | None],
     unread: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every partition, by id, with what its replicas' nodes said (`facts`, by node). One that is `unread` (by path) is
-    as it was read last, and says so."""
+    """Every partition, by id, with the facts of its replicas (`facts`, by node). A partition whose record is `unread`
+    (by path) appears as it was last read, with the reason."""
     rows = [_partition_row(record, registrations, facts) for _, record in sorted(records.items())]
     for row in rows:
         if why := (unread or {}).get(f"/p/{row['partition']}"):
@@ -211,7 +216,7 @@ def partition_rows(
 
 
 def _partition_row(
-    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, NodeReplicas | None]
+    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, NodeReplicaFacts | None]
 ) -> dict[str, Any]:
     said = {node: _said(facts.get(node), record.partition) for node in record.replicas}
     leader = None if record.leader is None else record.leader.node
@@ -240,7 +245,7 @@ def _partition_row(
     }
 
 
-def _said(facts: NodeReplicas | None, partition: int) -> ReplicaFacts | None:
+def _said(facts: NodeReplicaFacts | None, partition: int) -> ReplicaFacts | None:
     return None if facts is None else facts.get(partition)
 
 
@@ -250,7 +255,7 @@ def _replica_row(
     said: ReplicaFacts | None,
     lead: ReplicaFacts | None,
     registrations: Registrations,
-    facts: Mapping[str, NodeReplicas | None],
+    facts: Mapping[str, NodeReplicaFacts | None],
 ) -> dict[str, Any]:
     in_sync = any(m.node == node if said is None else m == Member(node, said.gen) for m in record.isr)
     if said is not None:
@@ -278,7 +283,7 @@ def _replica_row(
 
 
 def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dict[str, Any]]) -> str:
-    """Why the partition is as it is."""
+    """The reason of a partition's state."""
     if record.status is not PartitionStatus.ONLINE:
         return record.reason or f"{record.status.value}: the controller has not acted yet"
     found = []

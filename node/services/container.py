@@ -359,7 +359,7 @@ class NodeServices:
         self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
 
     def _registered(self, inc: int) -> None:
-        """This process is its node to the cluster from now on, in this session."""
+        """The node is registered in session `inc` from now on."""
         self.runtime.session_started(inc)
         self.controller.wake()
 

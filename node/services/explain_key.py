@@ -1,8 +1,8 @@
-"""One key, told whole: where and when it was accepted, who leads it, what each queue says, what the other side has.
+"""One key explained: where and when it was accepted, its leader, its state in each queue and in the other clusters.
 
-Each node tells what it knows (`KeyExplainer`); the node that was asked joins that (`joined`), and looks at the other
-clusters that full-sync knows by `node.services.remote_lookup`. Reads only. What queues say is `queues.explain`'s; who
-shows all of it, `node.admin_api.replication`.
+`KeyExplainer` answers for one node; the node that was asked joins the answers (`joined`) and looks the key up in the
+clusters that full-sync compares with (`node.services.remote_lookup`). Reads only. `queues.explain` has the queues'
+part; `node.admin_api.replication` shows the result.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from isthmus.sink.service import Sink
 log = structlog.get_logger(__name__)
 
 OUR_ACTOR_BYTES: Final = 20
-"""Cluster uuid and partition; another length is of a clock that came from elsewhere."""
+"""Cluster uuid and partition; an actor of another length is not Isthmus'."""
 
 assert EPOCH_BITS + OFFSET_BITS == 64
 
 
 class KeyExplainer:
-    """What one node knows of a key."""
+    """One node's knowledge of a key."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class KeyExplainer:
         self._sink = sink
 
     async def own(self, key: Key) -> dict[str, Any]:
-        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}:
-        "object" and "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
+        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}.
+        Only the partition's leader has "object" and "queues". Raises UnknownBucketType, NotReady."""
         hash64 = key_hash(key.bucket, key.key)
         partition = self._routes.partition_of(key.bucket_type, hash64)
         place = self._runtime.partitions.get(partition)
@@ -94,14 +94,14 @@ class KeyExplainer:
             return None
 
     def _object(self, partition: int, hash64: int, key: Key) -> tuple[dict[str, Any] | None, Change | None]:
-        """In a thread."""
+        """The object and its change; runs in a thread."""
         found = self._store.key_row(partition, hash64, key.bucket, key.key)
         if found is None:
             return None, None
         row = decode_key_row(found)
         try:
             changes = self._store.changes(partition, row.offset, 1)
-        except DamagedChange:  # until it is mended
+        except DamagedChange:  # until it is repaired
             changes = []
         change = changes[0] if changes and changes[0].offset == row.offset else None
         payload = self._store.object(partition, key.bucket, key.key)
@@ -124,7 +124,7 @@ class KeyExplainer:
 
 
 def place_of(clock: bytes, own: bytes, partition: int, offset: int) -> int | None:
-    """The epoch of our write at `offset`, as the clock has it; None when the newest change is no write of ours."""
+    """The epoch of our write at `offset`, by the clock; None when the newest change is no write of ours."""
     actor = own + partition.to_bytes(4, "big")
     for seen, counter, _ in decode_clock(clock):
         if seen == actor and offset_of(counter) == offset:
@@ -133,7 +133,7 @@ def place_of(clock: bytes, own: bytes, partition: int, offset: int) -> int | Non
 
 
 def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
-    """Which cluster accepted a write, in which partition, and where in its log; None for an actor that is not ours."""
+    """The cluster, partition and log position that accepted a write; None for an actor that is not Isthmus'."""
     if len(actor) != OUR_ACTOR_BYTES:
         return {"uuid": None, "actor": actor.hex(), "partition": None, "epoch": None, "offset": None}
     return {
@@ -146,11 +146,11 @@ def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
 
 
 STEPS_TOLD: Final = 3
-"""Queues whose next step the sentence of a key names, those first where nothing goes on by itself."""
+"""Queues whose next step appears in the sentence about a key; first those that do not proceed by themselves."""
 
 
 def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """One answer of all nodes' (None: it gave none). `names`: uuid of a cluster -> its name, as far as known."""
+    """All nodes' answers as one (None: no answer). `names`: uuid of a cluster -> its name, as far as known."""
     told = {node: one for node, one in said.items() if one is not None}
     led_by = next((node for node, one in told.items() if one["leads"]), None)
     first: dict[str, Any] = told[led_by] if led_by is not None else next(iter(told.values()))
@@ -198,7 +198,7 @@ def _next(
     reap: Any,
     refused: list[dict[str, Any]],
 ) -> str:
-    """The next step, in a sentence. `refused`: dead letters that are newer than what is here."""
+    """The next step, in a sentence. `refused`: dead letters that are newer than the object here."""
     if led_by is None:
         return "ask again once the partition has a leader that answers"
     for row in lower:

@@ -124,8 +124,8 @@ class FullSyncSuspendResponder:
 
 
 def sharing(peer: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any] | None]) -> tuple[list[str], list[str]]:
-    """(nodes that compare with the cluster of `peer`, nodes that did not say). Two peers are of one cluster when they
-    name it, or one of its URLs, alike; `peer` and what `nodes` say are rows of `aae.status`."""
+    """(nodes that compare with the cluster of `peer`, nodes that did not answer). Two peers are one cluster when they
+    have the same name, or a URL in common; `peer` and the rows of `nodes` are rows of `aae.status`."""
     found = [
         node
         for node, said in nodes.items()
@@ -135,7 +135,7 @@ def sharing(peer: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any] | Non
 
 
 def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:
-    """What is to be said when one node of several compares with a cluster alone; None when not so, or unknown."""
+    """The warning when one node of several compares with a cluster alone; None when others do, or unknown."""
     if len(shared_by) > 1 or nodes < 2 or silent:
         return None
     return f"only {shared_by[0]} compares with it, and nobody when that is gone: add the [[fullsync]] to another node"

@@ -1,8 +1,8 @@
-"""Whether a link to a queue of another cluster would work, looked at before it is configured.
+"""Check whether a link to a queue of another cluster would work, before it is configured.
 
-`look` asks the peer, as a sink of this node would, and blocks, so it runs in a thread; nothing is fetched and the queue
-gets no owner. `judged` makes the lines of what was found (pure): each is ok, warn, fail, or unknown where it could not
-be looked at, with what would be right.
+`look` sends the requests of a sink to the peer. It blocks, so it runs in a thread; it fetches nothing, and the queue
+gets no owner. `judged` makes a line of each finding (pure): ok, warn, fail, or unknown where it could not be checked,
+with what would be right.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from isthmus.repl.property_digests import PlaceDigests, differences, differences
 from isthmus.sink import discovery
 
 TIMEOUT_MS: Final = 3_000
-"""For each of the two requests: an operator waits for it."""
+"""For each of the two requests: an operator waits for them."""
 
 ANSWER_BYTES_MAX: Final = 1_000_000
 """Longest answer about a queue: its bucket types with 8 bytes each."""
 
 CLOCKS_APART_MS: Final = 1_000
-"""How far apart the clocks of two clusters may be unnoticed: lag is told to the second."""
+"""Largest difference of two clusters' clocks without a warning: lag is shown in seconds."""
 
 OK: Final = "ok"
 WARN: Final = "warn"
@@ -34,8 +34,8 @@ UNKNOWN: Final = "unknown"
 
 
 class LinkCheckResult(NamedTuple):
-    """What a peer said: of its cluster, and of the queue; each the answer, or the error that stood in its way.
-    `offset_ms`: the source's clock less ours, give or take `exact_ms`."""
+    """The peer's answers about its cluster and the queue; an answer is the error where the request failed. `offset_ms`:
+    the source's clock less ours, give or take `exact_ms`."""
 
     told: discovery.PeerNodes | IsthmusError
     queue: Mapping[str, Any] | IsthmusError
@@ -46,7 +46,7 @@ class LinkCheckResult(NamedTuple):
 
 class Here(NamedTuple):
     """This cluster: its uuid and name, its bucket types, digests of their properties in hex and by place, and whether
-    it fetches from that queue already."""
+    it already fetches from the queue."""
 
     uuid: str
     cluster: str
@@ -57,7 +57,7 @@ class Here(NamedTuple):
 
 
 def look(url: str, queue: str, access: PeerCredentials, wall_ms: Callable[[], int]) -> LinkCheckResult:
-    """Ask the peer at `url`. Blocks for twice TIMEOUT_MS at most."""
+    """Ask the peer at `url`. Blocks for at most twice TIMEOUT_MS."""
     peer = HttpPeer(url, 1, access)
     began_s = time.monotonic()
     try:
@@ -85,7 +85,7 @@ _TYPES: Final = (("cluster", str), ("cluster_uuid", str), ("filter", str), ("ser
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """What a source says of a queue. Raises CodecError."""
+    """A source's answer about a queue. Raises CodecError."""
     try:
         about = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -103,7 +103,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _places(about: Mapping[str, Any]) -> PlaceDigests | None:
-    """Its digests of properties by bucket type and bucket; None: too many to send, or of a version that tells none."""
+    """The source's digests of properties by bucket type and bucket; None: too many to send, or the source is of a
+    version that sends none."""
     told = about.get("places")
     if told is None:
         return None
@@ -114,7 +115,7 @@ def _places(about: Mapping[str, Any]) -> PlaceDigests | None:
 
 
 def judged(url: str, queue: str, expected: str, found: LinkCheckResult, here: Here) -> list[dict[str, str]]:
-    """[{"what", "state", "found", "right"}]. `expected`: the cluster that is to answer; "" for any."""
+    """[{"what", "state", "found", "right"}]. `expected`: the cluster that should answer; "" for any."""
     rows: list[dict[str, str]] = []
 
     def row(what: str, state: str, said: str, right: str = "") -> None:

@@ -1,9 +1,9 @@
-"""What the dynamic options come to on this node, and that its parts go by it.
+"""The values of dynamic options in force on this node, applied to its components.
 
-A bucket type's setting comes before the cluster's, that before this node's file, that before the default. What is set
-is read by the controller's room of every node (`repl.controller.controller`), which also sees to min-ISR, in the
-records, and to the timers of elections; here all the others reach replicas, reads and connections. Which options there
-are is `config.dynamic_options`' affair, what people see `node.services.option_status`'.
+A bucket type's setting overrides the cluster's, which overrides this node's file, which overrides the default. Every
+node's controller reads the settings (`repl.controller.controller`); it also applies min-ISR, in the records, and the
+timers of elections. All other options reach replicas, reads and connections here. The options are defined in
+`config.dynamic_options` and shown by `node.services.option_status`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from isthmus.repl.transport.links import ClusterLinks
 
 
 class EffectiveOption(NamedTuple):
-    """A value in force and where it comes from: "bucket type", "cluster", "file" or "default"."""
+    """A value in force and its origin: "bucket type", "cluster", "file" or "default"."""
 
     value: Value
     origin: str
 
 
 class EffectiveOptions:
-    """The options in force on one node; before anything was read, those of its file."""
+    """The options in force on one node; before the first reading those of its file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -53,15 +53,15 @@ class EffectiveOptions:
     def effective(
         self, name: str, bucket_type: str | None = None, chosen: OptionSettings | None = None
     ) -> EffectiveOption:
-        """What counts for a bucket type, or with None for all that have none of their own. Not for min-ISR, which
-        depends on the partition. With `chosen` as if that were set."""
+        """The value for a bucket type; None: for bucket types without a setting of their own. Not for min-ISR, which
+        depends on the partition. With `chosen` as if these were set."""
         chosen = self._chosen if chosen is None else chosen
         value, origin = self._found(name, bucket_type, chosen)
         floor = self._floor(name, chosen)
         return EffectiveOption(value if floor is None else max(int(value), floor), origin)
 
     def _floor(self, name: str, chosen: OptionSettings) -> int | None:
-        """What another number makes the least that an option may come to; None for nothing."""
+        """The least value of an option that another setting implies; None for nothing."""
         if name == MAX_NEAR_SYNC_LAG:
             return self._settings.replication.window_entries
         least = {
@@ -83,7 +83,7 @@ class EffectiveOptions:
         return EffectiveOption(option.default, "default")
 
     def core(self, bucket_type: str) -> ReplicaOptions:
-        """The core's numbers for replicas of a bucket type."""
+        """The options of replicas of a bucket type."""
 
         def number(name: str) -> int:
             return int(self.effective(name, bucket_type).value)
@@ -97,7 +97,7 @@ class EffectiveOptions:
         )
 
     def attach(self, controller: Controller, runtime: Runtime, coordinator: Coordinator, links: ClusterLinks) -> None:
-        """Let these parts go by what the controller's room reads, from now on."""
+        """Apply the options that the controller reads to these components, from now on."""
 
         def learn(chosen: OptionSettings) -> None:
             self._chosen = chosen

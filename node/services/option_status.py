@@ -1,6 +1,6 @@
-"""The dynamic options as an operator sees them: what is set, by whom, what is in force, and what a change would do.
+"""The dynamic options for operators: what is set and by whom, what is in force, what a change would do.
 
-Pure: from what is set, the records, and what this node makes of it (`node.services.live_options`).
+Pure: from the settings, the records, and this node's values in force (`node.services.live_options`).
 `node.admin_api.options` shows it.
 """
 
@@ -25,8 +25,8 @@ def option_rows(
     names: Iterable[str] | None = None,
     bucket_type: str | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each option of the cluster, and one for each bucket type that has its own; of min-ISR one for each
-    bucket type. Only of `names`, if given; with `bucket_type` what counts for that one, a row each."""
+    """A row for each option of the cluster, and one for each bucket type with its own setting; of min-ISR one for each
+    bucket type. With `names` only these; with `bucket_type` the values of that one, a row each."""
     kinds = sorted({record.bucket_type for record in records.values()} | chosen.types.keys())
     rows = []
     for name in OPTIONS if names is None else names:
@@ -66,7 +66,7 @@ def _row(
 
 
 def _of_kind(chosen: OptionSettings, records: Records, kind: str | None) -> list[PartitionRecord]:
-    """The partitions for which what is set for a bucket type, or for the cluster, counts."""
+    """The partitions to which the setting of a bucket type, or of the cluster, applies."""
     return [
         record
         for _, record in sorted(records.items())
@@ -75,7 +75,7 @@ def _of_kind(chosen: OptionSettings, records: Records, kind: str | None) -> list
 
 
 def _min_isr(kind: str | None, chosen: OptionSettings, records: Records) -> tuple[int | str, str]:
-    """What it comes to: a number, or a range where partitions have different numbers of replicas."""
+    """The effective min-ISR: a number, or a range where partitions have different numbers of replicas."""
     found = {effective_min_isr(record, chosen) for record in _of_kind(chosen, records, kind)}
     origin = "default"
     if kind is not None and MIN_ISR in chosen.of(kind):
@@ -89,13 +89,13 @@ def _min_isr(kind: str | None, chosen: OptionSettings, records: Records) -> tupl
 
 
 def waiting(chosen: OptionSettings, records: Records, kind: str | None) -> list[int]:
-    """The partitions whose records do not have the min-ISR yet that is set."""
+    """The partitions whose records do not have the configured min-ISR yet."""
     found = _of_kind(chosen, records, kind)
     return [r.partition for r in found if r.min_isr != chosen.min_isr(r.bucket_type, r.factor)]
 
 
 def warnings(chosen: OptionSettings, records: Records, name: str, kind: str | None) -> list[str]:
-    """What an operator should know of an option as it is set in `chosen`."""
+    """Warnings about an option as it is set in `chosen`."""
     if name != MIN_ISR:
         return []
     said = []
@@ -121,5 +121,5 @@ def warnings(chosen: OptionSettings, records: Records, name: str, kind: str | No
 
 
 def some(numbers: list[int]) -> str:
-    """The first few of them."""
+    """The first few of the partitions."""
     return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

@@ -1,8 +1,8 @@
-"""Properties of bucket types and buckets as people and programs ask a node for them: looked up, judged, changed.
+"""Properties of bucket types and buckets for both HTTP APIs and the command line: read, check, change.
 
-Which there are is `config.bucket_properties`' affair, where they are kept `repl.controller.bucket_properties`'; both
-faces and the command line come here. A change is in force on this node when it is answered, and on the others as soon
-as their watch fires.
+The properties are defined in `config.bucket_properties` and kept in the metastore by
+`repl.controller.bucket_properties`. A change is in force on this node when its request is answered, and on the others
+as soon as their watch fires.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from isthmus.repl.model.record import PartitionRecord
 
 
 class PropertyService:
-    """Of one node. `records` are the cluster's partitions, as this node read them last."""
+    """The properties of one node. `records` are the cluster's partitions, as this node last read them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PropertyService:
         self._key_limit = key_limit_bytes
 
     def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
-        """Whose properties they are. Raises UnknownBucketType, BadInput for a bucket that cannot be."""
+        """The scope of a bucket type or bucket. Raises UnknownBucketType, BadInput for an impossible bucket."""
         kinds = {record.bucket_type for record in self._records().values()}
         name = bucket_type.decode(errors="replace")
         if name not in kinds:
@@ -62,12 +62,12 @@ class PropertyService:
         return PropertyScope(name, bucket)
 
     def shown(self, place: PropertyScope) -> dict[str, Any]:
-        """All that counts for a place, by Riak's names."""
+        """All properties in force for a scope, by Riak's names."""
         return shown_properties(self.book.settings.values(place), self.factor(place))
 
     def rows(self, place: PropertyScope) -> list[dict[str, Any]]:
-        """One dict a property that may be set: what counts, where it comes from ("bucket", "bucket type" or
-        "default"), by whom and when, whether it has an effect, and its meaning."""
+        """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
+        whom and when, whether it has an effect, and its meaning."""
         own, of_type = self.book.settings.own(place), self.book.settings.own(PropertyScope(place.bucket_type))
         rows = []
         for name, known in sorted(PROPERTIES.items()):
@@ -90,8 +90,8 @@ class PropertyService:
         return rows
 
     def judged(self, wanted: Mapping[str, Any], factor: int | None) -> dict[str, Value]:
-        """The values to keep for what somebody wants of a bucket type of that replication factor, or a bucket of it.
-        Raises BadProperty for the first that cannot be."""
+        """The values to keep for `wanted` properties of a bucket type of that replication factor, or of a bucket in it.
+        Raises BadProperty for the first that is wrong."""
         try:
             found = {name: parse_property(name, raw, factor) for name, raw in wanted.items()}
         except ValueError as error:
@@ -107,7 +107,7 @@ class PropertyService:
             self.book.learn(await change_properties(self._metastore, place, changes))
 
     async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
-        """Take properties back, all with no names; returns those that were set. Raises as `set`."""
+        """Unset properties, all with no names; returns those that were set. Raises as `set`."""
         check_names(names)
         own = self.book.settings.own(place)
         changes: dict[str, PropertySetting | None] = dict.fromkeys(names)
@@ -115,13 +115,13 @@ class PropertyService:
         return sorted(name for name in own if not names or name in names)
 
     def factor(self, place: PropertyScope) -> int | None:
-        """Its replication factor; None when its partitions differ."""
+        """The replication factor of a scope; None when its partitions differ."""
         factors = {r.factor for r in self._records().values() if r.bucket_type == place.bucket_type}
         return factors.pop() if len(factors) == 1 else None
 
 
 def check_names(names: list[str]) -> None:
-    """Raises BadProperty for one that nobody can set."""
+    """Raises BadProperty for a name that cannot be set."""
     try:
         for name in names:
             known_property(name)

@@ -1,4 +1,4 @@
-"""Whether this node's replicas do what they are for, in one sentence when not: what /readyz answers by."""
+"""The readiness of this node's replicas, the answer of /readyz."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from isthmus.repl.runtime.partition import Partition
 def replicas_not_ready(
     node: str, records: Mapping[int, PartitionRecord], partitions: Mapping[int, Partition], waiting: str
 ) -> str:
-    """Why not every replica that `records` want of `node` leads and serves, or follows; "" when all do. `waiting` is
-    why there are no records at all, if that is so and known."""
+    """Why not every replica that `records` assign to `node` leads and serves, or follows; "" when all do. `waiting` is
+    the reason for no records at all, if known."""
     if not records:
         return f"no partitions are known yet: {waiting or 'the metastore is being read'}"
     missing = [p for p, record in records.items() if node in record.replicas and p not in partitions]

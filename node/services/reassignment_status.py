@@ -1,8 +1,7 @@
-"""Changes of placement as an operator sees them: orders, how far each partition is and why, and what a plan would do.
+"""Reassignments for operators: orders, the progress of each partition and its reason, and the effect of a plan.
 
-Pure: from what was read of the metastore and gathered from the nodes. How far a move is says
-`repl.controller.reassignment_progress`; the copies' own words come from their nodes (`node.services.replica_query`).
-`node.admin_api.reassignments` shows it.
+Pure: from the metastore's documents and the replicas' facts (`node.services.replica_query`). The progress is computed
+by `repl.controller.reassignment_progress`; `node.admin_api.reassignments` shows it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from isthmus.node.services.replica_query import NodeReplicas
+from isthmus.node.services.replica_query import NodeReplicaFacts
 from isthmus.repl.controller.reassignment_orders import Placement
 from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import (
@@ -27,11 +26,11 @@ from isthmus.repl.controller.reassignment_progress import (
 from isthmus.repl.controller.reassignments import ReassignmentPlan
 from isthmus.repl.model.record import PartitionRecord
 
-Gathered = Mapping[str, NodeReplicas | None]
+Gathered = Mapping[str, NodeReplicaFacts | None]
 
 
 def plan_shown(plan: ReassignmentPlan, records: Records, outcome: str, order: int | None) -> dict[str, Any]:
-    """A plan, as it was made or ordered."""
+    """A plan as JSON, before or after it is ordered."""
     return {
         "outcome": outcome,
         "order": order,
@@ -66,7 +65,7 @@ def moves_shown(
     at_once: int,
     overdue: Collection[int] = (),
 ) -> dict[str, Any]:
-    """All orders: those that are not over with every partition, those that are as they ended, the newest first."""
+    """All orders, the newest first: those under way with every partition, finished ones with their outcome."""
     pause = paused(records, overdue) if placement.orders else ""
     if placement.orders and not at_once:
         pause = "placement.moves.at.once is 0"
@@ -116,7 +115,7 @@ def _order(
 
 
 def _estimate_ms(over: int, total: int, passed_ms: int) -> int | None:
-    """How long it takes yet if it goes on as it went; unknown before the first is over, or where clocks differ."""
+    """The time that is left at the speed so far; unknown before the first move is done, or where clocks differ."""
     if not over or passed_ms < 0:
         return None
     return passed_ms * (total - over) // over
@@ -158,7 +157,7 @@ def _said(gathered: Gathered, node: str | None, partition: int) -> Any:
 
 
 def glance_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, Any]:
-    """What moves, for who looks at the cluster as a whole."""
+    """The reassignments in one line, for the status of the whole cluster."""
     stages = Counter(
         progress(order, move, records, registrations).stage for order in placement.orders for move in order.moves
     )

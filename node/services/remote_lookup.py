@@ -1,7 +1,7 @@
-"""A key as another cluster has it now, asked over its client face and held against ours.
+"""A key in another cluster now, read by its client API and compared with ours.
 
-One HEAD request with a short time-out; blocks, so it runs in a thread or in a command. What cannot be learned is
-unknown, with the reason. The story goes back to `node.services.explain_key`.
+One HEAD request with a short time-out. It blocks, so it runs in a thread or in a command. A result that cannot be
+obtained is unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ TIMEOUT_S: Final = 3.0
 """For the connection, and for the answer: an operator waits for it."""
 
 TRIES_MAX: Final = 3
-"""Nodes of another cluster that are asked one after the other until one can tell: all of a usual one, and less than the
+"""Nodes of another cluster that are asked in turn until one answers: all of a usual cluster, in less time than the
 command line waits."""
 
 FOUND: Final = frozenset({200, 300, 404})
 """A value, siblings, or absent; a tombstone's clock comes with 404."""
 
 NOT_FOUND: Final = "not-found"
-"""The reason that a node gives with its 404 for an absent key. Any other 404 says nothing of the key: no such bucket
-type there, no client listener, no Isthmus."""
+"""The reason in a node's 404 for an absent key. Any other 404 gives no information about the key: no such bucket type
+there, no client listener, no Isthmus."""
 
 
 NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
@@ -50,8 +50,9 @@ _OF_SIDES: Final = frozenset({_AHEAD, _CONCURRENT, _CORRUPT, _SAME})
 
 
 def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """`answer` of `explaining.joined`, or of an earlier call with fewer, with what other clusters have of the key now,
-    as `other_side` tells it; where this cluster has nothing more to send, they decide what comes next."""
+    """`answer` of `explain_key.joined`, or of an earlier call with fewer clusters, with the key's state in other
+    clusters, as `other_side` returns it. Where this cluster has nothing more to send, the others' state decides the
+    next step."""
     step, states = answer["next"], {side["state"] for side in others}
     if step == NOT_HERE or step in _OF_SIDES or step.startswith(NOTHING):
         if "ahead" in states:
@@ -61,7 +62,7 @@ def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> di
         elif states == {"equal"}:
             step = _CORRUPT if any(_corrupt(row) for row in answer["compared"]) else _SAME
         elif step in _OF_SIDES:
-            step = ALL_SENT  # of those that were looked at before it was so
+            step = ALL_SENT  # of those that were compared before
     return {**answer, "other_sides": others, "next": step}
 
 
@@ -72,8 +73,8 @@ def _corrupt(row: dict[str, Any]) -> bool:
 def first_to_tell(
     looks: Sequence[Callable[[], dict[str, Any]]], goes_on: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
-    """What the first of a cluster's nodes that can tell says of the key; that of the last one when none can, or when it
-    does not go on. `looks`, one at least: `other_side` at each of them."""
+    """The answer of the first node of a cluster that knows the key's state; the last one's when none knows, or when
+    `goes_on` ends. `looks`, at least one: `other_side` at each of the nodes."""
     side: dict[str, Any] = {}
     for look in looks:
         side = look()
@@ -86,8 +87,11 @@ def other_side(
     url: str, key: Key, ours: Clock | None, access: PeerCredentials = OPEN, *, known: bool = True
 ) -> dict[str, Any]:
     """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
-    unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. A tombstone there is
-    equal to nothing here. Never raises for what the other side does."""
+    unknown.
+
+    `ours` None: the key is not here; with `known` False it is not known whether it is. A tombstone there is equal to no
+    object here. Never raises for a fault of the other side.
+    """
     place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
         with (
@@ -113,13 +117,13 @@ def other_side(
         return _shown(url, "unknown", None, f"its clock cannot be read: {error}")
     if not known:
         return _shown(url, "unknown", raw.hex(), "it has seen the key, but what this side has is not known")
-    if ours is None and deleted:  # as full-sync has it: a tombstone and nothing are no difference
+    if ours is None and deleted:  # as full-sync compares: a tombstone and no object are no difference
         return _shown(url, "equal", raw.hex(), "it has a tombstone, and here there is nothing: deleted on both sides")
     return _shown(url, compared(ours, theirs), raw.hex(), "")
 
 
 def compared(ours: Clock | None, theirs: Clock) -> str:
-    """How their clock stands to ours."""
+    """The other cluster's clock compared with ours."""
     if ours is None:
         return "ahead"
     forth, back = descends(theirs, ours), descends(ours, theirs)

@@ -1,7 +1,7 @@
-"""What full-sync and folds may do with this cluster: references into queues, tombstones away, keys deleted.
+"""Actions of full-sync and folds on this cluster: enqueue references, reap tombstones, delete keys.
 
-Joins floors that do not know each other: `aae` names what it needs (`aae.scheduling.check.Repairs`,
-`aae.folds.folds.FoldActions`), `queues` and `repl` have it. Nothing here decides.
+Joins packages that do not know each other: `aae` defines what it needs (`aae.scheduling.check.Repairs`,
+`aae.folds.folds.FoldActions`), `queues` and `repl` implement it. Nothing here decides.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import decode_clock
 
 ROOM_WAIT_MS: Final = 30_000
-"""How long references wait for room in a queue before whoever brings them is told to come back."""
+"""How long references wait for room in a queue before the push is refused."""
 
 
 class RepairQueue(Repairs):
-    """References of full-sync (`aae.scheduling.check.Repairs`), and of folds, whose keys come behind these."""
+    """References of full-sync (`aae.scheduling.check.Repairs`), and of folds, at the lower priority."""
 
     def __init__(self, queues: QueueService, time: TimeSource) -> None:
         self._queues = queues
         self._time = time
 
     def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
-        """See Repairs. A queue that offers nothing in real time is for repairs alone, and takes all."""
+        """See Repairs. A queue without real-time replication is for repairs alone, and takes every key."""
         rules = self._queues.named(queue).filter
         if rules.takes_all(bucket_type):
             return None
@@ -54,7 +54,7 @@ class RepairQueue(Repairs):
         return wanted
 
     def waiting(self, queue: str) -> int:
-        """References of full-sync that wait on this node, or are under way from it
+        """References of full-sync that wait on this node, or are in flight from it
         (`aae.scheduling.gap_healing.Gaps`)."""
         lower = self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)]
         return lower.waiting_count + lower.in_flight_count
@@ -86,14 +86,14 @@ class RepairQueue(Repairs):
 
 
 BUCKETS_REMEMBERED: Final = 10_000
-"""Buckets whose answer a filter gives once."""
+"""Buckets for which the decision of a filter is cached."""
 
 REAPS_AT_ONCE: Final = 16
 """Tombstones that a fold has reaped in one turn of the event loop: some milliseconds."""
 
 
 class FoldActionsImpl(FoldActions):
-    """What folds that act do (`aae.folds.folds.FoldActions`)."""
+    """Actions of folds (`aae.folds.folds.FoldActions`)."""
 
     def __init__(self, repairs: RepairQueue, reaper: Reaper, kv: KeyValue, row_repair: RowRepair) -> None:
         self._repairs = repairs
@@ -115,7 +115,7 @@ class FoldActionsImpl(FoldActions):
         for at, key in enumerate(keys, 1):
             try:
                 reaped = await self._reaper.ask(key)
-            except IsthmusError as error:  # what was reaped before it is counted all the same
+            except IsthmusError as error:  # earlier keys were reaped and count all the same
                 refused[f"{error.reason}: {error}"] += 1
                 troubles.append(error)
             else:
@@ -124,9 +124,9 @@ class FoldActionsImpl(FoldActions):
                 else:
                     refused[reaped.reason or reaped.outcome] += 1
             if at % REAPS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # a key that is led here is reaped without a wait
+                await asyncio.sleep(0)  # reaping a key that is led here does not wait
         if troubles and len(troubles) == len(keys):
-            raise troubles[-1]  # it is none of the keys': whoever folds tries again
+            raise troubles[-1]  # the fault is none of the keys': the fold is retried
         return done, refused
 
     async def repair(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:

@@ -61,7 +61,7 @@ class ReplicaForm(Enum):
     WITH_OUT = b"out"
 
 
-NodeReplicas = Mapping[int, ReplicaFacts]
+NodeReplicaFacts = Mapping[int, ReplicaFacts]
 """Partition -> the replica of one node."""
 
 
@@ -91,14 +91,14 @@ class ReplicasBody:
         Annotated[dict[Number, ReplicaFacts], msgspec.Meta(max_length=REPLICAS_MAX)]
     )
 
-    def encode(self, replicas: NodeReplicas) -> bytes:
+    def encode(self, replicas: NodeReplicaFacts) -> bytes:
         """See Codec."""
         return msgspec.msgpack.encode(replicas)
 
-    def decode(self, body: bytes) -> NodeReplicas:
+    def decode(self, body: bytes) -> NodeReplicaFacts:
         """See Codec."""
         try:
-            found: NodeReplicas = self._decoder.decode(body)
+            found: NodeReplicaFacts = self._decoder.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:
             raise CodecError(f"{METHOD}: the answer is no map of replicas: {error}") from error
         return found
@@ -116,10 +116,10 @@ class ReplicaFormBody:
         return ReplicaForm.WITH_OUT if body == ReplicaForm.WITH_OUT.value else ReplicaForm.EARLIER
 
 
-class ReplicasQuery(Query[ReplicaForm, NodeReplicas]):
+class ReplicasQuery(Query[ReplicaForm, NodeReplicaFacts]):
     """Answers in the form that the sender of the request understands."""
 
-    def encode_answer(self, request: ReplicaForm, answer: NodeReplicas) -> bytes:
+    def encode_answer(self, request: ReplicaForm, answer: NodeReplicaFacts) -> bytes:
         """See Query."""
         if request is ReplicaForm.WITH_OUT:
             return self.answers.encode(answer)
@@ -135,7 +135,7 @@ class ReplicaResponder:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def respond(self, _form: ReplicaForm) -> NodeReplicas:
+    async def respond(self, _form: ReplicaForm) -> NodeReplicaFacts:
         """See Responder."""
         now_ms = self._runtime.time.now_ms()
         partitions = self._runtime.partitions.values()

@@ -1,8 +1,8 @@
-"""What the whole cluster knows of its replication, joined from what its nodes say (pure): lag, and the ledgers.
+"""The cluster's replication, joined from all nodes' answers: lag, and the ledgers. Pure.
 
-Numbers of nodes that do not answer are unknown, and so is every sum that needs them; nothing here is older than the
-question. The nodes are asked by `node.services.queue_query` and `node.services.sink_query`;
-`node.admin_api.replication` shows the result.
+Numbers of nodes that do not answer are unknown, and so is every sum that needs them; no number is older than the
+request. The nodes are asked by `node.services.queue_query` and `node.services.sink_query`; `node.admin_api.replication`
+shows the result.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from isthmus.config.text import quantity
 from isthmus.repl.model.record import PartitionRecord
 
 Said = Mapping[str, Any]
-"""Node -> its answer; None: it gave none."""
+"""Node -> its answer; None: no answer."""
 
 SENT: Final = (
     "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
     "waiting", "in_flight", "passed_over", "outcomes_untold", "off_by",
 )  # fmt: skip
 HELD_TOLD_S: Final = 5.0
-"""Lag above which what is under lease is named as a cause; below it changes are just on their way. A guess."""
+"""Lag above which leased changes are named as a cause; below it they are just on their way. A guess."""
 
 REASONS_TOLD: Final = 4
-"""Different reasons of one queue that a row of lag names: what fits into a line or two."""
+"""Different reasons of one queue in a row of lag: as many as fit into a line or two."""
 
 NO_SINK: Final = "no cluster has fetched from it yet: all that it offers waits, nothing was sent"
 
@@ -33,9 +33,12 @@ RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
 
 
 def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
-    """One row a queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects", "bytes",
-    "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms"}. `said`: {"queues", "proven"} of each node.
-    `seconds` is the worst partition's; a partition that no node told of makes the row unknown."""
+    """One row for each queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects",
+    "bytes", "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms"}.
+
+    `said`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
+    makes the row unknown.
+    """
     parts: dict[str, dict[int, dict[str, Any]]] = {}
     heads: dict[str, dict[str, Any]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
@@ -73,8 +76,8 @@ def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[st
 
 
 def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
-    """Why a queue does not give out all it could, of `reasons` with the nodes that say so: each once, and whose it is
-    where another node says another thing, or none."""
+    """Why a queue does not serve all that it could. `reasons`: reason -> nodes; each reason once, with its nodes where
+    they differ."""
     if len(reasons) == 1:
         return next(iter(reasons))
     told = [
@@ -111,7 +114,8 @@ def _lag(
 
 
 def _held(told: Sequence[Mapping[str, Any]]) -> str:
-    """What is under lease, where that is why the worst partition is behind: a sink fetched it and went."""
+    """The leased changes, where they are why the worst partition is behind: a sink fetched them and did not
+    acknowledge."""
     known = [part for part in told if part["seconds"] is not None]
     worst = max(known, key=lambda part: float(part["seconds"]), default=None)
     if worst is None or not worst["in_flight"] or worst["seconds"] < HELD_TOLD_S:
@@ -137,9 +141,12 @@ def ledger_rows(
     owners: Mapping[str, tuple[str | None, str | None]],
     records: Mapping[int, PartitionRecord],
 ) -> list[dict[str, Any]]:
-    """What was sent: a row for each queue: {"direction": "sent", "queue", "cluster", "uuid", numbers, "closes",
-    "state", "reason"}. `ledgers`: of each node a list of `queues.status.ledger`. A partition that no ledger covers
-    makes the row unknown. A queue from which no cluster has fetched yet is `no-sink`: it has nothing to account for."""
+    """The sent side: a row for each queue: {"direction": "sent", "queue", "cluster", "uuid", numbers, "closes",
+    "state", "reason"}.
+
+    `ledgers`: a list of `queues.status.ledger` of each node. A partition that no ledger covers makes the row unknown. A
+    queue from which no cluster has fetched yet is `no-sink`: it has nothing to account for.
+    """
     rows = []
     silent = sorted(node for node, answer in ledgers.items() if answer is None)
     for name in sorted({one["name"] for answer in ledgers.values() for one in answer or ()}):
@@ -150,7 +157,7 @@ def ledger_rows(
         row["cluster"], row["uuid"] = owners.get(name, (None, None))
         row |= {word: None if silent else sum(one[word] for one in found) for word in SENT}
         if open_:
-            row["waiting"] = None  # what is counted is what memory holds of it
+            row["waiting"] = None  # the count covers only what memory holds
         row["outcomes"] = {w: None if silent else sum(one["outcomes"][w] for one in found) for w in OUTCOMES}
         row["lost"] = lost
         off = lost or any(one["closes"] is False for one in found)
@@ -201,12 +208,12 @@ def _uncovered(name: str, ledgers: Said, records: Mapping[int, PartitionRecord])
 
 
 def _rejected(count: int | None) -> str:
-    """What the sinks said that they refuse for good: it is settled here, and missing there."""
+    """Changes that the sinks refused for good: settled here, missing there."""
     return f"{count} refused there for good: isthmus sink dead-letters list at its nodes" if count else ""
 
 
 def received_rows(sinks: Said) -> list[dict[str, Any]]:
-    """What was received: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
+    """The received side: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
     failed + under way. `sinks`: the answer of each node (`node.services.sink_query`)."""
     silent = sorted(node for node, answer in sinks.items() if answer is None)
     totals: dict[tuple[str, str], dict[str, Any]] = {}

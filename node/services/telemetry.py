@@ -1,9 +1,9 @@
-"""Replication in numbers, of a cluster, of each bucket type and of each node: what nodes say, merged. Pure.
+"""Replication metrics of the cluster, of each bucket type and of each node, merged from the nodes' answers. Pure.
 
-A node says its numbers by bucket type (`TypeFacts`); a level adds up those of many. Averages are made of sums here, at
-the end, never of averages. A level that nobody measured has null where its numbers would be, and a time is null where
-nothing of the kind happened. How safe partitions are comes from the metastore's records and is known without any node.
-The nodes are asked by `node.services.telemetry_query`.
+A node reports its numbers by bucket type (`TypeFacts`); a level adds up many of them. An average is computed from sums,
+never from averages. A level without a measurement has null for its numbers, and a time is null where no such entry
+occurred. The safety of partitions comes from the metastore's records, without any node. The nodes are asked by
+`node.services.telemetry_query`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.repl.runtime.metrics import PARTS, ReplogSizes, worst_isr
 
 
 class KindFacts(NamedTuple):
-    """Entries of one kind since the node began, and of the recent past: how many in how long, and their times."""
+    """Entries of one kind since the node started, and in the recent past: how many in how long, and their times."""
 
     entries: int = 0
     recent: int = 0
@@ -27,7 +27,7 @@ class KindFacts(NamedTuple):
 
 
 class ClusterRates(NamedTuple):
-    """The same of many nodes: each has its own span, so rates are added and not counts."""
+    """Entries of one kind on many nodes: each node has its own span, so rates are added and not counts."""
 
     entries: int = 0
     recent: int = 0
@@ -36,7 +36,7 @@ class ClusterRates(NamedTuple):
     per_s: float = 0.0
 
     def with_node(self, facts: KindFacts) -> ClusterRates:
-        """What one more node did."""
+        """These rates and those of one more node."""
         rate = 1000 * facts.recent / facts.span_ms if facts.span_ms else 0.0
         return ClusterRates(
             self.entries + facts.entries,
@@ -47,7 +47,7 @@ class ClusterRates(NamedTuple):
         )
 
     def shown(self) -> dict[str, Any]:
-        """For JSON."""
+        """The rates as JSON."""
         return {
             "total": self.entries,
             "per_s": round(self.per_s, 3),
@@ -58,23 +58,23 @@ class ClusterRates(NamedTuple):
 
 @dataclass(slots=True)
 class TypeFacts:
-    """What one node says of one bucket type. `failures`: by kind and reason."""
+    """One node's numbers of one bucket type. `failures`: by kind and reason."""
 
     replogs: dict[str, ReplogSizes] = field(default_factory=dict)
     replicate: dict[str, KindFacts] = field(default_factory=dict)
     apply: dict[str, KindFacts] = field(default_factory=dict)
     failures: dict[tuple[str, str], int] = field(default_factory=dict)
     recent_failures: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """The recent past: how many in how many ms; a node of the version before does not say."""
+    """In the recent past: how many in how many ms; nodes of the version before do not send it."""
 
 
 NodeFacts = Mapping[str, TypeFacts]
-"""By bucket type."""
+"""Bucket type -> its numbers."""
 
 
 def telemetry_document(records: Collection[PartitionRecord], said: Mapping[str, NodeFacts | None]) -> dict[str, Any]:
-    """The answer to `GET /admin/telemetry`. `said`: node -> what it says, None of one that does not answer; every node
-    that holds a replica is in it."""
+    """The answer to `GET /admin/telemetry`. `said`: node -> its numbers, None without an answer; it has every node that
+    holds a replica."""
     known = {node: facts for node, facts in said.items() if facts is not None}
     kinds = sorted({record.bucket_type for record in records} | {kind for facts in known.values() for kind in facts})
     return {

@@ -1,7 +1,6 @@
-"""From settings to the numbers and parts that the rooms of `repl` are given: the one place that knows both.
+"""Conversions of the settings into the numbers and components that `repl` needs: the one place that knows both.
 
-`repl` never reads settings; the daemon builds it with what stands here. Values that an operator leaves open (0, "") get
-their meaning here, once.
+`repl` never reads settings. Values that an operator leaves open (0, "") get their meaning here.
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.port import Delivery
 
 FACTOR_OF_ENSEMBLE: Final = 3
-"""replication.factor where none is set and an ensemble is named: a cluster of several nodes is meant."""
+"""replication.factor when it is not set and an ensemble is configured, which means a cluster of several nodes."""
 
 ENTRY_HEAD_BYTES: Final = MB
-"""Room in an entry for all that is not a value: bucket and key up to three times, user metadata, links, clocks."""
+"""Bytes of an entry that are no value: bucket and key up to three times, user metadata, links, clocks."""
 
 HEAD_BYTES: Final = MB
-"""What a message has besides its longest entry: soft cursors, names, numbers. Far above what they take."""
+"""Bytes of a message beside its longest entry: soft cursors, names, numbers. Far above what they need."""
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
-"""(node that asks, body) -> the answer's body; raises IsthmusError."""
+"""(node that sent the request, body) -> the body of the answer; raises IsthmusError."""
 
 
 def entry_limit_bytes(settings: Settings) -> int:
-    """The longest entry that may be appended: an object of twice the largest value, that is one with siblings, and what
-    keys, headers and clocks take beside it."""
+    """The longest entry that may be appended: an object of twice the largest value, for siblings, with keys, headers
+    and clocks."""
     return 2 * settings.limits.object_bytes + ENTRY_HEAD_BYTES
 
 
 def message_limit_bytes(settings: Settings) -> int:
-    """The longest message between nodes: the longest entry, or a batch of a client that is passed on."""
+    """The longest message between nodes: the longest entry, or a forwarded batch of a client."""
     return max(entry_limit_bytes(settings), settings.limits.batch_bytes) + HEAD_BYTES
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; another one means that unsynced data may be gone."""
+    """The kernel's id of this boot; after another boot unsynced data may be gone."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def default_type_of(settings: Settings) -> DefaultType:
-    """How the `default` bucket type is created. With an embedded metastore a node is alone unless told otherwise, and
-    then does not wait for others."""
+    """How the `default` bucket type is created. With an embedded metastore and no other setting a node is alone, and
+    does not wait for others."""
     replication = settings.replication
     shared = bool(settings.metastore.hosts)
     factor = replication.factor or (FACTOR_OF_ENSEMBLE if shared else 1)
@@ -73,7 +72,7 @@ def default_type_of(settings: Settings) -> DefaultType:
 
 
 def balance_options_of(settings: Settings) -> BalanceOptions:
-    """When leaderships are spread, and how many at a time."""
+    """The options of the leader balancer."""
     replication = settings.replication
     return BalanceOptions(
         automatic=replication.balance,
@@ -85,7 +84,7 @@ def balance_options_of(settings: Settings) -> BalanceOptions:
 
 
 def write_limits_of(settings: Settings) -> WriteLimits:
-    """Limits of one write."""
+    """The limits of one write."""
     limits = settings.limits
     entry_bytes = entry_limit_bytes(settings)
     return WriteLimits(
@@ -94,7 +93,7 @@ def write_limits_of(settings: Settings) -> WriteLimits:
 
 
 def metastore_of(settings: Settings, hosts: str, tls: Callable[[], ssl.SSLContext] | None = None) -> ZooKeeperMetastore:
-    """The metastore at `hosts`, not yet started; with `tls` its sessions speak it."""
+    """The metastore at `hosts`, not yet started; with `tls` its sessions are encrypted."""
     metastore = settings.metastore
     return ZooKeeperMetastore(
         hosts,
@@ -134,7 +133,7 @@ def open_log(settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int
 
 
 def portrait_of(settings: Settings, *, http_url: str, admin_url: str, cluster_address: str) -> Registration:
-    """What the node says of itself in the metastore, without its session and copies."""
+    """The node's registration, without its session and replicas."""
     return Registration(
         node=settings.node.name,
         session_id=0,
@@ -148,7 +147,7 @@ def portrait_of(settings: Settings, *, http_url: str, admin_url: str, cluster_ad
 
 
 def position_of(runtime: Runtime, partition: int) -> Position | None:
-    """(last epoch, LEO) of this node's copy of a partition; None when it has none."""
+    """(last epoch, LEO) of this node's replica of a partition; None when it has none."""
     found = runtime.partitions.get(partition)
     return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
@@ -184,18 +183,18 @@ def links_of(
 
 
 class RpcRegistry:
-    """Requests of other nodes, by method; each part brings its own handlers."""
+    """Handlers of other nodes' requests, by method."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
 
     def add(self, handlers: Mapping[str, Handler]) -> None:
-        """Take a part's handlers; no two have the same method."""
+        """Add a component's handlers; each method has one handler."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
     async def answer(self, node: str, method: str, body: bytes) -> bytes:
-        """Answer one request. Raises BadInput for a method that is not known, and what the handler raises."""
+        """Answer one request. Raises BadInput for an unknown method, and the errors of the handler."""
         handler = self._handlers.get(method)
         if handler is None:
             raise BadInput(f"method {method[:64]!r} is not known here: is node {node} of another version?")
