@@ -114,7 +114,7 @@ class AdminApi(HttpApplication):
         facts = answers.by_node
         drained, seen = controller.placement.drained, (records, registrations)
         problems = [*doubts, *cluster_status.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
-        moving = reassignment_status.glance_of(controller.placement, records, registrations)
+        moving = reassignment_status.summary_of(controller.placement, records, registrations)
         state, state_reason = cluster_status.state_of(balancing, problems, moving["reason"])
         troubles = (services.sink.failing(), services.sink.passed_over())
         links = [f"to other clusters, at node {services.settings.node.name}: {why}" for why in troubles if why]

@@ -127,9 +127,9 @@ class RebuildTreesRequest(AuditedRequest, frozen=True, kw_only=True):
 class FullSyncAdmin:
     """Routes below /admin/fullsync and /admin/trees."""
 
-    def __init__(self, services: NodeServices, face: HttpApplication) -> None:
+    def __init__(self, services: NodeServices, api: HttpApplication) -> None:
         self._services = services
-        router = face.router
+        router = api.router
         router.add("GET", "/admin/fullsync", self._status)
         router.add("GET", "/admin/fullsync/nodes", self._checks_of_nodes)
         router.add("GET", "/admin/trees/nodes", self._trees_of_nodes)

@@ -229,7 +229,7 @@ class QueueAdmin:
         if name is not None:
             self._services.queues.named(name)
         query, nodes = self._services.query, self._nodes()
-            # Lag is computed from the same windows: where it is unknown, gaps may be unreported.
+        # Lag is computed from the same windows: where it is unknown, gaps may be unreported.
         lags, gaps = await asyncio.gather(
             query.ask(LAGS, ReadLags(), nodes), query.ask(OPEN_GAPS, ListGaps(name), nodes)
         )

@@ -18,7 +18,7 @@ from isthmus.node.http.router import Router, decode_segment
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.explain_key import joined
 from isthmus.node.services.queue_query import KEY, LAGS, LEDGERS, ExplainKey, ReadLags, ReadLedgers
-from isthmus.node.services.remote_lookup import TRIES_MAX, first_to_tell, other_side, with_other_sides
+from isthmus.node.services.remote_lookup import TRIES_MAX, first_known_side, other_side, with_other_sides
 from isthmus.node.services.replication_lag import lag_rows, ledger_rows, received_rows
 from isthmus.node.services.sink_query import SINK
 from isthmus.repl.model.errors import NotReady
@@ -90,7 +90,7 @@ class ReplicationAdmin:
             ]
 
         sides = await asyncio.gather(
-            *(asyncio.to_thread(first_to_tell, looks(one), lambda: not self._status.stopping) for one in peers)
+            *(asyncio.to_thread(first_known_side, looks(one), lambda: not self._status.stopping) for one in peers)
         )
         others = [{"fullsync": one.name, **side} for one, side in zip(peers, sides, strict=True)]
         return json_reply({**with_other_sides(answer, others), "at_ms": self._services.time.wall_ms()})

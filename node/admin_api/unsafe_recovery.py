@@ -74,7 +74,7 @@ class UnsafeRecoveryAdmin:
                 409, "changed", f"partition {record.partition} has changed since it was shown: look again"
             )
         if record.status is PartitionStatus.ONLINE:
-            led = "nobody" if record.leader is None else record.leader.node
+            led = "no node" if record.leader is None else record.leader.node
             raise RequestRefused(
                 409, "has-leader", f"partition {record.partition} is online, led by {led}: nothing to force"
             )

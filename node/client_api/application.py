@@ -1,7 +1,7 @@
-"""The client face: programs written for Riak, batches, sinks of other clusters, probes.
+"""The client API: programs written for Riak, batches, sinks of other clusters, probes.
 
-Knows where each path goes and nothing more. The object paths are told apart here by their segments, before the router
-is asked, since nearly all requests are theirs.
+Routes requests, and nothing more. Object paths are recognized here by their segments, before the router is asked, since
+nearly all requests are theirs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from isthmus.node.client_api.batch import BatchRoutes
 from isthmus.node.client_api.legacy_paths import LegacyPaths
 from isthmus.node.client_api.listings import ListingRoutes
 from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes
-from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, ByReference, Fetching, QueueRoutes
-from isthmus.node.client_api.queue_push import Pushing, QueuePushes
-from isthmus.node.client_api.riak_info import RiakInfo, RiakViews
+from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, QueueFetches, QueueObjects, QueueRoutes
+from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
+from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
 from isthmus.node.client_api.unsupported import unsupported
 from isthmus.node.http.application import (
     SMALL_BODY_BYTES,
@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_requests_total": Family(
-        "Answers of the client face, by route, method and status; 499: the client left.",
+        "Answers of the client API, by route, method and status; 499: the client closed the connection.",
         "requests",
         "clients",
         ("method", "route", "status"),
@@ -55,11 +55,11 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_fetches": Family("Fetches of sinks that wait or run now.", "fetches", "clients"),
     "isthmus_http_listings": Family("Listings that run now.", "listings", "clients"),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Name -> metric definition (see repl.telemetry)."""
 
 
-class Acts(Pushing, ByReference, Protocol):
-    """What this face needs of the source queues beside fetching (`queues.admin.QueueActs`)."""
+class QueueOperations(ReferencePushes, QueueObjects, Protocol):
+    """Operations on source queues beside fetches (`queues.admin.QueueActs`)."""
 
 
 class ClientApi(HttpApplication):
@@ -69,8 +69,8 @@ class ClientApi(HttpApplication):
     def __init__(
         self,
         kv: KeyValue,
-        queues: Fetching,
-        acts: Acts,
+        queues: QueueFetches,
+        acts: QueueOperations,
         *,
         limits: LimitSettings,
         time: TimeSource,
@@ -82,7 +82,7 @@ class ClientApi(HttpApplication):
         self._objects = ObjectRoutes(kv, limits, time, self)
         self._listings = ListingRoutes(kv, limits.listings, self)
         LegacyPaths(self._listings, self)
-        RiakViews(riak_info, self, key_limit_bytes=limits.key_bytes)
+        RiakInfoRoutes(riak_info, self, key_limit_bytes=limits.key_bytes)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
         QueuePushes(acts, riak_info, self, key_limit_bytes=limits.key_bytes)
@@ -90,14 +90,14 @@ class ClientApi(HttpApplication):
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See Face.answer: the object paths first, the router for all others."""
+        """See HttpApplication.answer: the object paths first, the router for all others."""
         parts = scope["raw_path"].split(b"/")
         named = _object_named(parts)
         if named is not None:
             await self._objects.answer(scope, receive, send, named)
         else:
             if len(parts) > 2 and not parts[-1]:
-                # As in Riak, a slash at the end says nothing.
+                # As in Riak, a trailing slash is ignored.
                 scope = {**scope, "raw_path": b"/".join(parts[:-1])}
             try:
                 await super().answer(scope, receive, send)
@@ -108,24 +108,24 @@ class ClientApi(HttpApplication):
                 unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
                 raise (unsupported(parts) if unknown or unread else None) or refused from None
 
-    def prompt(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
-        """See `quick.FastPathApp`: requests for objects, with a body that may be stored, and sinks' fetches."""
+    def fast_answer(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
+        """See FastPathApp: requests for objects whose body fits, and sinks' fetches."""
         parts = request.raw_path.split(b"/")
         named = _object_named(parts)
         if named is not None:
             if not self._objects.fits(len(request.body)):
                 return None
-            return self._prompt(request, named)
+            return self._fast_answer(request, named)
         if len(parts) == 4 and parts[1] == b"queues" and parts[3] == b"fetch" and self._queues.fits(request):
-            return self._prompt(request, None)
+            return self._fast_answer(request, None)
         return None
 
     def left(self, request: RawRequest) -> None:
-        """See `quick.FastPathApp`: a long poll ends."""
+        """See FastPathApp: ends a long poll."""
         self._queues.left(request)
 
-    async def _prompt(self, request: RawRequest, named: Named | None) -> Reply:
-        """Of the object that is named, else of a fetch."""
+    async def _fast_answer(self, request: RawRequest, named: Named | None) -> Reply:
+        """The answer to a request for the object `named`, or to a fetch."""
         method, raw_path, query_string, headers, body = request
         try:
             if self.guard is not None:
@@ -144,7 +144,7 @@ class ClientApi(HttpApplication):
         return reply
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `quick.FastPathApp`."""
+        """See FastPathApp."""
         await self.guarded(self._say(reply, scope, send), scope, receive, send)
 
     async def _say(self, reply: Reply, scope: Scope, send: Send) -> None:
@@ -154,11 +154,11 @@ class ClientApi(HttpApplication):
             self.counts.add(FETCH_ROUTE if fetched else ROUTE, scope["method"], reply.status)
 
     def stop(self) -> None:
-        """The node is stopping: end long polls, so that they do not hold up the listener's drain."""
+        """The node is stopping: end long polls, so that they do not delay the listener's drain."""
         self._queues.stop()
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown of this face."""
+        """Samples for Prometheus."""
         for (route, method, status), count in self.counts.items():
             yield "isthmus_http_requests_total", {"route": route, "method": method, "status": str(status)}, count
         yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
@@ -167,7 +167,7 @@ class ClientApi(HttpApplication):
 
 
 def _object_named(parts: list[bytes]) -> Named | None:
-    """The object that a path names, split at each "/"; None when it is another path."""
+    """The object of a path, split at each "/"; None for another path."""
     count = len(parts)
     if count == 5:
         if parts[1] == b"buckets" and parts[3] == b"keys" and parts[4]:

@@ -1,8 +1,7 @@
-"""POST /batch/put and /batch/get: many objects a request, msgpack both ways.
+"""POST /batch/put and /batch/get: many objects in a request, msgpack both ways.
 
-Not atomic: an answer per item, in the order of the request, and one bad item never disturbs the others. Only a
-body that is not a list of items is refused as a whole. docs/http.md has the forms. The story goes on in
-`repl.coordinator.coordinator`.
+Not atomic: there is an answer for each item, in the order of the request, and a bad item does not affect the others.
+Only a body that is not a list of items is refused as a whole. docs/http.md has the forms.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from isthmus.repl.model.requests import Isolation, WriteRequest
 from isthmus.repl.model.vclock import Clock, decode_clock
 
 ELEMENTS_PER_ITEM_MAX: Final = 64
-"""Msgpack elements per item of the limit, summed over a request: 6 fields and a few dozen metadata. A one-byte
-element takes 8 to 60 bytes once decoded, so without this a body of 64 MB could ask for gigabytes."""
+"""Msgpack elements per item of the limit, summed over a request: 6 fields and a few dozen metadata. A one-byte element
+takes 8 to 60 bytes once decoded, so without this limit a body of 64 MB could need gigabytes."""
 
 TURN_ITEMS: Final = 256
-"""Items handled before other requests get their turn: about a millisecond of the loop."""
+"""Items handled before other requests run: about a millisecond of the event loop."""
 
 CONTENT_TYPE: Final = b"application/octet-stream"
 
 _BARE: Final = Content(b"", CONTENT_TYPE)[1:]
-"""What a content is made of behind its value, when nothing is said of it."""
+"""The fields of a content after its value, when the item has none."""
 
 _new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
 
 class BatchRoutes:
-    """The batch routes of the client face."""
+    """The batch routes."""
 
-    def __init__(self, kv: KeyValue, limits: LimitSettings, face: HttpApplication) -> None:
+    def __init__(self, kv: KeyValue, limits: LimitSettings, api: HttpApplication) -> None:
         self._kv = kv
         self._limits = limits
-        face.router.add("POST", "/batch/put", self._put)
-        face.router.add("POST", "/batch/get", self._get)
+        api.router.add("POST", "/batch/put", self._put)
+        api.router.add("POST", "/batch/get", self._get)
 
     async def _put(self, request: Request) -> Reply:
         """Write or delete many objects."""
@@ -107,7 +106,7 @@ class BatchRoutes:
         return Reply(200, _HEADERS, msgpack.packb(answers))
 
     async def _items(self, request: Request) -> Sequence[Any]:
-        """The items of the body. Raises TooLarge (413) and Refused (400) for the whole request."""
+        """The items of the body. Raises TooLarge (413) and RequestRefused (400) for the whole request."""
         limits = self._limits
         body = await request.body(limits.batch_bytes, "limits.batch_size")
         count = _array_length(body)
@@ -140,7 +139,7 @@ class BatchRoutes:
 
 
 def _array_length(body: bytes) -> int:
-    """The length of the list that a msgpack body opens with. Raises Refused (400)."""
+    """The length of the list at the start of a msgpack body. Raises RequestRefused (400)."""
     mark = body[0] if body else 0
     if 0x90 <= mark <= 0x9F:
         return mark & 0x0F
@@ -157,7 +156,7 @@ def _failed(error: IsthmusError) -> tuple[int, None, str]:
 
 
 def _key(item: Any) -> Key:
-    """The key that an item begins with: [type, bucket, key, ...]. Raises BadInput."""
+    """The key of an item: [type, bucket, key, ...]. Raises BadInput."""
     if type(item) is not list or len(item) < 3:
         raise BadInput("an item is a list of at least bucket type, bucket and key")
     bucket_type, bucket, key = name = item[:3]
@@ -183,7 +182,7 @@ def _write_request(item: Any, limit: int) -> WriteRequest:
     key = _key(item)
     size = len(item)
     if size == 4 or (4 < size <= 6 and item[4] is None):
-        # What is usual: a value, and nothing said of its type.
+        # The usual item: a value without a content type.
         value = item[3]
         if type(value) is bytes and len(value) <= limit and (size < 6 or item[5] is None):
             return _new(WriteRequest, (key, _new(Content, (value, *_BARE)), None, b"", False, None))

@@ -1,7 +1,7 @@
-"""Conditional requests: the headers, and what a condition makes of a read. Pure.
+"""Conditional requests: their headers, and the effect of a condition on a read. Pure.
 
-The rules are `repl.model.conditions`'s; a write's condition is judged by the leader of its key, a read's here. A date
-that is none is ignored in a read, as RFC 9110 has it, and refused in a write, which must not become unconditional.
+`repl.model.conditions` has the rules. The leader of a key checks a write's condition; a read's is checked here. An
+invalid date is ignored in a read, as in RFC 9110, and refused in a write, which must not become unconditional.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REST: Final = re.compile(rb"[ \t,]*")
 
 
 def parse_tags(name: bytes, value: bytes) -> tuple[str, ...]:
-    """The tags of If-Match or If-None-Match, ANY for `*`; without quotes, too, as Riak takes them. Raises Refused."""
+    """The tags of If-Match or If-None-Match, ANY for `*`; quotes may be missing, as in Riak. Raises RequestRefused."""
     if value.strip() == b"*":
         return ANY
     tags: list[str] = []
@@ -45,7 +45,7 @@ def parse_tags(name: bytes, value: bytes) -> tuple[str, ...]:
 
 
 def parse_date(value: bytes) -> int | None:
-    """Seconds since 1970 of a date in any of HTTP's forms; None when it is none."""
+    """Seconds since 1970 of a date in any of HTTP's forms; None when it is invalid."""
     try:
         date = parsedate_to_datetime(value.decode("latin-1"))
         return int((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
@@ -54,7 +54,7 @@ def parse_date(value: bytes) -> int | None:
 
 
 def read_condition(headers: Headers) -> Condition | None:
-    """What a GET or HEAD asks; None when nothing. Raises Refused (400)."""
+    """The condition of a GET or HEAD; None without one. Raises RequestRefused (400)."""
     for name, _ in headers:
         if name in READ_CONDITIONS:
             return _condition([header for header in headers if header[0] in READ_CONDITIONS], strict=False)
@@ -62,7 +62,8 @@ def read_condition(headers: Headers) -> Condition | None:
 
 
 def write_condition(found: Headers) -> Condition:
-    """What a write asks in the conditional headers `found`, but for X-Riak-If-Not-Modified. Raises Refused (400)."""
+    """The condition of a write, from its conditional headers `found` except X-Riak-If-Not-Modified. Raises
+    RequestRefused (400)."""
     return _condition(found, strict=True)
 
 

@@ -1,7 +1,7 @@
-"""Riak's first forms, `/riak/B` and `/riak?buckets=true`, which old programs still use; of the default type alone.
+"""Riak's first paths, `/riak/B` and `/riak?buckets=true`, which old programs still use; only of the default type.
 
-They are other names of what newer paths answer, so nothing is done here but to put those answers together. `/riak/B/K`
-is an object's (`application`), POST to `/riak/B` makes a key (`objects`).
+They are other names of newer paths, whose answers are combined here. `/riak/B/K` is an object (`application`), POST to
+`/riak/B` creates a key (`objects`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from isthmus.node.http.router import encode_segment
 class LegacyPaths:
     """GET /riak, GET and PUT /riak/B."""
 
-    def __init__(self, listings: ListingRoutes, face: HttpApplication) -> None:
+    def __init__(self, listings: ListingRoutes, api: HttpApplication) -> None:
         self._listings = listings
-        self._router = face.router
-        face.router.add("GET", "/riak", listings.buckets)
-        face.router.add("GET", "/riak/{bucket}", self._bucket)
-        face.router.add("PUT", "/riak/{bucket}", self._props)
+        self._router = api.router
+        api.router.add("GET", "/riak", listings.buckets)
+        api.router.add("GET", "/riak/{bucket}", self._bucket)
+        api.router.add("PUT", "/riak/{bucket}", self._props)
 
     async def _props(self, request: Request) -> Reply | Stream:
-        """The bucket's properties, as /buckets/B/props answers them."""
+        """The bucket's properties, as in the answer to /buckets/B/props."""
         path = b"/buckets/" + encode_segment(request.params["bucket"]) + b"/props"
         return await self._router.match(request.method, path).handler(request)
 

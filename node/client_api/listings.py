@@ -1,8 +1,7 @@
 """Listings of keys and of buckets, whole or streamed, in bounded memory.
 
-Both forms are sent as they are read, so a listing never stands in memory as a whole, and a client that goes away
-ends it.
-Names that are not UTF-8 are shown percent-encoded; `encoding=percent` shows all of them so, which is exact.
+Both forms are sent as they are read, so a listing is never in memory as a whole, and ends when its client closes the
+connection. Names that are not UTF-8 are percent-encoded; `encoding=percent` encodes all names, which is exact.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ log = structlog.get_logger(__name__)
 class ListingRoutes:
     """GET .../buckets/B/keys?keys=true|stream and .../buckets?buckets=true|stream, with and without a type."""
 
-    def __init__(self, kv: KeyValue, limit: int, face: HttpApplication) -> None:
-        """`limit`: listings that run at once; one more is refused with 503."""
+    def __init__(self, kv: KeyValue, limit: int, api: HttpApplication) -> None:
+        """`limit`: listings that run at once; more are refused with 503."""
         self._kv = kv
         self._limit = limit
         self.running = 0
         for prefix in ("", "/types/{type}"):
-            face.router.add("GET", prefix + "/buckets", self.buckets)
-            face.router.add("GET", prefix + "/buckets/{bucket}/keys", self.keys)
+            api.router.add("GET", prefix + "/buckets", self.buckets)
+            api.router.add("GET", prefix + "/buckets/{bucket}/keys", self.keys)
 
     async def keys(self, request: Request) -> Stream:
         """The keys of a bucket."""
@@ -60,7 +59,7 @@ class ListingRoutes:
             raise Overloaded(f"{self._limit} listings are running on this node, its limit (limits.listings)")
         self.running += 1
         try:
-            # The first batch is read before the status goes out, so that a refusal is still a refusal.
+            # The first batch is read before the status is sent, so that a refusal has its own status.
             first: list[bytes] = await anext(batches, [])
         except BaseException:
             self.running -= 1
@@ -107,7 +106,7 @@ Show = Callable[[bytes], str]
 
 
 async def _within(timeout_s: float, batches: Batches) -> AsyncGenerator[list[bytes], None]:
-    """`batches`, broken off once they have taken `timeout_s` together, the client's reading included."""
+    """`batches`, ended once they have taken `timeout_s` together, including the client's reading."""
     end_s = asyncio.get_running_loop().time() + timeout_s
     try:
         while True:
@@ -137,8 +136,7 @@ async def _whole(name: str, first: list[bytes], rest: Batches, show: Show) -> As
 
 
 async def _streamed(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:
-    """One JSON object a batch, one after the other; an empty one when there is nothing, and `error` where it fails, as
-    in Riak."""
+    """One JSON object for each batch; an empty one when there is no name, and `error` where it fails, as in Riak."""
     yield f'{{"{name}":'.encode() + _array(first, show) + b"}"
     try:
         async for batch in rest:

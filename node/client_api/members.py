@@ -1,6 +1,6 @@
-"""GET /cluster/nodes: the live nodes of this cluster, for sinks of other clusters that want to follow them.
+"""GET /cluster/nodes: the live nodes of this cluster, for sinks of other clusters.
 
-Names and client addresses only; what is behind them, operators ask of the admin face. The reader is `sink.discovery`.
+Names and client addresses only; operators read the rest through the admin API. The reader is `sink.discovery`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Members = Callable[[], dict[str, Any]]
 and the mode of the answering node's own listener."""
 
 
-def add_members(face: HttpApplication, members: Members) -> None:
+def add_members(api: HttpApplication, members: Members) -> None:
     """Add the route."""
 
     async def nodes(_request: Request) -> Reply:
         return json_reply(members())
 
-    face.router.add("GET", "/cluster/nodes", nodes)
+    api.router.add("GET", "/cluster/nodes", nodes)

@@ -1,7 +1,7 @@
-"""Stored object bytes -> clock and siblings, without the checks that bytes from strangers need.
+"""Decoding of stored object bytes into clock and siblings, without the checks that foreign bytes need.
 
-What `KeyValue.get` returns was made by `encode_object` and checked when it came in; taking its fields costs a third of
-`decode_object`. Bytes that do not even have the shape are corruption, said so, never shown.
+The bytes of `KeyValue.get` were made by `encode_object` and checked when they arrived; taking their fields costs a
+third of `decode_object`. Bytes of another shape are corruption and raise an error.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.objects import OBJECT_VERSION, Sibling
 
 _new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 _FIELDS: Final = len(Sibling._fields)
 
 
 class Stored(NamedTuple):
-    """An object as its faces show it: the encoded clock and the siblings in order of their dots."""
+    """A stored object: the encoded clock and the siblings in order of their dots."""
 
     clock: bytes
     siblings: tuple[Sibling, ...]

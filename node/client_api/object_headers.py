@@ -1,7 +1,7 @@
-"""Headers of objects: what a sibling's metadata looks like on the wire, both ways. Pure.
+"""Headers of objects: a sibling's metadata on the wire, both ways. Pure.
 
 The names and forms are Riak's (X-Riak-Vclock, X-Riak-Meta-*, X-Riak-Index-*, Link with riaktag), so that programs
-written for it keep working. The story goes on in `objects`.
+written for it keep working.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KNOWN: Final = {
     IF_NOT_MODIFIED: _IF_NOT_MODIFIED,
     b"accept": _ACCEPT,
     b"x-isthmus-request-id": _REQUEST_ID,
-    # Sent by most clients with every request: named here so that they cost one look-up.
+    # Most clients send these with every request: named here so that they cost one look-up.
     b"host": _OTHER,
     b"user-agent": _OTHER,
     b"accept-encoding": _OTHER,
@@ -65,19 +65,19 @@ _KNOWN: Final = {
 }
 
 _new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _LINK_VALUE: Final = re.compile(rb'\s*+<([^>]*+)>\s*+;\s*+(riaktag|rel)\s*+=\s*+(?:"([^",]*+)"|([^\s",]*+))\s*+(?:,|$)')
-"""Nothing is given back (`*+`), so that no header makes it try more than one way."""
+"""Possessive quantifiers (`*+`): no header can make it backtrack."""
 _LINK_TARGET: Final = re.compile(rb"/(?:types/[^/]+/)?(?:buckets/([^/]+)/keys|riak/([^/]+))/([^/]+)")
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,39}")
 _REQUEST_ID_VALUE: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
 
 
 class ObjectHeaders(NamedTuple):
-    """What a request says about the object that it writes or deletes."""
+    """The headers of a request that writes or deletes an object."""
 
     declared_bytes: int
     context: Clock | None
@@ -91,8 +91,11 @@ class ObjectHeaders(NamedTuple):
 
 
 def parse_headers(headers: Headers) -> ObjectHeaders:
-    """The object headers of a write. `declared_bytes` is -1 without Content-Length, `content_type` empty
-    when missing, `request_id` likewise; `condition` None without any. Raises Refused (400)."""
+    """The object headers of a write.
+
+    `declared_bytes` is -1 without Content-Length, `content_type` and `request_id` empty when missing; `condition` None
+    without any. Raises RequestRefused (400).
+    """
     declared = -1
     context: Clock | None = None
     content_type = content_encoding = request_id = b""
@@ -153,7 +156,7 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
 
 
 def parse_request_id(value: bytes) -> bytes:
-    """A request id as a client gave it. Raises Refused (400)."""
+    """A client's request id. Raises RequestRefused (400)."""
     if _REQUEST_ID_VALUE.fullmatch(value) is None:
         raise RequestRefused(
             400,
@@ -170,7 +173,7 @@ def _length(value: bytes) -> int:
 
 
 def parse_vclock(value: bytes, header: str = "X-Riak-Vclock") -> Clock:
-    """The clock in an X-Riak-Vclock header. Raises Refused (400)."""
+    """The clock in an X-Riak-Vclock header. Raises RequestRefused (400)."""
     try:
         return decode_clock(a2b_base64(value, strict_mode=True))
     except Base64Error as error:
@@ -189,7 +192,7 @@ def vclock_header(clock: bytes) -> tuple[bytes, bytes]:
 
 
 def parse_index(name: bytes, value: bytes) -> Pairs:
-    """The index entries of one X-Riak-Index header: comma-separated values. Raises Refused (400)."""
+    """The index entries of one X-Riak-Index header: comma-separated values. Raises RequestRefused (400)."""
     values = [v.strip() for v in value.split(b",")]
     if name.endswith(b"_int"):
         if not all(_INTEGER.fullmatch(v) for v in values):
@@ -204,7 +207,7 @@ def parse_index(name: bytes, value: bytes) -> Pairs:
 
 
 def parse_links(value: bytes) -> Links:
-    """The (bucket, key, tag) links of one Link header; links with `rel` are none of ours. Raises Refused (400)."""
+    """The (bucket, key, tag) links of one Link header; links with `rel` are ignored. Raises RequestRefused (400)."""
     links: list[tuple[bytes, bytes, bytes]] = []
     at = 0
     while at < len(value):
@@ -222,34 +225,34 @@ def parse_links(value: bytes) -> Links:
 
 
 _LAST_DATE_S: Final = 253_402_300_799
-"""The end of year 9999: a date of HTTP has four digits of year, and an object of another cluster any time."""
+"""The end of year 9999: a date of HTTP has a year of four digits, an object of another cluster may have any time."""
 
 
 @lru_cache(maxsize=1024)
 def http_date(seconds: int) -> bytes:
-    """`seconds` since 1970 as HTTP writes dates, the end of year 9999 for any later time; the newest thousand are kept
+    """`seconds` since 1970 as a date of HTTP, the end of year 9999 for any later time. The newest thousand are cached
     since neighbours share them."""
     return formatdate(min(seconds, _LAST_DATE_S), usegmt=True).encode()
 
 
 def is_header_value(value: bytes) -> bool:
-    """True when `value` can stand in a header: no control characters (a line end would forge a header)."""
+    """True when `value` may be in a header: no control characters (a line end would forge a header)."""
     return _VALUE.fullmatch(value) is not None
 
 
 def is_header_name(name: bytes) -> bool:
-    """True when `name` can be part of a header's name (a token of RFC 9110 5.6.2)."""
+    """True when `name` may be part of a header's name (a token of RFC 9110 5.6.2)."""
     return _TOKEN.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=256)
 def content_type_value(content_type: bytes) -> bytes:
-    """The Content-Type under which to show a stored value; objects from elsewhere may hold anything."""
+    """The Content-Type of a stored value; objects of other clusters may have any bytes."""
     return content_type if content_type and is_header_value(content_type) else OCTETS
 
 
 def sibling_headers(sibling: Sibling) -> Headers:
-    """All headers that describe one sibling, without its length. What cannot stand in a header is left out."""
+    """All headers of one sibling, without its length. Values that must not be in a header are left out."""
     headers: Headers = [
         (b"content-type", content_type_value(sibling.content_type)),
         (b"etag", f'"{sibling.vtag}"'.encode()),
@@ -263,7 +266,7 @@ def sibling_headers(sibling: Sibling) -> Headers:
 
 
 def _rarer_headers(sibling: Sibling) -> Headers:
-    """Headers of what most objects do not have."""
+    """The headers that most objects do not have."""
     headers: Headers = []
     if sibling.content_encoding and is_header_value(sibling.content_encoding):
         headers.append((b"content-encoding", sibling.content_encoding))
@@ -283,13 +286,13 @@ def _rarer_headers(sibling: Sibling) -> Headers:
 
 
 def prefers_multipart(accept: bytes | None) -> bool:
-    """True when an Accept header names multipart/mixed with a higher weight than text/plain (which wins ties
-    and wildcards, as in Riak)."""
+    """True when an Accept header gives multipart/mixed a higher weight than text/plain, which wins ties and wildcards,
+    as in Riak."""
     return prefers(accept, b"multipart/mixed", b"text/plain")
 
 
 def prefers(accept: bytes | None, wanted: bytes, usual: bytes) -> bool:
-    """True when an Accept header names `wanted` with a higher weight than `usual`, which wins ties and wildcards."""
+    """True when an Accept header gives `wanted` a higher weight than `usual`, which wins ties and wildcards."""
     family = wanted.partition(b"/")[0]
     if accept is None or family not in accept.lower():
         return False

@@ -1,7 +1,6 @@
-"""What is shown of an object: 200 with its value, 300 for siblings, 404 for a tombstone; 304 and 412 by condition. Pure
-but for the boundary of a multipart body.
+"""Answers that show an object: 200 with its value, 300 for siblings, 404 for a tombstone; 304 and 412 by condition.
 
-The forms are Riak's; headers are `object_headers`'s.
+Pure but for the boundary of a multipart body. The forms are Riak's; `object_headers` makes the headers.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from isthmus.repl.model.objects import Sibling
 
 _NOT_FOUND_HEADERS: Final[Headers] = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"not-found")]
 NOT_FOUND: Final = Reply(404, _NOT_FOUND_HEADERS, b"not found\n")
-"""The answer for a key that was never written, or is forgotten."""
+"""The answer for a key that was never written, or whose tombstone was reaped."""
 
 _VARY: Final = (b"vary", b"Accept")
 
 
 def render_tombstone(clock: bytes) -> Reply:
-    """404 for a key that was deleted, with the tombstone's clock; plain when it was never there (no clock)."""
+    """404 for a deleted key, with the tombstone's clock; without a clock the key was never there."""
     if not clock:
         return NOT_FOUND
     return Reply(404, [*_NOT_FOUND_HEADERS, (b"x-riak-deleted", b"true"), vclock_header(clock)], b"not found\n")
 
 
 def render_object(payload: bytes, vtag: str | None, request_headers: Headers) -> Reply:
-    """What a GET shows of stored bytes. Raises Corruption, and Refused (404) for a vtag that is no sibling's."""
+    """The answer to a GET. Raises Corruption, and RequestRefused (404) for a vtag of no sibling."""
     clock, siblings = stored = read_stored(payload)
     if vtag is None and len(siblings) == 1:
         return _single(siblings[0], clock)
@@ -55,8 +54,7 @@ def render_object(payload: bytes, vtag: str | None, request_headers: Headers) ->
 
 
 def show_if(condition: Condition, payload: bytes, vtag: str | None, request_headers: Headers, now_s: int) -> Reply:
-    """As `render_object`, where the request's condition lets it. What does not exist is shown as such, whatever it
-    says."""
+    """As `render_object`, when the request's condition holds. An absent key is 404 whatever the condition."""
     reply = render_object(payload, vtag, request_headers)
     if reply.status == 404:
         return reply

@@ -1,9 +1,4 @@
-"""PUT, POST, GET, HEAD and DELETE of one object: the hot room of the client face.
-
-A request costs one scan of its headers, one call of `KeyValue`, and one pair of sends. Forms and statuses are Riak's
-(docs/http.md has the table). What an object looks like is `shown`'s; the story goes on in
-`repl.coordinator.coordinator`.
-"""
+"""PUT, POST, GET, HEAD and DELETE of one object: the hot path of the client API."""
 
 from __future__ import annotations
 
@@ -30,46 +25,49 @@ METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 ROUTE: Final = "object"
 
 GENERATED_KEY_BYTES: Final = 18
-"""Random bytes of a key that a POST makes: 144 bits, 24 characters; two never meet."""
+"""Random bytes of the key of a POST: 144 bits, 24 characters, so that two keys never meet."""
 
 _REPEATED: Final = (b"x-isthmus-repeated", b"true")
 
 Result = TypeVar("Result")
 
 _new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 Named = tuple[bytes, bytes, bytes]
 """Bucket type, bucket and key as in the path, still encoded."""
 
 
 class ObjectRoutes:
-    """The object routes of the client face."""
+    """The object routes."""
 
-    def __init__(self, kv: KeyValue, limits: LimitSettings, time: TimeSource, face: HttpApplication) -> None:
+    def __init__(self, kv: KeyValue, limits: LimitSettings, time: TimeSource, api: HttpApplication) -> None:
         self._kv = kv
         self._time = time
         self._object_limit = limits.object_bytes
         self._key_limit = limits.key_bytes
-        self._face = face
-        self._budget = face.budget
-        self._counts = face.counts
+        self._api = api
+        self._budget = api.budget
+        self._counts = api.counts
         self._overdue: set[asyncio.Future[Any]] = set()
         for prefix in ("/buckets/{bucket}/keys", "/types/{type}/buckets/{bucket}/keys", "/riak/{bucket}"):
-            face.router.add("POST", prefix, self._create)
+            api.router.add("POST", prefix, self._create)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, named: Named) -> None:
-        """One request for a key, its body yet to come."""
+        """Answer one request for a key; its body is still to be read."""
         method: str = scope["method"]
         reply = await self.reply(method, scope["query_string"], scope["headers"], receive, named)
-        await self._face.send_reply(scope, send, reply)
+        await self._api.send_reply(scope, send, reply)
         self._counts.add(ROUTE, method, reply.status)
 
     def reply(
         self, method: str, query_string: bytes, headers: Headers, body: bytes | Receive, named: Named
     ) -> Coroutine[Any, Any, Reply]:
-        """What makes the answer to one request for a key. `body` is what was received, or how to receive it; `named` as
-        in the path, still encoded. Waits for futures alone, so that it may run without a task (`fast_connection`)."""
+        """The answer to one request for a key.
+
+        `body` is the received bytes, or a function that receives them; `named` as in the path, still encoded. It awaits
+        futures only, so that it may run without a task (`fast_connection`).
+        """
         place = self._place(named)
         query = parse_object_query(query_string) if query_string else NO_QUERY
         if method == "PUT" or method == "POST":
@@ -141,7 +139,7 @@ class ObjectRoutes:
         return Reply(204, _written_headers(written)) if written.created else render_tombstone(written.clock)
 
     async def _create(self, request: Request) -> Reply:
-        """POST to .../keys: a write under a key made here; 201 and its Location."""
+        """POST to .../keys: a write under a generated key; 201 and its Location."""
         query = parse_object_query(request.query_string)
         bucket = request.params["bucket"]
         if not 0 < len(bucket) <= self._key_limit:
@@ -160,7 +158,7 @@ class ObjectRoutes:
         written = await self._write(
             WriteRequest(place, _content(value, headers), headers.context, b"", query.returnbody, headers.condition),
             query.timeout_s,
-            0 if query.timeout_s is None else request.handed_on(),
+            0 if query.timeout_s is None else request.detach_body(),
         )
         location = (b"location", request.raw_path.rstrip(b"/") + b"/" + encode_segment(key))
         if not query.returnbody:
@@ -175,9 +173,8 @@ class ObjectRoutes:
     async def _within(
         self, timeout_s: float, work: Coroutine[Any, Any, Result], late: type[IsthmusError], held_bytes: int = 0
     ) -> Result:
-        """What `work` returns; when it takes longer than the client waits, `late`. Then it goes on by itself until the
-        node's own limit, since a write that is under way cannot be taken back; `held_bytes` of the budget are its
-        own until it is over."""
+        """The result of `work`; raises `late` when it takes longer than the client waits. Then `work` continues until
+        the node's own limit, since a write under way cannot be taken back, and keeps `held_bytes` of the budget."""
         task = asyncio.ensure_future(work)
         self._overdue.add(task)
 
@@ -195,7 +192,8 @@ class ObjectRoutes:
         return task.result()
 
     async def _returned(self, place: Key, written: WriteResult, request_headers: Headers) -> Reply:
-        """The answer to a write with returnbody=true: as GET. What was too large to come with the write is read."""
+        """The answer to a write with returnbody=true: as to a GET. A value too large to be returned by the write is
+        read."""
         try:
             payload = written.payload or await self._kv.get(place, Isolation.COMMITTED)
         except Retryable as error:
@@ -211,7 +209,7 @@ class ObjectRoutes:
 
 
 def _check_content_type(content_type: bytes) -> None:
-    """Raises Refused for a write without a type, or with one that is none."""
+    """Check the content type of a write. Raises RequestRefused when it is missing or malformed."""
     if not content_type:
         raise RequestRefused(400, "no-content-type", "a write needs a Content-Type header")
     if b"/" not in content_type:

@@ -1,7 +1,7 @@
 """Properties over Riak's paths: /buckets/B/props, /types/T/buckets/B/props and /types/T/props, in Riak's JSON.
 
-`{"props": {...}}` in and out. Which properties there are, and what a value may be, is `config.bucket_properties`'
-affair; `/riak/B` is `legacy_paths`', which comes here.
+`{"props": {...}}` in and out. `config.bucket_properties` defines the properties and their values. `/riak/B` is routed
+by `legacy_paths`, which calls these handlers.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from isthmus.repl.controller.bucket_properties import PropertyScope
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 BY: Final = "a client over HTTP"
-"""Who is noted to have changed a property over these paths; `isthmus bucket set` says who it was."""
+"""The recorded author of a change over these paths; `isthmus bucket set` records the operator."""
 
 
 class BucketTypeProperties(Protocol):
-    """Who knows properties (`node.services.properties`)."""
+    """The node's properties (`node.services.properties`)."""
 
     def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
-        """Whose properties they are. Raises UnknownBucketType, BadInput."""
+        """The scope of a bucket type or a bucket. Raises UnknownBucketType, BadInput."""
 
     def shown(self, place: PropertyScope) -> dict[str, Any]:
-        """All that counts for a place."""
+        """All properties in force for a scope."""
 
     async def set(self, place: PropertyScope, wanted: dict[str, Any], by: str) -> None:
         """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
 
     async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
-        """Take properties back, all with no names."""
+        """Unset properties, all with no names."""
 
 
 class PropertyRoutes:
     """GET, PUT and DELETE of a bucket's properties, GET and PUT of a bucket type's."""
 
-    def __init__(self, office: BucketTypeProperties, face: HttpApplication) -> None:
-        self._office = office
+    def __init__(self, properties: BucketTypeProperties, api: HttpApplication) -> None:
+        self._properties = properties
         for path in ("/buckets/{bucket}/props", "/types/{type}/buckets/{bucket}/props"):
-            face.router.add("GET", path, self.shown)
-            face.router.add("PUT", path, self.set)
-            face.router.add("DELETE", path, self.reset)
-        face.router.add("GET", "/types/{type}/props", self.shown)
-        face.router.add("PUT", "/types/{type}/props", self.set)
+            api.router.add("GET", path, self.shown)
+            api.router.add("PUT", path, self.set)
+            api.router.add("DELETE", path, self.reset)
+        api.router.add("GET", "/types/{type}/props", self.shown)
+        api.router.add("PUT", "/types/{type}/props", self.set)
 
     async def shown(self, request: Request) -> Reply:
-        """What counts, whether it is set for the bucket, for its type, or for neither."""
+        """The properties in force, whether set for the bucket, for its type, or for neither."""
         place = self._place(request)
-        props = self._office.shown(place)
+        props = self._properties.shown(place)
         if place.bucket is None:
             return json_reply({"props": {"active": True, **props}})
         return json_reply({"props": {"name": _text(place.bucket), **props}})
@@ -61,16 +61,16 @@ class PropertyRoutes:
         props = body.get("props") if isinstance(body, dict) else None
         if not isinstance(props, dict):
             raise RequestRefused(400, "bad-json", 'the body must be JSON of the form {"props": {"allow_mult": true}}')
-        await self._office.set(place, props, BY)
+        await self._properties.set(place, props, BY)
         return Reply(204, [])
 
     async def reset(self, request: Request) -> Reply:
-        """The bucket has no properties of its own any more. 204."""
-        await self._office.unset(self._place(request), [])
+        """Unset all properties of the bucket. 204."""
+        await self._properties.unset(self._place(request), [])
         return Reply(204, [])
 
     def _place(self, request: Request) -> PropertyScope:
-        return self._office.place(request.params.get("type", DEFAULT_BUCKET_TYPE), request.params.get("bucket"))
+        return self._properties.place(request.params.get("type", DEFAULT_BUCKET_TYPE), request.params.get("bucket"))
 
 
 def _text(raw: bytes) -> str:

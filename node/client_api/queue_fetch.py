@@ -1,9 +1,11 @@
-"""POST /queues/Q/fetch: a sink of another cluster asks for the next batch and acknowledges the one before;
-/queues/Q/object: for one object that it has not kept. GET /queuename/Q: a Riak takes one change out of a queue.
+"""Fetches from source queues by sinks of other clusters, and by a Riak.
 
-Moves bodies only; what is in them is `queues.wire`'s, what is given out is decided in `queues.service`. A long poll
-ends when its client goes, so that no batch is leased to nobody, and at once when the node stops. The usual fetch is
-answered by its connection itself (`fast_connection`), any other by way of ASGI.
+POST /queues/Q/fetch: the next batch, with the acknowledgement of the one before; /queues/Q/object: one object that the
+sink has not kept. GET /queuename/Q: a Riak removes one change from a queue.
+
+`queues.wire` has the bodies, `queues.service` decides. A long poll ends when its client closes, so that no batch is
+leased in vain, and at once when the node stops. A usual fetch takes the fast path (`fast_connection`), any other goes
+by ASGI.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ from isthmus.queues.wire import (
 from isthmus.repl.model.errors import NotReady, Overloaded
 
 FETCHES_MAX: Final = 1024
-"""Fetches that wait or run at once; one more is refused with 503. A hundred sink nodes of eight workers fit; each
-waiting one holds a task and a connection, about 40 KB."""
+"""Fetches that wait or run at once; more are refused with 503. A hundred sink nodes of eight workers fit; each waiting
+one holds a task and a connection, about 40 KB."""
 
 FETCH_ROUTE: Final = "/queues/{queue}/fetch"
 
 PROMPT_BYTES_MAX: Final = 4_096
-"""Largest body of a fetch that its connection answers itself: several times the usual one. Bodies up to here are not
-counted as held; with FETCHES_MAX they come to 4 MB."""
+"""Largest body of a fetch on the fast path: several times the usual one. Bodies up to here are not counted in the
+budget; with FETCHES_MAX they come to 4 MB."""
 
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
@@ -54,65 +56,64 @@ RIAK_ROUTE: Final = "/queuename/{queue}"
 
 INTERNAL: Final = "internal"
 AAE_HASH: Final = "internal_aaehash"
-"""`object_format` of Riak's fetch: with the second the answer also has hashes that Riak's trees hold."""
+"""`object_format` of Riak's fetch: with the second the answer also has the hashes of Riak's trees."""
 
 _RIAK_HEADERS: Final[Headers] = [(b"content-type", OCTETS), (b"cache-control", b"no-store")]
 
 _CUT_SHORT: Final = "the connection was closed for sending while the fetch waited"
 
 
-class Fetching(Protocol):
-    """What this room needs of the source side (`queues.service.QueueService`)."""
+class QueueFetches(Protocol):
+    """The fetches of source queues (`queues.service.QueueService`)."""
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
-        """Acknowledge, then the next batch, waiting for it by `until`. Raises UnknownQueue, OwnedByOther, OwnCluster,
-        Retryable. When it is cancelled while it waits, or `until` raises, nothing is given out. It may run in no task,
-        so it awaits futures alone."""
+        """Acknowledge, then return the next batch; `until` waits for it. Raises UnknownQueue, OwnedByOther, OwnCluster,
+        Retryable. When it is cancelled while it waits, or `until` raises, nothing is leased. It may run in no task, so
+        it awaits futures only."""
 
     def is_for_riak(self, name: str) -> bool:
         """Whether the queue has `riak_fetch`. Raises UnknownQueue."""
 
     async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
-        """Take one change out of such a queue for good, rendered; None when there is nothing to give now. What `render`
-        raises puts it back. Raises UnknownQueue, OwnedByOther, Retryable."""
+        """Remove one change from such a queue for good, rendered; None when there is none now. If `render` raises, the
+        change goes back. Raises UnknownQueue, OwnedByOther, Retryable."""
 
 
-class ByReference(Protocol):
-    """What gives single objects (`queues.admin.QueueActs`)."""
+class QueueObjects(Protocol):
+    """Single objects and links of a queue (`queues.admin.QueueActs`)."""
 
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         """The object of a key, for the owner of the queue. Raises UnknownQueue, OwnedByOther, BadInput, Retryable."""
 
     def link(self, name: str) -> dict[str, Any]:
-        """What a sink would want to know of a queue before it fetches. Raises UnknownQueue."""
+        """The facts about a queue that a sink needs before it fetches. Raises UnknownQueue."""
 
 
 class QueueRoutes:
-    """The routes of the client face that other clusters use. With `certified`, who asks must have shown a certificate
-    of the cluster that it says it is."""
+    """The routes of other clusters. With `certified` a request must show a certificate of the cluster that it names."""
 
     def __init__(
-        self, queues: Fetching, objects: ByReference, face: HttpApplication, *, certified: bool = False
+        self, queues: QueueFetches, objects: QueueObjects, api: HttpApplication, *, certified: bool = False
     ) -> None:
         self._queues = queues
         self._objects = objects
-        self._budget = face.budget
+        self._budget = api.budget
         self._certified = certified
         self._stopping = False
         self._waits: set[asyncio.Future[None]] = set()
-        """What long polls wait for."""
+        """The futures of long polls."""
         self._polls: dict[int, asyncio.Future[None]] = {}
-        """Those of fetches that their connections answer, by the request's identity."""
+        """The futures of fetches on the fast path, by the request's identity."""
         self._left: set[int] = set()
-        """Such requests whose client has gone while they wait."""
+        """Requests on the fast path whose client has closed the connection while they wait."""
         self.running = 0
-        face.router.add("POST", FETCH_ROUTE, self._fetch)
-        face.router.add("POST", "/queues/{queue}/object", self._object)
-        face.router.add("GET", "/queues/{queue}/link", self._link)
-        face.router.add("GET", RIAK_ROUTE, self._pop)
+        api.router.add("POST", FETCH_ROUTE, self._fetch)
+        api.router.add("POST", "/queues/{queue}/object", self._object)
+        api.router.add("GET", "/queues/{queue}/link", self._link)
+        api.router.add("GET", RIAK_ROUTE, self._pop)
 
     def stop(self) -> None:
-        """End all long polls; every fetch from now on is refused."""
+        """End all long polls; every later fetch is refused."""
         self._stopping = True
         for waiter in self._waits:
             waiter.cancel()
@@ -125,12 +126,12 @@ class QueueRoutes:
         return await self._fetched(queue, wanted, lambda waiter: self._wait(waiter, request))
 
     def fits(self, request: RawRequest) -> bool:
-        """Whether `fetch` may answer it: usual, and nothing of its connection must be looked at."""
+        """Whether `fetch` may answer it: a usual request that needs nothing of its connection."""
         usual = request.method == "POST" and len(request.body) <= PROMPT_BYTES_MAX and not request.query_string
         return usual and not self._certified
 
     async def fetch(self, request: RawRequest) -> Reply:
-        """As `_fetch`, of a request that `fits`. Awaits futures alone: see `quick.FastPathApp`."""
+        """As `_fetch`, for a request that `fits`. It awaits futures only: see FastPathApp."""
         try:
             name = decode_segment(request.raw_path.split(b"/")[2]).decode()
         except UnicodeDecodeError:
@@ -138,14 +139,14 @@ class QueueRoutes:
         return await self._fetched(name, decode_request(request.body), lambda waiter: self._poll(waiter, request))
 
     def left(self, request: RawRequest) -> None:
-        """The client of a fetch that is answered by `fetch` has gone: it waits no more."""
+        """The client of a fetch that `fetch` answers has closed the connection: end its wait."""
         waiter = self._polls.get(id(request))
         if waiter is not None:
             self._left.add(id(request))
             waiter.cancel()
 
     async def _fetched(self, queue: str, wanted: FetchRequest, until: Until) -> Reply:
-        self._check_room()
+        self._check_fetch_limit()
         self.running += 1
         try:
             reply = await self._queues.fetch(queue, wanted, until)
@@ -155,14 +156,14 @@ class QueueRoutes:
             return Reply(200, _HEADERS, encode_reply(reply, wanted.compress))
         return Reply(200, _HEADERS, await asyncio.to_thread(encode_reply, reply, wanted.compress))
 
-    def _check_room(self) -> None:
+    def _check_fetch_limit(self) -> None:
         if self._stopping:
             raise NotReady("this node is stopping")
         if self.running >= FETCHES_MAX:
             raise Overloaded(f"{FETCHES_MAX} fetches wait on this node, which is its limit")
 
     async def _pop(self, request: Request) -> Reply:
-        """The next change of a queue with `riak_fetch`, as Riak's fetch answers it; the queue forgets the change."""
+        """The next change of a queue with `riak_fetch`, in Riak's form; the queue forgets the change."""
         if request.method != "GET":
             raise method_not_allowed(request.method, ["GET", "POST"])
         queue, object_format = request.text("queue"), request.query.get("object_format", INTERNAL)
@@ -182,7 +183,7 @@ class QueueRoutes:
                 400, "bad-query", f"object_format {object_format[:64]!r} is unknown: {INTERNAL} is answered"
             )
         self._check_certificate(request, RIAK_NAME)
-        self._check_room()
+        self._check_fetch_limit()
         self.running += 1
         try:
             body = await self._queues.pop(queue, self._riak_answer)
@@ -199,14 +200,14 @@ class QueueRoutes:
         return body
 
     async def _object(self, request: Request) -> Reply:
-        """One object by its key, for the sink that a queue belongs to."""
+        """One object by its key, for the sink that owns the queue."""
         wanted = decode_asking(await request.body(ASKING_BYTES_MAX, "the limit of a request for an object"))
         self._check_certificate(request, wanted.cluster_name)
         reply = await self._objects.object_of(request.text("queue"), wanted)
         return Reply(200, _HEADERS, encode_object_reply(reply))
 
     async def _link(self, request: Request) -> Reply:
-        """What a queue offers, to whom, and what a sink must share with it; nothing of it changes."""
+        """The queue's offer, its owner, and what a sink must share with it; nothing changes."""
         return json_reply(self._objects.link(request.text("queue")))
 
     def _check_certificate(self, request: Request, cluster_name: str) -> None:
@@ -216,7 +217,7 @@ class QueueRoutes:
             raise RequestRefused(403, "wrong-certificate", sentence)
 
     async def _poll(self, waiter: asyncio.Future[None], request: RawRequest) -> None:
-        """As `_wait`, of a request that its connection answers."""
+        """As `_wait`, of a request on the fast path."""
         place = id(request)
         self._waits.add(waiter)
         self._polls[place] = waiter
@@ -234,8 +235,8 @@ class QueueRoutes:
             del self._polls[place]
 
     async def _wait(self, waiter: asyncio.Future[None], request: Request) -> None:
-        """Until `waiter` is done; raises when the client goes first, or this node stops."""
-        gone = asyncio.ensure_future(request.gone())
+        """Return when `waiter` is done; raise when the client closes first, or this node stops."""
+        gone = asyncio.ensure_future(request.disconnected())
         gone.add_done_callback(lambda _: waiter.cancel())
         self._waits.add(waiter)
         try:

@@ -1,8 +1,8 @@
-"""POST /queuename/Q: Riak's push of references, from whoever has found keys that another cluster should get.
+"""POST /queuename/Q: Riak's push of references, for keys that another cluster should get.
 
-The body is Riak's, `{"keys-clocks": [{"bucket-type", "bucket", "key", "clock"}, ...]}`, and so is the answer's line.
-What is queued stands at the second priority; docs/http.md tells what is not as in Riak. The story goes on in
-`queues.admin`. Riak's GET of the same path is in `node.client_api.queue_fetch`.
+The body is Riak's, `{"keys-clocks": [{"bucket-type", "bucket", "key", "clock"}, ...]}`, and so is the line of the
+answer. The references have the second priority; docs/http.md lists the differences from Riak. Riak's GET of the same
+path is in `node.client_api.queue_fetch`.
 """
 
 from __future__ import annotations
@@ -19,44 +19,46 @@ from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 
 PUSH_MAX: Final = 10_000
-"""Most keys in one push, as on the admin face."""
+"""Most keys in one push, as in the admin API."""
 
 WAIT_MS: Final = 5_000
-"""How long a push waits for room; then it is refused, and what was taken in stays."""
+"""How long a push waits for room; then it is refused, and the references that were accepted stay."""
 
 NAMES: Final = ("bucket-type", "bucket", "key")
 
 _RIGHT: Final = 'right is {"keys-clocks": [{"bucket-type": "t", "bucket": "b", "key": "k", "clock": "BASE64"}]}'
 
 
-class Pushing(Protocol):
-    """What this room needs of the source side (`queues.admin.QueueActs`)."""
+class ReferencePushes(Protocol):
+    """Pushes into source queues (`queues.admin.QueueActs`)."""
 
     async def push(self, name: str, keys: Sequence[Key], priority: int, wait_ms: int) -> int:
-        """Queue references; how many of the first were taken in. Raises UnknownQueue, BadInput, NotReady."""
+        """Enqueue references; returns how many of the first were accepted. Raises UnknownQueue, BadInput, NotReady."""
 
     async def lengths(self, name: str) -> tuple[int, int, int | None]:
-        """What waits on this node at the fold, full-sync and real-time priority; None: not known."""
+        """References that wait on this node at the fold, full-sync and real-time priority; None: not known."""
 
 
-class Types(Protocol):
-    """Which bucket types there are (`node.client_api.riak_info.RiakInfo`)."""
+class KnownBucketTypes(Protocol):
+    """The bucket types of the cluster (`node.client_api.riak_info.RiakInfo`)."""
 
     def check_type(self, bucket_type: bytes) -> None:
-        """Raises UnknownBucketType, NotReady."""
+        """Raise UnknownBucketType or NotReady unless the bucket type exists."""
 
 
 class QueuePushes:
-    """The route."""
+    """The route of pushes."""
 
-    def __init__(self, pushing: Pushing, types: Types, face: HttpApplication, *, key_limit_bytes: int) -> None:
+    def __init__(
+        self, pushing: ReferencePushes, types: KnownBucketTypes, api: HttpApplication, *, key_limit_bytes: int
+    ) -> None:
         self._pushing = pushing
         self._key_limit = key_limit_bytes
         self._types = types
-        face.router.add("POST", "/queuename/{queue}", self._push)
+        api.router.add("POST", "/queuename/{queue}", self._push)
 
     async def _push(self, request: Request) -> Reply:
-        """References that another cluster should get once more, as Riak takes them."""
+        """References that another cluster should get once more, in Riak's form."""
         queue = request.text("queue")
         keys = _keys(await request.json())
         for at, key in enumerate(keys):
@@ -74,7 +76,7 @@ class QueuePushes:
         return text_reply(f"Queue {queue}: {' '.join('unknown' if n is None else str(n) for n in lengths)}\n")
 
     def _check_types(self, keys: Sequence[Key]) -> None:
-        """Nothing is queued of a bucket type that there is not; its first key is named by its place. Raises
+        """Check all bucket types before a key is enqueued; an error names the first key of the type. Raises
         UnknownBucketType, NotReady."""
         seen: set[bytes] = set()
         for at, key in enumerate(keys):
@@ -88,7 +90,7 @@ class QueuePushes:
 
 
 def _keys(body: Any) -> list[Key]:
-    """The keys of a body. One bad element refuses all, by its place. Raises Refused (400)."""
+    """The keys of a body. One bad element refuses all; the error names its index. Raises RequestRefused (400)."""
     listed = body.get("keys-clocks") if isinstance(body, dict) else None
     if not isinstance(listed, list):
         raise RequestRefused(400, "bad-json", f"the body names no list of keys: {_RIGHT}")

@@ -1,11 +1,8 @@
-"""This node and its cluster in the words of Riak's /stats and preflist. From records, registrations and counts.
+"""Riak's resource list, statistics and preflist, of this node and its cluster.
 
-Every number is what it says, of the metastore as this node last read it; what cannot be said truly is left out.
-
-What Riak's clients look at before they work: the resource list, statistics, and who holds a key.
-
-Clients detect features by them: the list names what is answered here and nothing else, and `riak_kv_version` is the
-newest release of Riak whose key-value requests are all answered. What is told comes from above (`RiakInfo`).
+Riak's clients detect features by them: the list has only paths that are answered here, and `riak_kv_version` is the
+newest release of Riak whose key-value requests are all answered. Statistics come from records, registrations and
+counts, as this node last read them; a number without an equivalent here is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.telemetry import Sample
 
 RIAK_KV_VERSION: Final = "3.0.13"
-"""The release that brought X-Riak-If-Not-Modified; later ones added nothing to the key-value requests."""
+"""The release that introduced X-Riak-If-Not-Modified; later ones added no key-value requests."""
 
 RESOURCES: Final[Mapping[str, str]] = {
     "riak_kv_wm_bucket_type": "/types",
@@ -41,7 +38,7 @@ RESOURCES: Final[Mapping[str, str]] = {
     "riak_kv_wm_raw": "/riak",
     "riak_kv_wm_stats": "/stats",
 }
-"""Riak's name of a resource -> where it begins: what Riak's clients read."""
+"""Riak's name of a resource -> the start of its path, as Riak's clients read it."""
 
 PATHS: Final[Mapping[str, str]] = {
     "riak_kv_wm_bucket_type": "/types/{type}/props",
@@ -54,37 +51,38 @@ PATHS: Final[Mapping[str, str]] = {
     "riak_kv_wm_raw": "/riak/{bucket}/{key}",
     "riak_kv_wm_stats": "/stats",
 }
-"""The same for people: a path that answers as it stands, or a template with names in braces."""
+"""Riak's name of a resource -> a path that works as it stands, or a template with names in braces, for people."""
 
 _HTML: Final = b"text/html; charset=utf-8"
 
 
 class RiakInfo(Protocol):
-    """What a node knows of its cluster."""
+    """Information about the cluster in Riak's terms."""
 
     def stats(self) -> Mapping[str, object]:
         """Numbers of this node and its cluster, by Riak's names."""
 
     def preflist(self, key: Key) -> Sequence[Mapping[str, object]]:
-        """Who holds a key, the leader first: `partition`, `node`, `primary`. Raises UnknownBucketType, NotReady."""
+        """The replicas of a key, the leader first: `partition`, `node`, `primary`. Raises UnknownBucketType,
+        NotReady."""
 
     def check_type(self, bucket_type: bytes) -> None:
-        """Raises UnknownBucketType, with those that there are, or NotReady."""
+        """Raise UnknownBucketType, with the known bucket types, or NotReady unless the bucket type exists."""
 
 
-class RiakViews:
+class RiakInfoRoutes:
     """GET /, /stats and .../keys/K/preflist."""
 
-    def __init__(self, sights: RiakInfo, face: HttpApplication, *, key_limit_bytes: int) -> None:
-        self._sights = sights
+    def __init__(self, riak_info: RiakInfo, api: HttpApplication, *, key_limit_bytes: int) -> None:
+        self._riak_info = riak_info
         self._key_limit = key_limit_bytes
-        face.router.add("GET", "/", self._resources)
-        face.router.add("GET", "/stats", self._stats)
+        api.router.add("GET", "/", self._resources)
+        api.router.add("GET", "/stats", self._stats)
         for prefix in ("", "/types/{type}"):
-            face.router.add("GET", prefix + "/buckets/{bucket}/keys/{key}/preflist", self._preflist)
+            api.router.add("GET", prefix + "/buckets/{bucket}/keys/{key}/preflist", self._preflist)
 
     async def _resources(self, request: Request) -> Reply:
-        """What is answered here: JSON where Accept prefers it, else a page of links."""
+        """The resources: JSON where Accept prefers it, else a page of links."""
         links = ", ".join(f'<{path}>; rel="{name}"' for name, path in RESOURCES.items())
         headers: Headers = [(b"link", links.encode()), (b"vary", b"Accept")]
         if prefers(request.header(b"accept"), b"application/json", b"text/html"):
@@ -98,47 +96,47 @@ class RiakViews:
 
     async def _stats(self, _request: Request) -> Reply:
         """Statistics."""
-        return json_reply({"riak_kv_version": RIAK_KV_VERSION, **self._sights.stats()})
+        return json_reply({"riak_kv_version": RIAK_KV_VERSION, **self._riak_info.stats()})
 
     async def _preflist(self, request: Request) -> Reply:
-        """Who holds a key, or would: it need not be there, but there must be such a name."""
+        """The replicas of a key, which need not exist."""
         params = request.params
         key = Key(params.get("type", DEFAULT_BUCKET_TYPE), params["bucket"], params["key"])
         if not all(0 < len(name) <= self._key_limit for name in (key.bucket, key.key)):
             raise RequestRefused(
                 400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)"
             )
-        return json_reply({"preflist": list(self._sights.preflist(key))})
+        return json_reply({"preflist": list(self._riak_info.preflist(key))})
 
 
 Records = Mapping[int, PartitionRecord]
 
 
 class RiakView:
-    """See `node.client_api.riak_info.RiakInfo`."""
+    """See RiakInfo; answers from a node's services."""
 
     def __init__(self, services: NodeServices) -> None:
         self._services = services
 
     def stats(self) -> Mapping[str, object]:
-        """See Sights.stats."""
+        """See RiakInfo.stats."""
         controller = self._services.controller
         name = self._services.settings.node.name
         return stats_of(name, controller.records, controller.registrations, self._services.coordinator.metrics())
 
     def preflist(self, key: Key) -> Sequence[Mapping[str, object]]:
-        """See Sights.preflist."""
+        """See RiakInfo.preflist."""
         return preflist_of(key, self._services.controller.records)
 
     def check_type(self, bucket_type: bytes) -> None:
-        """See Sights.check_type."""
+        """See RiakInfo.check_type."""
         self._services.coordinator.routes.check(bucket_type)
 
 
 def stats_of(
     node: str, records: Records, registrations: Mapping[str, Registration], samples: Iterable[Sample]
 ) -> dict[str, object]:
-    """Riak's statistics that have a meaning here, by its names. `samples`: the coordinator's."""
+    """Riak's statistics with an equivalent here, by its names. `samples`: the coordinator's."""
     asked = {labels["kind"]: count for name, labels, count in samples if name == "isthmus_requests_total"}
     members = sorted({*registrations, *(name for record in records.values() for name in record.replicas)})
     leads = Counter(record.leader.node for record in records.values() if record.leader is not None)

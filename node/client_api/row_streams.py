@@ -1,8 +1,8 @@
-"""POST /rows, /rows/changes, GET /rows/plan, POST /batch/push: what batch jobs read and write.
+"""POST /rows, /rows/changes, GET /rows/plan, POST /batch/push: reads and writes of batch jobs.
 
-Rows go out as a stream of frames from one snapshot; the first frame is made before the status goes out, so that a
-refusal is a refusal. A push carries objects with their clocks, as a sink's does, and has an outcome per item. Moves
-bodies only: what is in them is `aae.row_stream.wire`'s, what is read `aae.row_stream.streams`'s.
+Rows are sent as a stream of frames from one snapshot; the first frame is made before the status is sent, so that a
+refusal has its own status. A push carries objects with their clocks, as a sink's does, and has an outcome for each
+item. `aae.row_stream.wire` has the bodies, `aae.row_stream.streams` reads the rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from isthmus.repl.model.ports import KeyValue
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
 
 PUSHES_MAX: Final = 4
-"""Requests of POST /batch/push under way at once: writers of the bulk kind wait, clients' writes do not."""
+"""Requests of POST /batch/push under way at once: bulk writers wait, clients' writes do not."""
 
 ITEM_ELEMENTS: Final = 5
-"""Of an item of a push: its list and what is in it. A one-byte element takes 8 to 60 bytes once decoded, so a body of
-64 MB of nothing else would ask for gigabytes."""
+"""Elements of an item of a push: its list and its fields. A one-byte element takes 8 to 60 bytes once decoded, so a
+body of 64 MB of nothing else would need gigabytes."""
 
 PUSH_ELEMENTS: Final = 16
-"""Of a push, beside its items."""
+"""Elements of a push beside its items."""
 
 REASON_MAX: Final = 300
 
@@ -39,7 +39,7 @@ _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
 
 class RowRoutes:
-    """The routes of the client face that batch jobs use. `cluster` is this cluster's uuid."""
+    """The routes of batch jobs. `cluster` is this cluster's uuid."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RowRoutes:
         plan: RowPlan,
         kv: KeyValue,
         limits: LimitSettings,
-        face: HttpApplication,
+        api: HttpApplication,
         *,
         cluster: bytes,
         cluster_name: str,
@@ -59,10 +59,10 @@ class RowRoutes:
         self._cluster = cluster
         self._name = cluster_name
         self.pushes = 0
-        face.router.add("POST", wire.ROWS_PATH, self._rows)
-        face.router.add("POST", wire.CHANGES_PATH, self._changes)
-        face.router.add("GET", wire.PLAN_PATH, self._planned)
-        face.router.add("POST", wire.PUSH_PATH, self._push)
+        api.router.add("POST", wire.ROWS_PATH, self._rows)
+        api.router.add("POST", wire.CHANGES_PATH, self._changes)
+        api.router.add("GET", wire.PLAN_PATH, self._planned)
+        api.router.add("POST", wire.PUSH_PATH, self._push)
 
     async def _rows(self, request: Request) -> Stream:
         asked = wire.decode_rows_request(await self._question(request))
@@ -125,7 +125,7 @@ class RowRoutes:
     def _read(self, body: bytes) -> tuple[list[Any], bytes]:
         """The items and their origin. Raises BadInput for the whole request."""
         limit = self._limits.batch_items
-        left = limit * (ITEM_ELEMENTS + 1) + PUSH_ELEMENTS  # each stands in the list of items, too
+        left = limit * (ITEM_ELEMENTS + 1) + PUSH_ELEMENTS  # each is an element of the list of items, too
 
         def counted(elements: list[Any]) -> list[Any]:
             nonlocal left

@@ -1,7 +1,7 @@
 """POST /trees/roots, /trees/leaves, /trees/clocks, /trees/repair: another cluster compares its trees with ours.
 
-Any node answers for its whole cluster. Moves bodies only: what is in them is `aae.exchange.wire`'s, who adds up the
-nodes is `aae.exchange.cluster`. Few run at once, since each reads rows or copies leaves; one more is refused with 503.
+Any node answers for its whole cluster: `aae.exchange.cluster` adds up the nodes, `aae.exchange.wire` has the bodies.
+Few requests run at once, since each reads rows or copies leaves; more are refused with 503.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.keys import Key
 
 QUESTIONS_MAX: Final = 8
-"""Questions answered at once: an exchange asks one at a time, and each may hold some 10 MB."""
+"""Requests answered at once: an exchange sends one at a time, and each may hold some 10 MB."""
 
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
 
 class TreeRoutes:
-    """The routes of the client face that other clusters' full-sync uses."""
+    """The routes of other clusters' full-sync."""
 
     def __init__(
-        self, trees: ClusterTrees, repairs: Repairs, face: HttpApplication, *, cluster: bytes, cluster_name: str
+        self, trees: ClusterTrees, repairs: Repairs, api: HttpApplication, *, cluster: bytes, cluster_name: str
     ) -> None:
         self._trees = trees
         self._repairs = repairs
@@ -36,7 +36,7 @@ class TreeRoutes:
         self._name = cluster_name
         self.running = 0
         for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks, self._repair), strict=True):
-            face.router.add("POST", path, handler)
+            api.router.add("POST", path, handler)
 
     async def _roots(self, request: Request) -> Reply:
         asked = wire.decode_roots_request(await self._question(request))

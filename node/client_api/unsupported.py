@@ -1,6 +1,6 @@
-"""What Riak answers and this program does not: 501 and a sentence that says what to do instead. Pure.
+"""Paths of Riak that are not supported: 501 and a sentence with the alternative. Pure.
 
-A program that asks for one of these learns at once that it is not there, where a 404 would say that there is nothing.
+A program learns at once that the feature is missing; a 404 would mean that there is no data.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _BY_KIND: Final[Mapping[bytes, str]] = {b"index": _INDEX, b"counters": _DATATYPE
 
 
 def unsupported(parts: Sequence[bytes]) -> RequestRefused | None:
-    """The refusal of a path (its segments, the first one empty) that Riak answers and nothing here does; None for one
-    that Riak does not know either."""
+    """The refusal of a path (its segments, the first one empty) that Riak answers and nothing here does; None for a
+    path that Riak does not know either."""
     text = _lacking(parts)
     return None if text is None else RequestRefused(501, "not-implemented", text)
 

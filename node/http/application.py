@@ -225,11 +225,11 @@ class Request:
         except (ValueError, RecursionError) as error:
             raise RequestRefused(400, "bad-json", f"the body is not JSON: {error}") from error
 
-    async def gone(self) -> None:
+    async def disconnected(self) -> None:
         """Return when the client has closed the connection or its sending side; call after `body`."""
         await self._receive()
 
-    def handed_on(self) -> int:
+    def detach_body(self) -> int:
         """Pass the body's share of the budget to the caller, who gives it back; returns the number of bytes."""
         held, self._held = self._held, 0
         return held
@@ -279,9 +279,9 @@ class HttpApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
-        await self.guarded(self._let_in(scope, receive, send), scope, receive, send)
+        await self.guarded(self._authorize_and_answer(scope, receive, send), scope, receive, send)
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _authorize_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_origin(scope["method"], scope["headers"])
         if self.guard is not None:
             self.guard.check(scope["method"], scope["raw_path"], scope["headers"])

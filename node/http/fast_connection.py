@@ -1,10 +1,10 @@
 """The fast path of the client API's connections: a usual request is answered at once, with no task and no ASGI message.
 
 A request takes the fast path if it arrived whole (`read_whole`) while no other request of its connection is under way,
-and if the application answers it with a coroutine (`FastPathApp.prompt`). The coroutine runs in the same turn of the
-event loop as far as it can, continues when the future that it awaits is done, and its answer is written in one piece.
-Every check is the same as on the usual path. All other requests go through the parser and ASGI, in `connection`; so do
-data that arrive meanwhile, and an answer that must wait for its reader.
+and if the application answers it with a coroutine (`FastPathApp.fast_answer`). The coroutine runs in the same turn of
+the event loop as far as it can, continues when the future that it awaits is done, and its answer is written in one
+piece. Every check is the same as on the usual path. All other requests go through the parser and ASGI, in `connection`;
+so do data that arrive meanwhile, and an answer that must wait for its reader.
 
 `read_whole` accepts a small, strict part of HTTP/1.1 that has one reading only. The parser would accept each such
 request and read the same in it (a test compares the two). Everything else is left to the parser: other framing, other
@@ -149,7 +149,7 @@ log = structlog.get_logger(__name__)
 class FastPathApp(Application, Protocol):
     """An application that answers some requests without ASGI (`node.client_api.application.ClientApi`)."""
 
-    def prompt(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
+    def fast_answer(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
         """The coroutine that answers a request; None: the request goes by ASGI.
 
         The coroutine raises nothing but CancelledError. It runs in no task: it may await futures only, and must not
@@ -160,7 +160,7 @@ class FastPathApp(Application, Protocol):
         """The client of a request under way has closed the connection, or sends no more."""
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an answer that `prompt` made by ASGI messages."""
+        """Send an answer that `fast_answer` made by ASGI messages."""
 
 
 def connection_factory(
@@ -178,7 +178,7 @@ class FastPathConnection(HttpConnection):
 
     def __init__(self, prompt: FastPathApp, *uvicorns: Any) -> None:
         super().__init__(*uvicorns)
-        self._prompt = prompt
+        self._fast_answer = prompt
         self._work: Coroutine[Any, Any, Reply] | None = None
         self._asked: RawRequest | None = None
         self._quick: Cycle | None = None
@@ -190,7 +190,7 @@ class FastPathConnection(HttpConnection):
             and not (self._in_head or self._in_body or self._broken or self._too_many or self.flow.write_paused)
             and (request := read_whole(data, self._head_limit)) is not None
             and not self.transport.is_closing()
-            and (work := self._prompt.prompt(request)) is not None
+            and (work := self._fast_answer.fast_answer(request)) is not None
         ):
             quick = self._quick
             if quick is None:
@@ -214,7 +214,7 @@ class FastPathConnection(HttpConnection):
 
     def _tell_leaving(self) -> None:
         if self._work is not None and self._asked is not None:
-            self._prompt.left(self._asked)
+            self._fast_answer.left(self._asked)
 
     def _new_cycle(self, scope: dict[str, Any]) -> Cycle:
         """Begin a request that the parser did not read."""
@@ -281,7 +281,7 @@ class FastPathConnection(HttpConnection):
         """Send the answer by ASGI messages, as fast as the client reads."""
 
         async def say(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._prompt.send(reply, scope, receive, send)
+            await self._fast_answer.send(reply, scope, receive, send)
 
         quick = self._quick
         assert quick is not None

@@ -166,11 +166,11 @@ def operation_of(method: str, pattern: str) -> OperationSpec:
     return OPERATIONS.get((method, pattern), usual)
 
 
-def describe(face: HttpApplication, title: str, version: str, *, objects: bool) -> dict[str, Any]:
-    """The OpenAPI document of `face` as it is routed now; `objects`: with the object paths."""
+def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -> dict[str, Any]:
+    """The OpenAPI document of `api` as it is routed now; `objects`: with the object paths."""
     paths: dict[str, dict[str, Any]] = {}
     models: dict[str, type[msgspec.Struct]] = {}
-    for pattern, method, handler in face.router.routes():
+    for pattern, method, handler in api.router.routes():
         described = _described(method, pattern, _words_of(handler))
         if isinstance(handler, BodyHandler):
             models[handler.model.__name__] = handler.model
@@ -240,11 +240,11 @@ def _words_of(handler: RoutedHandler) -> str:
     return re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].rstrip(";")
 
 
-def add_openapi(face: HttpApplication, title: str, version: str, *, objects: bool = False) -> None:
+def add_openapi(api: HttpApplication, title: str, version: str, *, objects: bool = False) -> None:
     """Serve the document at PATH. It is generated for each request, so that it has the routes that were added later."""
 
     async def openapi(_: Request) -> Reply:
         """This description, OpenAPI 3.1."""
-        return json_reply(describe(face, title, version, objects=objects))
+        return json_reply(describe(api, title, version, objects=objects))
 
-    face.router.add("GET", PATH, openapi)
+    api.router.add("GET", PATH, openapi)

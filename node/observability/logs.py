@@ -1,7 +1,7 @@
-"""Logs are structured events on standard error: one line each, JSON for machines or text for people.
+"""Logs: structured events on standard error, one line each, JSON for machines or text for people.
 
-A line that cannot be written, since the disk is full or its reader has gone, is counted and left out: nothing fails
-because it cannot be told.
+A line that cannot be written, since the disk is full or its reader has ended, is counted and dropped; the caller never
+fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isthmus.repl.telemetry import Family, Sample
 log = structlog.get_logger(__name__)
 
 LIBRARY_INTERVAL_S: Final = 10.0
-"""Between two lines of one message of a library: what it repeats is said often enough."""
+"""Least time between two lines of one message of a library, which may repeat it without end."""
 
 LIBRARY_MESSAGES_MAX: Final = 256
 """Messages of libraries that are remembered; with more, some are repeated sooner."""
@@ -31,11 +31,11 @@ HELP: Final[Mapping[str, Family]] = {
         "Lines that could not be written to standard error when they came.", "lines", "logs and store"
     ),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Name -> metric definition (see repl.telemetry)."""
 
 
 class LineSink:
-    """Writes whole lines to standard error, from any thread; what goes wrong there stays there."""
+    """Writes whole lines to standard error, from any thread; never raises."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -52,7 +52,7 @@ class LineSink:
     debug = info = warning = error = critical = msg
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown."""
+        """Samples for Prometheus."""
         yield "isthmus_log_failures_total", {}, self.failures
 
 
@@ -61,18 +61,19 @@ lines: Final = LineSink()
 
 
 class NodeLogger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc]
-    """The logger of all modules. What its level leaves out costs one call; see `set_level`."""
+    """The logger of all modules. A suppressed event costs one call; see `set_level`."""
 
 
 def set_level(level: str) -> None:
-    """Let events of `level` and above through, from now on, in all loggers that were made."""
+    """Log events of `level` and above from now on, also in loggers that exist already."""
     for name, method in vars(structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).items():
         if callable(method) and not name.startswith("__"):
             setattr(NodeLogger, name, method)
 
 
 class LibraryLines(logging.Handler):
-    """Writes what libraries log as events (`library.message`), each message of a logger once in LIBRARY_INTERVAL_S."""
+    """Logs the messages of libraries as events (`library.message`), each message of a logger once in
+    LIBRARY_INTERVAL_S."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class LibraryLines(logging.Handler):
 
 
 def configure(settings: LogSettings, node: str) -> None:
-    """Set up structlog for this process, and let libraries' warnings through the same way."""
+    """Set up structlog for this process, with libraries' warnings."""
     as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
 
     def named(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

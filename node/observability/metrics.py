@@ -1,8 +1,8 @@
-"""Prometheus metrics, read from the parts at scrape time: nothing on the hot path touches a metric object.
+"""Prometheus metrics, read from the components at scrape time: the hot path touches no metric object.
 
-A part offers a list of samples (name, labels, value); names carry their unit and say their type (`kind_of`). Each
-family is defined once, in the table HELP of its package; a sample without a definition is a bug. docs/metrics.md is
-generated from these tables.
+A component offers samples (name, labels, value); a name carries its unit and its type (`kind_of`). Each family is
+defined once, in the table HELP of its package; a sample without a definition is a bug. docs/metrics.md is generated
+from these tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 class PartsCollector(Collector):
-    """Collects the samples of all parts into families."""
+    """Collects the samples of all components into families."""
 
     def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], families: Mapping[str, Family]) -> None:
         self._sources = sources
@@ -49,11 +49,11 @@ class PartsCollector(Collector):
 
 
 class Metrics:
-    """The node's registry: our parts, and what prometheus-client knows of the process."""
+    """The node's registry: the components' samples, and prometheus-client's metrics of the process."""
 
     def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], families: Mapping[str, Family]) -> None:
         self.families = families
-        """Every metric that the parts may offer, by name."""
+        """Every metric that the components may offer, by name."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

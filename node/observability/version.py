@@ -1,4 +1,4 @@
-"""Which program this is: what both faces and the command line say of it."""
+"""The version of this program."""
 
 from __future__ import annotations
 

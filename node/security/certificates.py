@@ -1,7 +1,7 @@
-"""The door to cryptography: what is in a certificate file, and certificates of an authority for tests.
+"""The adapter for cryptography: the contents of certificate files, and certificates of a test authority.
 
-A test authority is for trying things out: its key lies beside what it signs. What certificates mean to a node is
-`repl.security.tls`'; where a node's own come from, `node.security.credentials`.
+The key of a test authority lies beside the certificates that it signs: it is for trying things out. `repl.security.tls`
+uses certificates; `node.security.credentials` loads a node's own.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from isthmus.repl.model.errors import BadConfig, BadInput
 from isthmus.repl.security.tls import SCHEME, NodeName
 
 BACKDATED: Final = timedelta(minutes=5)
-"""How long before its making a certificate begins to hold: clocks differ."""
+"""How long before its creation a certificate is valid: clocks differ."""
 
 DAYS: Final = 365
-"""How long a certificate for tests holds unless told otherwise."""
+"""How long a test certificate is valid by default."""
 
 PRIVATE: Final = 0o600
 PUBLIC: Final = 0o644
@@ -54,12 +54,12 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
 
 
 def expires_ms(path: Path) -> int:
-    """When the first of a file's certificates to expire does, in ms since 1970. Raises BadConfig."""
+    """The earliest expiry of a file's certificates, in ms since 1970. Raises BadConfig."""
     return min(int(found.not_valid_after_utc.timestamp() * 1000) for found in certificates_in(path))
 
 
 def check_own(path: Path, authorities: Sequence[Path], name: NodeName) -> None:
-    """Raises BadConfig unless the file's first certificate names this node, holds now, and is signed by one of the
+    """Raise BadConfig unless the file's first certificate names this node, is valid now, and is signed by one of the
     authorities or by one that follows it in the file."""
     own, *between = certificates_in(path)
     names = _uris(own)
@@ -112,8 +112,8 @@ def make_authority(common_name: str = "isthmus test authority", days: float = DA
 def issue(
     authority: Pair, common_name: str, names: Sequence[NodeName] = (), hosts: Sequence[str] = (), days: float = DAYS
 ) -> Pair:
-    """A new certificate for who is called `names` and answers at `hosts` (names or addresses), for both ends of a
-    connection. Of negative `days` it has expired already. Raises BadInput for what is no host."""
+    """A new certificate for `names` at `hosts` (names or addresses), for both ends of a connection. With negative
+    `days` it has expired already. Raises BadInput for an invalid host."""
     key = ec.generate_private_key(ec.SECP256R1())
     alternatives = [x509.UniformResourceIdentifier(name.uri()) for name in names] + [_host(host) for host in hosts]
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -130,7 +130,7 @@ def issue(
 
 
 def write_pair(pair: Pair, certificate: Path, key: Path) -> None:
-    """Both files, each replaced in one step, the key readable by its owner alone and there first."""
+    """Write both files, each replaced in one step; the key first, readable only by its owner."""
     form = serialization.PrivateFormat.PKCS8
     secret = pair.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     write_file(key, secret, PRIVATE)
@@ -138,7 +138,7 @@ def write_pair(pair: Pair, certificate: Path, key: Path) -> None:
 
 
 def read_pair(certificate: Path, key: Path) -> Pair:
-    """An authority as `write_pair` wrote it. Raises BadConfig."""
+    """An authority that `write_pair` wrote. Raises BadConfig."""
     try:
         secret = serialization.load_pem_private_key(key.read_bytes(), None)
     except OSError as error:
@@ -151,8 +151,8 @@ def read_pair(certificate: Path, key: Path) -> Pair:
 
 
 def write_file(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file in one step, with all of its content on disk; it never has other rights than `mode`, and nothing
-    is left of what could not be written."""
+    """Replace a file in one step, with its content synced. It never has other permissions than `mode`, and a failure
+    leaves no part of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

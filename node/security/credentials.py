@@ -1,8 +1,8 @@
-"""A node's locks, from its settings: TLS of its listeners and links, guards of its faces, access to other clusters.
+"""A node's credentials, from its settings: TLS of listeners and links, authorization guards, access to other clusters.
 
-Made once, before anything is opened, so that a file that cannot be used is told before it can do harm; afterwards the
-files are read again when they change. Certificates that will expire are told of in logs, metrics and the cluster's
-status. What TLS and tokens are is in `repl.transport`, what a role may do in `node.http.authorization`.
+Built once, before anything is opened, so that an unusable file is reported before it can do harm; later the files are
+read again when they change. Certificates that expire soon are reported in logs, metrics and the cluster's status.
+`repl.security` implements TLS and tokens; `node.http.authorization` has the rules of roles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from isthmus.repl.telemetry import Family, Sample
 log = structlog.get_logger(__name__)
 
 TELL_EVERY_S: Final = 3600.0
-"""How often logs say again what is amiss with certificates."""
+"""How often the log repeats problems of certificates."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_tls_certificate_expiry_timestamp_seconds": Family(
@@ -45,11 +45,11 @@ HELP: Final[Mapping[str, Family]] = {
         "Times that changed files of certificates were read again, by outcome.", "reads", "locks", ("outcome",)
     ),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Name -> metric definition (see repl.telemetry)."""
 
 
 class NodeCredentials:
-    """Everything that opens or shuts a door. Raises BadConfig, all faults in one, when made."""
+    """TLS contexts, tokens and authorization guards of this node. Raises BadConfig, all faults in one."""
 
     def __init__(self, settings: Settings) -> None:
         faults = list(file_faults(settings))
@@ -62,7 +62,7 @@ class NodeCredentials:
         }
         self._watched: list[ReloadingFile[Any]] = list(self._expiries.values())
         self._accesses: dict[tuple[bool, str, Path | None], PeerCredentials] = {}
-        """By whether it is TLS, cluster and token: no more than the settings name."""
+        """By TLS or not, cluster and token file: no more entries than the settings have."""
         self.listeners: dict[str, ListenerTls] = {}
         for name in ("http", "admin"):
             mode = tls.mode(name)
@@ -85,11 +85,12 @@ class NodeCredentials:
 
     @property
     def certified_sinks(self) -> bool:
-        """Whether sinks must show certificates of their clusters: where all of `http` is TLS."""
+        """Whether sinks must show certificates of their clusters: when all of `http` is TLS."""
         return self._settings.tls.mode("http") == "require"
 
     def access_to(self, peer: PeerSettings) -> PeerCredentials:
-        """How the sink comes in at a peer; the same at each call, since the files of one are watched for ever."""
+        """The credentials for a peer; the same object at each call, since its files are watched as long as the node
+        runs."""
         way = (peer.url.startswith("https://"), peer.cluster, peer.token_file)
         found = self._accesses.get(way)
         if found is None:
@@ -102,20 +103,21 @@ class NodeCredentials:
         return found
 
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
-        """Begin to tell what is doubtful. `peers_expire_s`: when certificates of connected nodes expire, in s."""
+        """Begin to report problems. `peers_expire_s`: expiry of connected nodes' certificates, in s."""
         self._peers_expire_s = peers_expire_s
         for path, message in warnings_of(self._settings):
             log.warning("security.doubt", key=path, sentence=message)
         self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     async def stop(self) -> None:
-        """Tell nothing more."""
+        """Stop the reports."""
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
 
     def reload(self) -> list[str]:
-        """Read all files of certificates and tokens again; what could not be read, a sentence each (the old stays)."""
+        """Read all files of certificates and tokens again; returns a sentence for each that could not be read, whose
+        old content stays in use."""
         tokens = [each for guard in self.guards.values() if guard is not None for each in guard.watched()]
         return sorted({why for each in (*self._watched, *tokens) if (why := each.reload())})
 
@@ -126,7 +128,7 @@ class NodeCredentials:
             await asyncio.sleep(TELL_EVERY_S)
 
     def problems(self) -> list[str]:
-        """What an operator should see to soon, a sentence each."""
+        """Problems that an operator should fix soon, a sentence each."""
         now_s = time.time()
         soon_s = now_s + self._settings.tls.expiry_warning_ms / 1000
         name = self._settings.node.name
@@ -144,7 +146,7 @@ class NodeCredentials:
         return found
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown."""
+        """Samples for Prometheus."""
         for key, watched in self._expiries.items():
             yield "isthmus_tls_certificate_expiry_timestamp_seconds", {"file": key}, watched.current() / 1000
         for node, at_s in self._peers_expire_s().items():
@@ -163,7 +165,7 @@ class NodeCredentials:
 
 
 def file_faults(settings: Settings) -> Iterator[ConfigWarning]:
-    """What is wrong with the files that [tls], [tokens], sink peers and full-sync name, by key path. Reads them."""
+    """The faults of the files of [tls], [tokens], sink peers and full-sync, by key path. Reads the files."""
     for path, check in _checks(settings):
         try:
             check()
@@ -206,20 +208,21 @@ def _expiry_of(path: Path) -> Callable[[], int]:
     return lambda: certificates.expires_ms(path)
 
 
-def _authorities(settings: Settings, door: str) -> tuple[Path, ...]:
-    """Whom a door believes: nodes their own authority, sinks that of peers, listeners for clients both."""
+def _authorities(settings: Settings, listener: str) -> tuple[Path, ...]:
+    """The authorities that verify peers: nodes use their own authority, sinks that of peers, listeners for clients
+    both."""
     tls = settings.tls
     own, peers = tls.authority, tls.peer_authority or tls.authority
-    wanted = {"cluster": (own,), "sink": (peers,)}.get(door, (own, peers))
+    wanted = {"cluster": (own,), "sink": (peers,)}.get(listener, (own, peers))
     return tuple(dict.fromkeys(path for path in wanted if path is not None))
 
 
-def _files_of(settings: Settings, door: str) -> TlsFiles:
+def _files_of(settings: Settings, listener: str) -> TlsFiles:
     tls = settings.tls
     pair = (tls.certificate, tls.key)
-    if door == "http" and tls.http_certificate is not None:
+    if listener == "http" and tls.http_certificate is not None:
         pair = (tls.http_certificate, tls.http_key)
-    return TlsFiles(*pair, _authorities(settings, door))
+    return TlsFiles(*pair, _authorities(settings, listener))
 
 
 def _asked(settings: Settings) -> ssl.VerifyMode:

@@ -121,7 +121,7 @@ def problems(
         for row in node_rows(records, registrations)
         if row["state"] != "live" and not (row["name"] in drained and not row["replicas"])
     ]
-    full, others = _told(records, facts or {})
+    full, others = _replica_problems(records, facts or {})
     found += full
     offline = [r for _, r in sorted(records.items()) if r.status is not PartitionStatus.ONLINE]
     found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
@@ -145,7 +145,7 @@ def _unread(path: str, why: str, records: Records) -> str:
     return f"nothing is decided by what cannot be read{serves}: {why}"
 
 
-def _told(records: Records, facts: Mapping[str, NodeReplicaFacts | None]) -> tuple[list[str], list[str]]:
+def _replica_problems(records: Records, facts: Mapping[str, NodeReplicaFacts | None]) -> tuple[list[str], list[str]]:
     """(full disks, other reasons why replicas are not in sync), a sentence for each node and reason. A node with such
     replicas that did not answer is named, too."""
     full: list[str] = []
@@ -218,7 +218,7 @@ def partition_rows(
 def _partition_row(
     record: PartitionRecord, registrations: Registrations, facts: Mapping[str, NodeReplicaFacts | None]
 ) -> dict[str, Any]:
-    said = {node: _said(facts.get(node), record.partition) for node in record.replicas}
+    said = {node: _facts_of(facts.get(node), record.partition) for node in record.replicas}
     leader = None if record.leader is None else record.leader.node
     lead = None if leader is None else said.get(leader)
     states = [_replica_row(record, node, said[node], lead, registrations, facts) for node in record.replicas]
@@ -245,7 +245,7 @@ def _partition_row(
     }
 
 
-def _said(facts: NodeReplicaFacts | None, partition: int) -> ReplicaFacts | None:
+def _facts_of(facts: NodeReplicaFacts | None, partition: int) -> ReplicaFacts | None:
     return None if facts is None else facts.get(partition)
 
 

@@ -50,8 +50,8 @@ from isthmus.node.services.wiring import (
     default_type_of,
     entry_limit_bytes,
     links_of,
-    portrait_of,
     position_of,
+    registration_template,
     write_limits_of,
 )
 from isthmus.queues.admin import QueueActs
@@ -129,7 +129,7 @@ class NodeServices:
         self.registrar = Registrar(
             metastore,
             identity,
-            portrait_of(
+            registration_template(
                 settings,
                 http_url=resources.http_url,
                 admin_url=resources.admin_url,

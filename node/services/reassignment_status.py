@@ -156,7 +156,7 @@ def _said(gathered: Gathered, node: str | None, partition: int) -> Any:
     return None if facts is None else facts.get(partition)
 
 
-def glance_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, Any]:
+def summary_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, Any]:
     """The reassignments in one line, for the status of the whole cluster."""
     stages = Counter(
         progress(order, move, records, registrations).stage for order in placement.orders for move in order.moves

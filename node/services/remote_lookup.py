@@ -70,7 +70,7 @@ def _corrupt(row: dict[str, Any]) -> bool:
     return str(row["difference"]).startswith("corrupt") and not row["changed_since"]
 
 
-def first_to_tell(
+def first_known_side(
     looks: Sequence[Callable[[], dict[str, Any]]], goes_on: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
     """The answer of the first node of a cluster that knows the key's state; the last one's when none knows, or when
@@ -107,7 +107,7 @@ def other_side(
         return _shown(url, "unknown", None, f"it answers {status}")
     if not said and (status, why) != (404, NOT_FOUND):
         told = f"it answers {status} {why[:64]}".rstrip()
-        return _shown(url, "unknown", None, f"{told}, which tells nothing of the key")
+        return _shown(url, "unknown", None, f"{told}, which is no information about the key")
     if not said:
         return _shown(url, "absent", None, "it has neither a value nor a tombstone")
     try:

@@ -85,7 +85,7 @@ def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
         for reason, nodes in sorted(reasons.items(), key=lambda one: min(one[1]))
         if reason
     ]
-    more = [f"{len(told) - REASONS_TOLD} more of other nodes: isthmus queue list --all"]
+    more = [f"{len(told) - REASONS_TOLD} more on other nodes: isthmus queue list --all"]
     return "; ".join(told if len(told) <= REASONS_TOLD else told[:REASONS_TOLD] + more)
 
 

@@ -132,7 +132,7 @@ def open_log(settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int
     )
 
 
-def portrait_of(settings: Settings, *, http_url: str, admin_url: str, cluster_address: str) -> Registration:
+def registration_template(settings: Settings, *, http_url: str, admin_url: str, cluster_address: str) -> Registration:
     """The node's registration, without its session and replicas."""
     return Registration(
         node=settings.node.name,

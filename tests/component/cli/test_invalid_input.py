@@ -210,4 +210,4 @@ def test_only_a_node_that_says_so_lacks_the_key(reason: str, state: str) -> None
     with answering_404(reason) as url:
         found = other_side(url, Key(b"default", b"b", b"k"), None)
     assert found["state"] == state
-    assert state == "absent" or found["reason"].endswith("which tells nothing of the key")
+    assert state == "absent" or found["reason"].endswith("which is no information about the key")

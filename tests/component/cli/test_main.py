@@ -179,7 +179,7 @@ def test_config_check_tells_who_compares_alone(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["config", "check", *map(str, files)]) == Exit.OK
     told, warned = capsys.readouterr().out.splitlines()[2:]
     assert told == "cluster east: west is compared with by n1"
-    assert warned.startswith("cluster east: warning: west: only n1 compares with it, and nobody when that is gone")
+    assert warned.startswith("cluster east: warning: west: only n1 compares with it, and no node when that one is gone")
     with files[1].open("a") as more:
         more.write(FULLSYNC.format(name="west", urls="http://w2:1,http://w1:1"))
     wrong = tmp_path / "wrong.toml"

@@ -12,7 +12,7 @@ import pytest
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.services.explain_key import joined
-from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_to_tell, with_other_sides
+from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_known_side, with_other_sides
 from isthmus.node.services.replication_lag import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.component.cli.test_admin_client import ToldListener, listener
@@ -79,7 +79,7 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     assert row("", "a", "b") == "node e2: a; node e3: b"
     many = {n: led(n, f"e{n}") for n in range(9)}
     (found,) = lag_rows({f"e{n}": said(part(n), reason=f"r{n}") for n in range(9)}, many)
-    assert found["reason"].endswith("node e3: r3; 5 more of other nodes: isthmus queue list --all")
+    assert found["reason"].endswith("node e3: r3; 5 more on other nodes: isthmus queue list --all")
 
 
 def one_ledger(**changed: Any) -> dict[str, Any]:
@@ -311,10 +311,10 @@ def test_a_cluster_is_asked_until_a_node_of_it_can_tell() -> None:
     def look(state: str) -> Callable[[], dict[str, Any]]:
         return lambda: (asked.append(state), {"state": state, "clock": None})[1]
 
-    assert first_to_tell([look("unknown"), look("absent"), look("equal")])["state"] == "absent"
+    assert first_known_side([look("unknown"), look("absent"), look("equal")])["state"] == "absent"
     assert asked == ["unknown", "absent"]
-    assert first_to_tell([look("unknown"), look("unknown")])["state"] == "unknown"
-    assert first_to_tell([look("unknown"), look("equal")], lambda: False)["state"] == "unknown", "the node stops"
+    assert first_known_side([look("unknown"), look("unknown")])["state"] == "unknown"
+    assert first_known_side([look("unknown"), look("equal")], lambda: False)["state"] == "unknown", "the node stops"
 
 
 def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:

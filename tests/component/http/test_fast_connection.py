@@ -114,7 +114,7 @@ def converse(server, session, *, split):
 
 def prompted(room, monkeypatch):
     """What the room's face was asked to answer at once, and did."""
-    asked, prompt = [], room.face.prompt
+    asked, prompt = [], room.face.fast_answer
 
     def noting(request):
         work = prompt(request)
@@ -122,7 +122,7 @@ def prompted(room, monkeypatch):
             asked.append(request.raw_path)
         return work
 
-    monkeypatch.setattr(room.face, "prompt", noting)
+    monkeypatch.setattr(room.face, "fast_answer", noting)
     return asked
 
 

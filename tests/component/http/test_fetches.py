@@ -108,14 +108,14 @@ def test_answers_are_compressed_for_who_asks(room):
 def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_asgi(room, server, monkeypatch):
     """What sinks send is the usual fetch: answers of all sizes come whole by the quick way; one with a long body is
     answered the other way, and both are counted alike."""
-    taken, prompt = [], room.face.prompt
+    taken, prompt = [], room.face.fast_answer
 
     def noting(request):
         work = prompt(request)
         taken.append(work is not None)
         return work
 
-    monkeypatch.setattr(room.face, "prompt", noting)
+    monkeypatch.setattr(room.face, "fast_answer", noting)
     item = (1, 2, 3, b"default", b"b", b"k", b"o" * 16, 7, b"v" * 200_000)
     small = FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, 7, "serving", ())
     replies = [small, small._replace(batch=b"id", items=(item,))]
