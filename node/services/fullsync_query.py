@@ -138,7 +138,9 @@ def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:
     """The warning when one node of several compares with a cluster alone; None when others do, or unknown."""
     if len(shared_by) > 1 or nodes < 2 or silent:
         return None
-    return f"only {shared_by[0]} compares with it, and no node when that one is gone: add the [[fullsync]] to another node"
+    return (
+        f"only {shared_by[0]} compares with it, and no node when that one is gone: add the [[fullsync]] to another node"
+    )
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.aae.exchange import cluster
 from isthmus.aae.exchange import wire as tree_wire
-from isthmus.aae.scheduling import manager
+from isthmus.aae.scheduling import scheduler
 from isthmus.node.http.responses import status_of
 from isthmus.queues import wire
 from isthmus.repl.controller import bucket_properties, reassignment_plan, reassignments
@@ -62,8 +62,8 @@ def test_the_documented_table_is_complete_and_true():
         reassignment_plan,
         reassignments,
     )
-    rooms = (*taken_in, wire, manager, cluster, tree_wire)
-    modules = {room.__name__ for room in rooms}
+    modules = (*taken_in, wire, scheduler, cluster, tree_wire)
+    modules = {room.__name__ for room in modules}
     classes = {c for c in subclasses(errors.IsthmusError) if c.__module__ in modules}
     made = {(status_of(c("x")), c.reason) for c in classes} | {(500, "internal"), (404, "not-found")}
     assert made | refused_in_the_code() == documented()
