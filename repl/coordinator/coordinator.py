@@ -407,7 +407,7 @@ class Coordinator:
         """Take what arrived in this loop turn, partition by partition."""
         self._scheduled = False
         inbox, self._inbox = self._inbox, {}
-        with self._runtime.replog.together():
+        with self._runtime.replog.grouped():
             for partition_id, shares in inbox.items():
                 self._propose(self._runtime.partitions[partition_id], shares)
 

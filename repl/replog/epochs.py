@@ -1,8 +1,7 @@
-"""The epoch table of a log: pure arithmetic on ((epoch, first offset), ...), ascending in both.
+"""Arithmetic on the epoch table of a log: ((epoch, first offset), ...), ascending in both. Pure.
 
-The log keeps one beside every partition's start, so that it survives the trimming of the entries it was derived
-from (docs/protocol.md R-TRIM). What the tables of two replicas mean to each other is the protocol's
-business (`repl.isr`).
+The log stores a table with every partition's start, so that it survives the trimming of the entries it was derived from
+(docs/protocol.md R-TRIM). `repl.isr.epochs` compares the tables of replicas.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ def truncated(table: EpochTable, to_offset: int) -> EpochTable:
 
 
 def clipped(table: EpochTable, start: int) -> EpochTable:
-    """The table of a log that begins at `start`: older epochs go, but for the one of the entry just below `start`.
+    """The table of a log that begins at `start`: without older epochs, except that of the entry just below `start`.
 
-    That one stays, at its true first offset, because a follower that is at `start` is asked for the epoch
-    of its last entry, and because an emptied partition must remember its epoch.
+    That row stays, at its true first offset, because a follower at `start` is asked for the epoch of its last entry,
+    and because an emptied partition must remember its epoch.
     """
     keep_from = max(0, bisect_right(table, start - 1, key=_first_offset) - 1)
     return table[keep_from:]
 
 
 def common_end(table: EpochTable, leo: int, other: EpochTable, other_leo: int) -> int:
-    """The first offset at which two logs may differ, told from their tables and ends alone (H2)."""
+    """The first offset at which two logs may differ, by their tables and ends alone (H2)."""
     end = min(leo, other_leo)
     for row, other_row in zip(table, other, strict=False):
         if row != other_row:

@@ -1,8 +1,7 @@
-"""The log's door to the file system: every system call that the log makes, and no other.
+"""File system calls of the log: every system call that it makes, behind one interface.
 
-A test hands in another door, one that stops at each step or forgets what was not synced; the log cannot tell.
-Descriptors are plain ints. All calls raise OSError as the system does; the callers translate it. What
-belongs in the files is `repl.replog.frames`' business.
+Tests pass an implementation that stops at each step, or loses unsynced data. Descriptors are plain ints. All calls
+raise OSError as the system does; the callers translate it. `repl.replog.frames` defines the contents of the files.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Final, Protocol, cast
 
 NOT_KNOWN: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
-"""What a kernel or a file system says of a call, or of a flag of it, that it does not have. Nothing was done then."""
+"""Errors of a kernel or file system that lacks a call or one of its flags; nothing was done then."""
 
 
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    """fallocate(2) of the C library: (descriptor, mode, position, length); None where there is none."""
+    """Return fallocate(2) of the C library: (descriptor, mode, position, length); None if it has none."""
     library = ctypes.CDLL(None, use_errno=True)
     call = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
     if call is None:
@@ -35,30 +34,33 @@ class FileIO(Protocol):
     """File system calls on one directory of log files."""
 
     def names(self, directory: Path) -> list[str]:
-        """Names in the directory, which is made, with its parents, when it is not there."""
+        """Return the names in the directory, which is created with its parents if missing."""
 
     def create(self, path: Path) -> int:
-        """A new empty file, open for writing. FileExistsError when there is one."""
+        """Create an empty file and open it for writing. Raises FileExistsError."""
 
     def open(self, path: Path, *, write: bool) -> int:
-        """An existing file, open for reading, and for writing when asked."""
+        """Open an existing file for reading, and also for writing with `write`."""
 
     def size(self, fd: int) -> int:
-        """Bytes in the file."""
+        """Return the file's size in bytes."""
 
     def pread(self, fd: int, length: int, position: int) -> bytes:
-        """Bytes at `position`; fewer than `length` only at the end of the file."""
+        """Return bytes at `position`; fewer than `length` only at the end of the file."""
 
     def pwritev(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
         """Write all buffers one after another at `position`: all of them, or an error."""
 
     def pwritev_synced(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
-        """The same, and wait until these bytes, and a size of the file that holds them, are on disk. What was written
-        elsewhere in the file is not waited for."""
+        """As `pwritev`, and wait until these bytes, and a file size that includes them, are on disk.
+
+        Does not wait for earlier writes to other parts of the file.
+        """
 
     def allocate(self, fd: int, position: int, length: int) -> None:
-        """Let the file be at least `position + length` bytes long, with blocks of the disk for what it gains, which
-        reads as zeros. An error may have done a part of it; a file system that cannot says so, and nothing is emulated.
+        """Extend the file to at least `position + length` bytes with allocated blocks, which read as zeros.
+
+        An error may leave a part of it done. A file system without the call raises; nothing is emulated.
         """
 
     def truncate(self, fd: int, size: int) -> None:
@@ -68,7 +70,7 @@ class FileIO(Protocol):
         """Wait until the file's bytes and size are on disk."""
 
     def fsync(self, fd: int) -> None:
-        """The same with all of the file's metadata."""
+        """As `fdatasync`, with all of the file's metadata."""
 
     def close(self, fd: int) -> None:
         """Close the descriptor."""
@@ -83,7 +85,7 @@ class FileIO(Protocol):
         """Wait until the directory's names are on disk."""
 
     def free_bytes(self, directory: Path) -> int:
-        """Bytes that an unprivileged user may still write on the directory's file system."""
+        """Return the bytes that an unprivileged user may still write on the directory's file system."""
 
 
 class SystemFiles:
@@ -91,7 +93,7 @@ class SystemFiles:
 
     def __init__(self) -> None:
         self._write_flags = getattr(os, "RWF_DSYNC", 0)
-        """Of a write that is its own sync; 0 once the system has refused them."""
+        """Flags of a synced write; 0 once the system has refused them."""
 
     def names(self, directory: Path) -> list[str]:
         if not directory.is_dir():
@@ -125,7 +127,7 @@ class SystemFiles:
 
     def _write_rest(self, fd: int, buffers: Sequence[bytes], position: int, written: int) -> None:
         rest = memoryview(b"".join(buffers))
-        while written < len(rest):  # a short write is no error: a full disk says so on the next call
+        while written < len(rest):  # a short write is no error: a full disk raises in the next call
             written += os.pwrite(fd, rest[written:], position + written)
 
     def pwritev_synced(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
@@ -145,8 +147,8 @@ class SystemFiles:
         os.fdatasync(fd)
 
     def allocate(self, fd: int, position: int, length: int) -> None:
-        # not os.posix_fallocate: where the file system cannot, the C library writes a byte into each block instead,
-        # which takes longer than all that room ahead saves (10 ms of CPU a megabyte)
+        # not os.posix_fallocate: without support in the file system, the C library writes a byte into each block,
+        # which costs more (10 ms of CPU per MB) than preallocation saves
         if _FALLOCATE is None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         while _FALLOCATE(fd, 0, position, length) != 0:

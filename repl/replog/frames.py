@@ -1,12 +1,12 @@
-"""The log's bytes: file headers, batch frames and the runs in them. Pure; `docs/formats.md` describes the same.
+"""The log's binary format: file headers, frames and the runs in them. Pure; `docs/formats.md` describes it.
 
-A log file is a header and then frames. One frame is one group commit; its body is a row of runs, each of one
-partition. The checksums of a frame are seeded with its file's random salt and its own position, so that
-neither the remains of another file nor a frame that somebody stored as a value is ever taken for one.
-An entry's own bytes (`Entry.wire`) are passed through as they are.
+A log file is a header followed by frames. One frame is one group commit; its body is a sequence of runs, each of one
+partition. A frame's checksums are seeded with its file's random salt and its own position, so neither the remains of
+another file nor a frame stored as a value is taken for one. The bytes of an entry (`Entry.wire`) pass through
+unchanged.
 
-Everything here refuses what it would not have written with Corruption, and believes no size before it is checked.
-The story goes on in `repl.replog.reader`, which finds frames in files.
+Decoders raise Corruption for anything that the encoders would not write, and trust no size before it is checked.
+`repl.replog.reader` finds frames in files.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.replog.port import EpochTable
 
 FORMAT_VERSION: Final = 1
-"""Of files and frames alike. A reader refuses any other; a change of any layout below raises it."""
+"""Of files and frames. A reader refuses any other; any change of a layout below raises it."""
 
 FILE_MAGIC: Final = b"ISTHMLOG"
 FRAME_MAGIC: Final = b"\xb1sTh"
-"""Begins each frame. Not ASCII throughout, so that text values rarely hold it; the checksum decides anyway."""
+"""Begins each frame. Not entirely ASCII, so that text values rarely contain it; the checksum decides anyway."""
 
 MAX_BODY_BYTES: Final = (1 << 30) - 1
-"""Longest body of a frame. Far above a batch (4 MB) and the largest object (50 MB); what claims more is corrupt,
-and an entry that would need more is refused as too large."""
+"""Maximum length of a frame's body. Far above a batch (4 MB) and the largest object (50 MB): a larger claim is corrupt,
+and a larger entry is refused as too large."""
 
 _FILE_HEADER: Final = Struct("<8sII16sQQQ")
 _FRAME_HEADER: Final = Struct("<4sBBHIIQQQQ")
 _FRAME_HEAD: Final = Struct("<4sBBHIIQQQ")
-"""The same without its checksum."""
+"""The frame header without its checksum."""
 _RUN_HEADER: Final = Struct("<IBBHIIQII")
 _STATE_ROW: Final = Struct("<IQ")
 _U64: Final = Struct("<Q")
@@ -52,14 +52,14 @@ _U64_MASK: Final = (1 << 64) - 1
 
 
 class LogPosition(NamedTuple):
-    """A place in the log: file sequence number and byte in that file. They compare in log order."""
+    """A position in the log: file sequence number and byte in that file. Ordered as the log."""
 
     sequence: int
     position: int
 
 
 class FileHeader(NamedTuple):
-    """What the first bytes of a log file say. `salt` seeds the checksums of its frames."""
+    """The header of a log file. `salt` seeds the checksums of its frames."""
 
     cluster_uuid: bytes
     sequence: int
@@ -67,8 +67,11 @@ class FileHeader(NamedTuple):
 
 
 class FrameHeader(NamedTuple):
-    """A frame's header. When the frame was written, everything before `durable` was known to be on disk. `complete`
-    says that its runs are the STATE of every partition that the log knows."""
+    """A frame's header.
+
+    `durable`: everything before it was known to be on disk when the frame was written. `complete`: the runs are the
+    STATE of every partition of the log.
+    """
 
     complete: bool
     body_bytes: int
@@ -78,18 +81,18 @@ class FrameHeader(NamedTuple):
 
 
 class RunKind(IntEnum):
-    """What a run says of its partition."""
+    """The kinds of runs."""
 
     ENTRIES = 1
     """New entries [base, base + count) of one epoch; `previous_epoch` is that of the entry below base."""
     COPIED = 2
-    """Entries of an older file that is about to go; they replace nothing and are not new."""
+    """Entries copied from an older file before its deletion; they replace nothing and are not new."""
     TRUNCATE = 3
-    """Everything from base on is dropped; `previous_epoch` as above, `epoch` is the leader's."""
+    """Entries from base on are dropped; `previous_epoch` as above, `epoch` is the leader's."""
     STATE = 4
-    """Where the partition's log stands: base is its start; the payload its LEO and epoch table."""
+    """The state of the partition's log: base is its start; the payload its LEO and epoch table."""
     START = 5
-    """All that stood here is dropped: the log begins and ends at base; the payload as of STATE."""
+    """All entries are dropped: the log begins and ends at base; payload as for STATE."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RunKind}
@@ -109,14 +112,14 @@ class EntryRun(NamedTuple):
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """The bytes that a log file begins with."""
+    """Return the first bytes of a log file."""
     head = _FILE_HEADER.pack(FILE_MAGIC, FORMAT_VERSION, 0, header.cluster_uuid, header.sequence, header.salt, 0)
     head = head[:-_CHECKSUM_BYTES]
     return head + _U64.pack(xxh64_intdigest(head))
 
 
 def decode_file_header(data: bytes) -> FileHeader:
-    """The file header in `data`. Raises Corruption when it is none, LocalFault when it is of another version."""
+    """Return the file header in `data`. Raises Corruption, or LocalFault for another version."""
     if len(data) != FILE_HEADER_BYTES:
         raise Corruption("the file is shorter than its header")
     magic, version, reserved, cluster_uuid, sequence, salt, digest = _FILE_HEADER.unpack(data)
@@ -128,12 +131,12 @@ def decode_file_header(data: bytes) -> FileHeader:
 
 
 def frame_seed(salt: int, position: int) -> int:
-    """Seed of the checksums of the frame at byte `position` of the file with `salt`."""
+    """Return the seed of the checksums of the frame at byte `position` of the file with `salt`."""
     return (salt + position) & _U64_MASK
 
 
 def encode_frame_header(body: bytes, run_count: int, *, durable: LogPosition, complete: bool, seed: int) -> bytes:
-    """The header that goes before `body`."""
+    """Return the header of a frame with `body`."""
     assert len(body) <= MAX_BODY_BYTES
     flags = _COMPLETE if complete else 0
     sequence, position = durable
@@ -152,7 +155,7 @@ def encode_frame_header(body: bytes, run_count: int, *, durable: LogPosition, co
 
 
 def decode_frame_header(data: bytes, seed: int) -> FrameHeader:
-    """The frame header in `data`. Raises Corruption when it is none, LocalFault when it is of another version."""
+    """Return the frame header in `data`. Raises Corruption, or LocalFault for another version."""
     if len(data) != FRAME_HEADER_BYTES:
         raise Corruption("a frame header is cut short")
     magic, version, flags, reserved, body_bytes, run_count, sequence, position, body_hash, digest = (
@@ -176,7 +179,7 @@ def encode_entries(
     wires: Sequence[bytes],
     lengths: Sequence[int],
 ) -> list[bytes]:
-    """A run of entries, as the buffers to write one after another: header, lengths, then the wires themselves."""
+    """Return a run of entries as buffers to write one after another: header, lengths, then the entries' bytes."""
     count = len(wires)
     payload = count * _LENGTH_BYTES + sum(lengths)
     return [
@@ -187,19 +190,19 @@ def encode_entries(
 
 
 def encode_truncate(partition: int, epoch: int, previous_epoch: int, to_offset: int) -> bytes:
-    """A run that drops the partition's entries from `to_offset` on."""
+    """Return a run that drops the partition's entries from `to_offset` on."""
     return _RUN_HEADER.pack(partition, RunKind.TRUNCATE, 0, 0, epoch, previous_epoch, to_offset, 0, 0)
 
 
 def encode_state(partition: int, start: int, leo: int, table: EpochTable, kind: RunKind = RunKind.STATE) -> bytes:
-    """A run that says where the partition's log stands; of kind START, that it begins and ends there anew."""
+    """Return a run with the state of the partition's log; of kind START, with its new start."""
     rows = b"".join(_STATE_ROW.pack(*row) for row in table)
     head = _RUN_HEADER.pack(partition, kind, 0, 0, 0, 0, start, len(table), _U64.size + len(rows))
     return head + _U64.pack(leo) + rows
 
 
 def decode_runs(body: bytes, run_count: int) -> list[EntryRun]:
-    """The runs of a frame's body. Raises Corruption when they do not add up."""
+    """Return the runs of a frame's body. Raises Corruption when they do not add up."""
     runs: list[EntryRun] = []
     at = 0
     for _ in range(run_count):
@@ -230,7 +233,7 @@ def decode_runs(body: bytes, run_count: int) -> list[EntryRun]:
 
 
 def decode_wires(body: bytes, run: EntryRun, from_offset: int, to_offset: int) -> list[bytes]:
-    """The bytes of the entries [from, to) of a run of entries. Raises Corruption when the lengths do not add up."""
+    """Return the bytes of entries [from, to) of a run. Raises Corruption when the lengths do not add up."""
     lengths: tuple[int, ...] = unpack_from(f"<{run.item_count}I", body, run.payload_from)
     at = run.payload_from + run.item_count * _LENGTH_BYTES
     if at + sum(lengths) != run.payload_to:
@@ -245,7 +248,7 @@ def decode_wires(body: bytes, run: EntryRun, from_offset: int, to_offset: int) -
 
 
 def decode_state(body: bytes, run: EntryRun) -> tuple[int, EpochTable]:
-    """(LEO, epoch table) of a STATE or START run. Raises Corruption when they contradict each other."""
+    """Return (LEO, epoch table) of a STATE or START run. Raises Corruption when they contradict each other."""
     (leo,) = _U64.unpack_from(body, run.payload_from)
     rows = _STATE_ROW.iter_unpack(body[run.payload_from + _U64.size : run.payload_to])
     table: EpochTable = tuple((epoch, first) for epoch, first in rows)

@@ -1,9 +1,8 @@
-"""Where the entries lie: per partition, which stretch of offsets is in which log file, and where to begin to read.
+"""The index of the log: which range of offsets of each partition is in which file, and where to start reading.
 
-Only what is durable is in here. The log's writer changes it under `LogIndex.lock`; readers of any thread look
-things up under the same lock and then read the file without it. An extent notes one position for each
-INDEX_STRIDE_BYTES of file, so the memory is bounded by the size of the log, not by the number of
-entries or batches. It does no I/O; `repl.replog.reader` does.
+It holds durable entries only. The writer changes it under `LogIndex.lock`; readers in any thread look positions up
+under this lock and then read the file without it. An extent has one position per INDEX_STRIDE_BYTES of file, so the
+size of the log bounds the memory, not the number of entries or batches. No I/O; see `repl.replog.reader`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,16 @@ from isthmus.repl.replog.epochs import clipped, common_end, extended, truncated
 from isthmus.repl.replog.port import EpochTable
 
 INDEX_STRIDE_BYTES: Final = 64 * 1024
-"""Distance of the noted positions: a read passes over at most this much to find its first entry (some 50 µs), and a
-log of 1 GB takes at most 16,384 positions of 16 bytes a partition."""
+"""Distance between indexed positions: a read skips at most this much before its first entry (some 50 µs), and a log of
+1 GB takes at most 16,384 positions of 16 bytes per partition."""
 
 
 @dataclass(slots=True)
 class LogFile:
-    """One file of the log; `salt` is None when its header cannot be read. Behind its `size_bytes` there may be unused
-    room, bytes that were never written; `disk_bytes` counts that, too."""
+    """One file of the log; `salt` is None when its header cannot be read.
+
+    Preallocated space may follow its `size_bytes`; `disk_bytes` includes it.
+    """
 
     sequence: int
     path: Path
@@ -37,8 +38,8 @@ class LogFile:
 
 
 class IndexPosition(NamedTuple):
-    """Where to begin to read: the file, a frame at or before the wanted entry, and which runs count (copied or
-    new ones) up to which offset."""
+    """Where to start reading: the file, a frame at or before the wanted entry, which runs count (copied or new), and up
+    to which offset."""
 
     sequence: int
     position: int
@@ -47,7 +48,7 @@ class IndexPosition(NamedTuple):
 
 
 class Extent:
-    """Entries [first, end) of one partition in one file, in file order, with no truncation among them."""
+    """Entries [first, end) of one partition in one file, in file order, without a truncation among them."""
 
     __slots__ = ("_offsets", "_positions", "copied", "end", "first", "growing", "sequence")
 
@@ -61,28 +62,30 @@ class Extent:
         self._positions = array("Q", (position,))
 
     def grow(self, position: int, end: int) -> None:
-        """More entries, up to `end`, in the frame at `position`."""
+        """Add entries up to `end`, in the frame at `position`."""
         if position - self._positions[-1] >= INDEX_STRIDE_BYTES:
             self._offsets.append(self.end)
             self._positions.append(position)
         self.end = end
 
     def cut(self, end: int) -> None:
-        """Drop what stands from `end` on. Nothing is added to a cut extent: its file now holds two versions of
-        those offsets, and a reader that starts here must not run into the later one."""
+        """Drop entries from `end` on, and stop growing.
+
+        The file now holds two versions of these offsets, and a reader that starts here must not reach the later one.
+        """
         self.end = min(self.end, end)
         self.growing = False
 
     def before(self, end: int) -> Extent:
-        """A copy that ends at `end`."""
+        """Return a copy that ends at `end`."""
         part = Extent(self.sequence, self._positions[0], self.first, self.end, self.copied)
         part._offsets = self._offsets[:]
         part._positions = self._positions[:]
         part.cut(end)
         return part
 
-    def place(self, offset: int) -> IndexPosition:
-        """Where to begin to read for `offset`, which lies in [first, end)."""
+    def locate(self, offset: int) -> IndexPosition:
+        """Return where to start reading for `offset`, which lies in [first, end)."""
         point = max(0, bisect_right(self._offsets, offset) - 1)
         return IndexPosition(self.sequence, self._positions[point], self.end, self.copied)
 
@@ -98,12 +101,12 @@ class PartitionIndex:
         self.table = table
         self.extents: list[Extent] = []
         self.truncations = 0
-        """Counts them: what was read before one and what was read after it are not of one log."""
+        """Number of truncations: entries read before and after one belong to different logs."""
         self.abandoned = False
-        """Nothing of it is needed, until it is restarted."""
+        """None of the entries is needed, until a restart."""
 
     def add(self, sequence: int, position: int, epoch: int, base: int, count: int) -> None:
-        """`count` new entries of `epoch` from the LEO on, in the frame at `position`."""
+        """Append `count` new entries of `epoch` at the LEO, in the frame at `position`."""
         assert base == self.leo, f"entries at {base} do not follow on {self.leo}"
         assert not self.abandoned, f"entries at {base} in a log that is given up"
         self.table = extended(self.table, epoch, base)
@@ -115,7 +118,7 @@ class PartitionIndex:
             self.extents.append(Extent(sequence, position, base, self.leo, copied=False))
 
     def copy(self, sequence: int, position: int, first: int, end: int) -> None:
-        """Entries [first, end), which the log has, now lie (also) in the frame at `position`."""
+        """Entries [first, end), which the log has, are now (also) in the frame at `position`."""
         first, end = max(first, self.start), min(end, self.leo)
         if first >= end:
             return
@@ -149,7 +152,7 @@ class PartitionIndex:
             self.extents[-1].cut(to_offset)
 
     def trim(self, start: int) -> None:
-        """Let the log begin at `start`."""
+        """Move the log's start to `start`."""
         self.start = max(self.start, start)
         self.table = clipped(self.table, self.start)
         while self.extents and self.extents[0].end <= self.start:
@@ -158,7 +161,7 @@ class PartitionIndex:
             self.extents[0].first = max(self.extents[0].first, self.start)
 
     def assume(self, start: int, leo: int, table: EpochTable) -> None:
-        """The log says of itself that it stands so; extents stay as far as both agree."""
+        """Adopt the state that the log states; extents stay as far as both agree."""
         self.trim(start)
         agreed = common_end(self.table, self.leo, clipped(table, self.start), leo)
         if agreed < self.leo:
@@ -167,7 +170,7 @@ class PartitionIndex:
         self.table = clipped(table, self.start)
 
     def restart(self, at_offset: int, table: EpochTable) -> None:
-        """Nothing that was here counts any more: the log begins and ends at `at_offset`."""
+        """Drop everything: the log begins and ends at `at_offset`."""
         self.truncations += 1
         self.abandoned = False
         self.start = self.leo = at_offset
@@ -175,12 +178,12 @@ class PartitionIndex:
         self.extents = []
 
     def interrupt(self) -> None:
-        """What is added from now on begins new extents: a reader cannot get past the place where the file is now."""
+        """Put later entries into new extents: readers cannot pass the current position of the file."""
         for extent in self.extents:
             extent.growing = False
 
-    def unfounded(self) -> int:
-        """The first offset in [start, leo] that no extent holds; the LEO when all are there."""
+    def first_gap(self) -> int:
+        """Return the first offset in [start, leo] without an extent; the LEO when all are present."""
         at = self.start
         for extent in self.extents:
             if extent.first > at:
@@ -188,14 +191,14 @@ class PartitionIndex:
             at = max(at, extent.end)
         return min(at, self.leo)
 
-    def place(self, offset: int) -> IndexPosition:
-        """Where to begin to read for `offset`, which lies in [start, leo)."""
+    def locate(self, offset: int) -> IndexPosition:
+        """Return where to start reading for `offset`, which lies in [start, leo)."""
         extent = self.extents[bisect_right(self.extents, offset, key=lambda extent: extent.first) - 1]
         assert extent.first <= offset < extent.end, f"offset {offset} is in no extent"
-        return extent.place(offset)
+        return extent.locate(offset)
 
     def spans_in(self, sequence: int) -> list[tuple[int, int]]:
-        """The stretches [first, end) that file `sequence` holds, ascending."""
+        """Return the ranges [first, end) in file `sequence`, ascending."""
         return [(extent.first, extent.end) for extent in self.extents if extent.sequence == sequence]
 
 
@@ -208,21 +211,21 @@ class LogIndex:
     lock: Lock = field(default_factory=Lock)
 
     def partition(self, partition: int) -> PartitionIndex:
-        """The partition's index, made when it is new."""
+        """Return the partition's index, created if new."""
         index = self.partitions.get(partition)
         if index is None:
             index = self.partitions[partition] = PartitionIndex()
         return index
 
     def file(self, sequence: int) -> LogFile | None:
-        """The file of that number, None once it was trimmed."""
+        """Return the file with this number, None once it was trimmed."""
         return next((file for file in self.files if file.sequence == sequence), None)
 
     def size_bytes(self) -> int:
-        """Bytes in all files, with the unused room."""
+        """Bytes of all files, including preallocated space."""
         return sum(file.disk_bytes for file in self.files)
 
 
 def states(partitions: dict[int, PartitionIndex]) -> Sequence[tuple[int, int, int, EpochTable]]:
-    """(partition, start, LEO, epoch table) of each partition, in order."""
+    """Return (partition, start, LEO, epoch table) of each partition, in order."""
     return [(p, index.start, index.leo, index.table) for p, index in sorted(partitions.items())]

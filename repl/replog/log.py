@@ -1,9 +1,9 @@
-"""The node's log (`repl.replog.port.Replog`) over append-only files: what is called from outside.
+"""The node's log (`repl.replog.port.Replog`) over append-only files: the calls from outside.
 
-`append` checks and encodes on the caller's thread and queues; `repl.replog.writer` commits in groups; `read` goes to
-the files from any thread; `open` makes `repl.replog.recovery` say what is there. It keeps two views of each
-partition: its end with everything queued (here, the caller's thread alone) and what is durable (`LogIndex`).
-Who may open the directory is not decided here: one process, by the data directory's lock.
+`append` checks and encodes on the caller's thread and queues; `repl.replog.writer` commits in groups; `read` reads the
+files from any thread; `open` runs `repl.replog.recovery`. The log keeps two views of each partition: its end including
+everything queued (here, for the caller's thread only), and its durable part (`LogIndex`). The data directory's lock
+ensures that one process opens the directory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from isthmus.repl.replog.tail import LogTail
 from isthmus.repl.replog.writer import Abandon, CheckSpace, Item, LogWriter, Queued, Stop, Trim
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
-"""Free space below which no write is accepted: the log's own next file (64 MB) and the store's next table (64 MB) still
-fit, so that what was accepted can be written, applied and trimmed. `append` itself refuses at half of it."""
+"""Free space below which no write is accepted: the log's next file (64 MB) and the store's next table (64 MB) still
+fit, so that accepted writes can be written, applied and trimmed. `append` itself refuses at half of it."""
 
 ENTRY_BYTES_MAX: Final = MAX_BODY_BYTES - 4096
-"""Longest entry; a longer one does not fit into a frame and is refused as too large."""
+"""Maximum length of an entry; a longer one does not fit into a frame and is refused as too large."""
 
 _EPOCH: Final = itemgetter(Entry._fields.index("epoch"))
 _OFFSET: Final = itemgetter(Entry._fields.index("offset"))
@@ -42,7 +42,7 @@ _WIRE: Final = itemgetter(Entry._fields.index("wire"))
 
 
 class _End:
-    """A partition's end with everything that is queued."""
+    """A partition's end, including everything queued."""
 
     __slots__ = ("leo", "table")
 
@@ -52,7 +52,7 @@ class _End:
 
 
 class FileLog:
-    """The log in one directory. Make it with `open`; then `start`, and `close` at the end."""
+    """The log in one directory. Create it with `open`, call `start`, and finally `close`."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class FileLog:
         self._failure: Exception | None = None
         self._failure_lock = Lock()
         self._closed = False
-        self._gathering = False
-        self._gathered: list[Item] = []
+        self._grouping = False
+        self._group: list[Item] = []
         self._entries_queued = 0
         self._bytes_queued = 0
 
@@ -100,13 +100,12 @@ class FileLog:
         reserve_bytes: int = RESERVE_BYTES,
         io: FileIO | None = None,
     ) -> FileLog:
-        """Recover the log in `directory`, which is made when it is not there.
+        """Recover the log in `directory`, which is created if missing.
 
-        `known_durable` names every partition that this node holds, with an offset below which all of it was
-        durable (what the store has applied; 0 when nothing): a partition that it leaves out cannot be called
-        damaged before the log has shown something of it. `durability` is "fsync" or "async". What is found
-        damaged stays so, at every opening, until `start` has been called. Raises WrongIdentity for another
-        cluster's log, LocalFault when the directory cannot be read or written.
+        `known_durable` names every partition of this node, with an offset below which all entries were durable (what
+        the store has applied; 0 for none). A partition that it omits is not reported as damaged unless the log has
+        something of it. `durability` is "fsync" or "async". Damage is reported at each opening until `start` was
+        called. Raises WrongIdentity for another cluster's log, LocalFault when the directory cannot be read or written.
         """
         assert len(cluster_uuid) == 16
         assert durability in ("fsync", "async")
@@ -118,10 +117,10 @@ class FileLog:
                     io.unlink(directory / name)
             found = recover(io, directory, cluster_uuid, known_durable or {})
             tail = LogTail(io, directory, cluster_uuid, found.index, file_bytes=file_bytes)
-            begin_new_file = False
+            roll_first = False
             if found.index.files:
-                tail.continue_last(found.durable, marked=found.marked)
-                begin_new_file = bool(found.damage) or tail.end != found.end
+                tail.resume_last(found.durable, marked=found.marked)
+                roll_first = bool(found.damage) or tail.end != found.end
             else:
                 tail.roll()
             writer = LogWriter(
@@ -136,7 +135,7 @@ class FileLog:
             )
         except OSError as error:
             raise LocalFault(f"the log in {directory} cannot be opened: {error}") from error
-        writer.begin_new_file = begin_new_file
+        writer.roll_first = roll_first
         return cls(
             io,
             found,
@@ -157,8 +156,8 @@ class FileLog:
         on_failure: Callable[[Exception], None],
         on_above_limit: OnAboveLimit = lambda: None,
     ) -> None:
-        """As in the port. The caller has taken note of all damage: a damaged partition is from now on what
-        was recovered of it, and the next opening finds it whole."""
+        """See `Replog.start`. The caller has recorded all damage: from now on a damaged partition is what was recovered
+        of it, and the next opening reports no damage."""
         assert not self._threads
         self._on_failure = on_failure
         self._writer.on_durable = on_durable
@@ -174,7 +173,7 @@ class FileLog:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whatever ends the log's thread, the node must hear of it
+        except Exception as error:  # noqa: BLE001 - any error ends the log's thread; the node must notice
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -202,18 +201,18 @@ class FileLog:
             end = self._ends[partition] = _End(0, ())
         return end
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_space(self, size_bytes: int) -> bool:
         return self._fits(size_bytes, self._reserve_bytes)
 
     def _fits(self, size_bytes: int, reserve_bytes: int) -> bool:
         if self._bytes_queued + size_bytes + reserve_bytes <= self._writer.spendable_bytes:
             return True
-        self.look_at_space()
+        self.refresh_free_space()
         return False
 
-    def look_at_space(self) -> None:
-        if self._failure is None and not self._closed and not self._writer.space_asked:
-            self._writer.space_asked = True
+    def refresh_free_space(self) -> None:
+        if self._failure is None and not self._closed and not self._writer.space_check_queued:
+            self._writer.space_check_queued = True
             self._put(CheckSpace())
 
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
@@ -248,7 +247,7 @@ class FileLog:
         self._entries_queued += len(entries)
 
     def _run_ends(self, entries: Sequence[Entry], lengths: list[int], size_bytes: int) -> Sequence[int]:
-        """Where to cut entries into runs: of one epoch each, within a batch's size but for a larger entry alone."""
+        """Return where to cut entries into runs: one epoch each, within a batch's size unless one entry is larger."""
         if size_bytes <= self._batch_bytes and len(set(map(_EPOCH, entries))) == 1:
             return (len(entries),)
         ends: list[int] = []
@@ -282,24 +281,24 @@ class FileLog:
         self._put(Abandon(partition))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        assert not self._gathering
-        self._gathering = True
+    def grouped(self) -> Iterator[None]:
+        assert not self._grouping
+        self._grouping = True
         try:
             yield
         finally:
-            self._gathering = False
-            gathered, self._gathered = self._gathered, []
-            if gathered:
-                self._writer.queue.put(gathered)
+            self._grouping = False
+            group, self._group = self._group, []
+            if group:
+                self._writer.queue.put(group)
 
     def _queue(self, item: Queued) -> None:
         self._bytes_queued += item.size_bytes
         self._put(item)
 
     def _put(self, item: Item) -> None:
-        if self._gathering:
-            self._gathered.append(item)
+        if self._grouping:
+            self._group.append(item)
         else:
             self._writer.queue.put([item])
 
@@ -321,7 +320,7 @@ class FileLog:
     def read(self, partition: int, from_offset: int, to_offset: int, max_bytes: int) -> list[Entry]:
         entries: list[Entry] = []
         offset = from_offset
-        room_bytes = max_bytes
+        left_bytes = max_bytes
         truncations = 0
         while offset < to_offset:
             with self._index.lock:
@@ -336,7 +335,7 @@ class FileLog:
                     if entries:
                         break
                     raise LookupError(f"partition {partition}: offset {offset} is below the log's start {index.start}")
-                place = index.place(offset)
+                place = index.locate(offset)
                 file = self._index.file(place.sequence)
             assert file is not None
             end = min(to_offset, place.end)
@@ -344,9 +343,9 @@ class FileLog:
                 with LogFileReader(self._io, file) as reader:
                     for epoch, base, wires in reader.wires(partition, offset, end, place.position, place.copied):
                         for offset, wire in enumerate(wires, base):
-                            if entries and len(wire) > room_bytes:
+                            if entries and len(wire) > left_bytes:
                                 return entries
-                            room_bytes -= len(wire)
+                            left_bytes -= len(wire)
                             entries.append(decoded(partition, epoch, offset, wire))
             except FileNotFoundError as error:
                 with self._index.lock:
@@ -386,7 +385,7 @@ class FileLog:
         )
 
     def close(self) -> None:
-        """As in the port. Raises LocalFault, once, when not everything that was queued could be written."""
+        """See `Replog.close`. Raises LocalFault, once, when not everything queued could be written."""
         if self._closed:
             return
         self._closed = True

@@ -1,5 +1,6 @@
-"""Names of the files in a log directory: sixteen digits of sequence number and `.log`, and the same with `.new`
-while a file is being made. Other names are not the log's and are left alone.
+"""Names of the files in a log directory: sixteen digits of sequence number and `.log`.
+
+A file under construction has `.log.new`. Files with other names are ignored.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ def log_path(directory: Path, sequence: int) -> Path:
 
 
 def new_path(path: Path) -> Path:
-    """Where log file `path` is made before it takes its name."""
+    """The path of log file `path` while it is under construction."""
     return path.with_name(path.name + ".new")
 
 
 def sequence_of(name: str) -> int | None:
-    """The sequence number of a log file's name, None for any other name."""
+    """The sequence number in a log file's name, None for any other name."""
     match = _LOG_FILE.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def is_unfinished(name: str) -> bool:
-    """Is it a file whose making was interrupted? Nothing in it was ever part of the log."""
+    """True for a file whose construction was interrupted; nothing in it was ever part of the log."""
     return _NEW_FILE.fullmatch(name) is not None

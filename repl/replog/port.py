@@ -1,8 +1,8 @@
-"""What the rest of the house knows of the node's log.
+"""The interface of the node's log.
 
-One log a node holds the entries of all its partitions; offsets are sequential per partition. The real
-thing is `repl.replog.log.FileLog`, its memory twin `tests.support.memory_log.MemoryLog`; one contract
-suite runs on both.
+A node has one log for the entries of all its partitions; offsets are sequential per partition.
+`repl.replog.log.FileLog` implements it on disk, `tests.support.memory_log.MemoryLog` in memory; one contract suite
+covers both.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ EpochTable = tuple[tuple[int, int], ...]
 NO_PINS: Final[Mapping[int, int]] = MappingProxyType({})
 
 PINNED_SHARE: Final = 1
-"""How many times its size limit a log may grow beyond it for the sake of pins. Without a bound a follower that takes
-for ever would fill its leader's disk."""
+"""Limit of growth for pins, as a multiple of the size limit. Without it, a follower that never catches up would fill
+its leader's disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """What recovery found of one partition: entries [start, leo) are readable and verified.
+    """A partition as recovery found it: entries [start, leo) are readable and verified.
 
-    `damage` is empty, or one sentence: the partition's log lost something that had been durable
-    (docs/protocol.md H35), so the replica must take a new gen.
+    `damage` is empty, or one sentence: the log lost entries that had been durable (docs/protocol.md H35), so the
+    replica must take a new log id.
     """
 
     start: int
@@ -42,7 +42,7 @@ class RecoveredPartition:
 
 @dataclass(frozen=True, slots=True)
 class LogStats:
-    """Numbers for telemetry; sizes in bytes, durations in seconds since the log was opened."""
+    """Figures for telemetry; sizes in bytes, durations in seconds since the log was opened."""
 
     size_bytes: int
     file_count: int
@@ -61,10 +61,10 @@ OnDurable = Callable[[Mapping[int, int], Mapping[int, int]], None]
 
 
 class Replog(Protocol):
-    """The node's log. Its methods are called from one thread (the loop's) unless said otherwise."""
+    """The node's log. Methods are called from one thread (the event loop's) unless stated otherwise."""
 
     def recovered(self) -> Mapping[int, RecoveredPartition]:
-        """What opening the log found, by partition."""
+        """Partition -> what opening the log found."""
 
     def start(
         self,
@@ -72,41 +72,56 @@ class Replog(Protocol):
         on_failure: Callable[[Exception], None],
         on_above_limit: OnAboveLimit = lambda: None,
     ) -> None:
-        """Begin writing. `on_durable({partition: first offset that is not durable}, {partition: offset})` is called
-        after each group commit, from the log's own thread. The second names the partitions that were truncated in it,
-        each at most once and before anything was appended to it in the same commit, and to where; what had been
-        appended before that was reported before. `on_failure` is called once, when a write or fsync failed: the log
-        then accepts nothing more and the process is expected to leave (docs/protocol.md H34). `on_above_limit` is
-        called from the log's own thread when a file is full and the log above its size limit: it is time to trim."""
+        """Start writing.
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Will the disk take `size_bytes` more without touching its reserve? Asked before a write is accepted,
-        so that a full disk is a refusal (docs/protocol.md H38); what was accepted then still fits."""
+        `on_durable({partition: first offset that is not durable}, {partition: offset})` is called after each group
+        commit, from the log's own thread. The second mapping has the partitions that were truncated in this commit,
+        each at most once and before any append to it in the same commit, with the offset; earlier appends were reported
+        before. `on_failure` is called once, when a write or fsync failed: the log then accepts nothing more, and the
+        process is expected to exit (docs/protocol.md H34). `on_above_limit` is called from the log's own thread when a
+        file is full and the log above its size limit, so that the caller trims.
+        """
 
-    def look_at_space(self) -> None:
-        """Have the free space looked at, for others fill a disk, too; `has_room` goes by it a moment later."""
+    def has_space(self, size_bytes: int) -> bool:
+        """True when the disk takes `size_bytes` more without touching its reserve.
+
+        Asked before a write is accepted, so that a full disk is a refusal (docs/protocol.md H38) and accepted writes
+        still fit.
+        """
+
+    def refresh_free_space(self) -> None:
+        """Schedule a check of the free space, which others use, too; `has_space` reflects it a moment later."""
 
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
-        """Queue entries for the next group commit; never blocks. Their offsets follow on what the
-        partition holds and their epochs do not fall (asserted). Raises OutOfStorage when the
-        disk is known to be full, LocalFault after a failure."""
+        """Queue entries for the next group commit; never blocks.
+
+        Their offsets follow on the partition's end, and their epochs do not fall (asserted). Raises OutOfStorage when
+        the disk is known to be full, LocalFault after a failure.
+        """
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
-        """Drop the partition's entries from `to_offset` on, by a record in the log;
-        durable with the next group commit."""
+        """Drop entries from `to_offset` on, by a record in the log; durable with the next group commit."""
 
     def restart(self, partition: int, at_offset: int, table: EpochTable) -> None:
-        """Drop all of the partition's entries and let its log begin and end at `at_offset`, with the epoch table of a
-        log that ends there (docs/protocol.md R-FAR); durable with the next group commit, which names the partition
-        among the truncated ones."""
+        """Drop all of the partition's entries; its log begins and ends at `at_offset`, with the epoch table of a log
+        that ends there (docs/protocol.md R-FAR).
 
-    def together(self) -> AbstractContextManager[None]:
-        """What is queued in here goes to the writer at its end: into one group commit as far as that takes it, by one
-        wake-up. Not to be entered twice (asserted); nothing in here may wait for any of it to be durable."""
+        Durable with the next group commit, which names the partition among the truncated ones.
+        """
+
+    def grouped(self) -> AbstractContextManager[None]:
+        """Hand everything queued in this context to the writer at its end: one wake-up, and one group commit if it
+        fits.
+
+        Do not nest (asserted), and do not wait inside for anything to become durable.
+        """
 
     def abandon(self, partition: int) -> None:
-        """Nothing that the partition's log holds is needed any more: it keeps no file, whatever the floors say. Its
-        next change is a `restart`, which ends that (asserted). Not remembered when the log is opened again."""
+        """Release all of the partition's entries: they keep no file, whatever the floors say.
+
+        The partition's next change is a `restart`, which ends this state (asserted). Not remembered when the log is
+        opened again.
+        """
 
     def leo(self, partition: int) -> int:
         """First free offset of the partition, durable or not."""
@@ -118,25 +133,28 @@ class Replog(Protocol):
         """The partition's epochs and their first offsets."""
 
     def read(self, partition: int, from_offset: int, to_offset: int, max_bytes: int) -> list[Entry]:
-        """Durable entries [from, to), at least one if any, stopping before `max_bytes` is passed. Raises
-        LookupError below the log's start, Corruption when the bytes on disk fail their checksum.
-        May be called from any thread."""
+        """Return durable entries [from, to), at least one if any, stopping before `max_bytes` is exceeded.
+
+        Raises LookupError below the log's start, Corruption when bytes on disk fail their checksum. From any thread.
+        """
 
     def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
-        """Free what lies below the store's durable floors while the log is over its size limit; whole files
-        only, oldest first; entries still needed are copied forward. What stands at `pins` or above it is needed, too,
-        as far as the log need not be larger than twice its limit for that (docs/protocol.md R-FAR)."""
+        """Delete files below the store's durable floors while the log is over its size limit.
+
+        Whole files only, oldest first; entries still needed are copied forward. Entries from `pins` on are kept as well
+        while the log is no larger than twice its limit (docs/protocol.md R-FAR).
+        """
 
     def sync(self) -> None:
-        """What was reported durable is on disk, in async mode too. From any thread; blocks. Raises LocalFault."""
+        """Sync everything reported as durable, also in async mode. From any thread; blocks. Raises LocalFault."""
 
     def stats(self) -> LogStats:
-        """Numbers for telemetry; from any thread."""
+        """Figures for telemetry; from any thread."""
 
     def close(self) -> None:
-        """Write and sync what is queued, then close; idempotent. Blocks."""
+        """Write and sync everything queued, then close; idempotent. Blocks."""
 
 
-def pinned(floors: Mapping[int, int], pins: Mapping[int, int]) -> Mapping[int, int]:
-    """The floors below which nobody needs anything."""
+def pinned_floors(floors: Mapping[int, int], pins: Mapping[int, int]) -> Mapping[int, int]:
+    """Return the floors, lowered to the pins: entries below are not needed at all."""
     return {partition: min(floor, pins.get(partition, floor)) for partition, floor in floors.items()}

@@ -1,7 +1,7 @@
-"""Finds frames and entries in log files: what reading, trimming and recovery have in common.
+"""Reads frames and entries of log files, for reading, trimming and recovery.
 
-It checks every checksum before it hands out a byte and never writes. It does not know what a partition's log
-looks like as a whole; that is `repl.replog.index` (where things lie) and `repl.replog.recovery` (what holds).
+It checks every checksum before it returns a byte, and never writes. `repl.replog.index` knows where entries are, and
+`repl.replog.recovery` what a partition's log contains.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from isthmus.repl.replog.frames import (
 from isthmus.repl.replog.index import LogFile
 
 WINDOW_BYTES: Final = 256 * 1024
-"""Read from the file at once: many small frames cost one system call, and a read for one entry not much more."""
+"""Bytes read from the file at once: many small frames cost one system call, and one entry not much more."""
 
 SEARCH_BYTES: Final = 1024 * 1024
-"""Looked through at once when a frame is searched behind a bad place."""
+"""Chunk size of the search for a frame after a damaged one."""
 
 
 class LogFrame(NamedTuple):
-    """A frame whose checksums hold; `end` is where the next one begins."""
+    """A frame with valid checksums; `end` is the position of the next one."""
 
     position: int
     end: int
@@ -49,7 +49,7 @@ class LogFrame(NamedTuple):
 
 
 class BadFrame(Corruption):
-    """No frame at `position`. `end` is where the next one should begin, when the header was whole enough to tell."""
+    """There is no valid frame at `position`. `end`: the expected position of the next one, if the header was valid."""
 
     def __init__(self, message: str, position: int, end: int | None = None) -> None:
         super().__init__(message)
@@ -86,20 +86,20 @@ class LogFileReader:
         return self._window[at : at + length]
 
     def file_header(self) -> FileHeader:
-        """The file's header; frames can be read afterwards. Raises Corruption."""
+        """Return the file's header; call before reading frames. Raises Corruption."""
         header = decode_file_header(self._bytes(0, FILE_HEADER_BYTES))
         self.salt = header.salt
         return header
 
     def frame_header(self, position: int) -> FrameHeader:
-        """The header of the frame at `position`. Raises BadFrame."""
+        """Return the header of the frame at `position`. Raises BadFrame."""
         try:
             return decode_frame_header(self._bytes(position, FRAME_HEADER_BYTES), frame_seed(self.salt, position))
         except Corruption as error:
             raise BadFrame(f"{self.name} at byte {position}: {error}", position) from error
 
     def frame(self, position: int) -> LogFrame:
-        """The frame at `position`. Raises BadFrame."""
+        """Return the frame at `position`. Raises BadFrame."""
         header = self.frame_header(position)
         body_from = position + FRAME_HEADER_BYTES
         end = body_from + header.body_bytes
@@ -115,14 +115,14 @@ class LogFileReader:
         return LogFrame(position, end, header, body, runs)
 
     def frames(self, position: int) -> Iterator[LogFrame]:
-        """The frames from `position` to the end of the file as it was when opened. Raises BadFrame."""
+        """Yield the frames from `position` to the end of the file at the time of opening. Raises BadFrame."""
         while position < self.size:
             frame = self.frame(position)
             yield frame
             position = frame.end
 
     def find_frame_header(self, position: int) -> int | None:
-        """Where, from `position` on, the next whole frame header stands; None when there is none."""
+        """Return the position of the next valid frame header from `position` on; None for none."""
         while position < self.size:
             chunk = self._io.pread(self._fd, SEARCH_BYTES + FRAME_HEADER_BYTES, position)
             at = chunk.find(FRAME_MAGIC)
@@ -138,7 +138,7 @@ class LogFileReader:
         return None
 
     def is_unused(self, position: int) -> bool:
-        """Is there nothing but zeros from `position` to the end of the file?"""
+        """True when there are only zeros from `position` to the end of the file."""
         while position < self.size:
             chunk = self._io.pread(self._fd, SEARCH_BYTES, position)
             if not chunk or chunk.count(0) < len(chunk):
@@ -149,8 +149,11 @@ class LogFileReader:
     def wires(
         self, partition: int, from_offset: int, to_offset: int, position: int, copied: bool
     ) -> Iterator[tuple[int, int, list[bytes]]]:
-        """(epoch, first offset, wires) of the partition's entries [from, to), run by run, found from the frame at
-        `position` on, among the copied runs or among the others. Raises Corruption when they are not all there."""
+        """Yield (epoch, first offset, entry bytes) of the partition's entries [from, to), run by run.
+
+        The search begins with the frame at `position`, among the copied or the other runs. Raises Corruption when
+        entries are missing.
+        """
         wanted = RunKind.COPIED if copied else RunKind.ENTRIES
         offset = from_offset
         for frame in self.frames(position):
@@ -169,7 +172,7 @@ class LogFileReader:
 
 
 def decoded(partition: int, epoch: int, offset: int, wire: bytes) -> Entry:
-    """The entry in `wire`, which was written as (epoch, offset). Raises Corruption when it is another."""
+    """Return the entry in `wire`, written as (epoch, offset). Raises Corruption when it is another."""
     try:
         entry = decode_entry(wire)
     except CodecError as error:

@@ -1,21 +1,21 @@
-"""Reads the log's files in order and says what holds: entries, damage, and where to go on writing.
+"""Recovery: reads the log's files in order and finds the entries, the damage, and where to continue writing.
 
-Each new file and each mark states where every partition stands, and each run of entries names the epoch below it, so
-that behind a bad place the log itself tells which partitions lost something there and which did not.
+Each new file and each mark states the end of every partition, and each run of entries names the epoch below it. After a
+damaged frame the log itself therefore shows which partitions lost entries there and which did not.
 
-A bad place is a *torn end* when nothing whole follows it and nobody knows of anything durable that is missing: the
-remains of a write that nobody was told of. It is cut off, and no partition is worse for it. Anything else is
-*corruption* (docs/protocol.md H35), for a frame is written only after those before it were synced, and a mark after the
-last: nothing is cut, and every partition that has a hole there, or that cannot be shown to have none, is reported
-damaged and keeps what stands before the hole. The file is not repaired: once the owner has taken note
-(`FileLog.start`), a new file states where the partitions stand from then on.
+A damaged frame is a *torn end* when no valid frame follows it and no durable entry is known to be missing: the remains
+of a write that was never reported. It is cut off and no partition is affected. Anything else is *corruption*
+(docs/protocol.md H35), since a frame is written only after those before it were synced, and a mark after the last one.
+Nothing is cut then. Every partition that has a gap there, or that cannot be shown to have none, is reported as damaged
+and keeps the entries before the gap. The file is not repaired: once the owner has recorded the damage
+(`FileLog.start`), a new file states the partitions' ends.
 
-*Unused room* is no bad place: zeros from the end of a frame to the end of the file, which a file that was not left in
-order has ahead of its end. In the last file it is cut off; in another it stays, and the next file's STATE tells whether
-anything had stood there. In the last file, where nobody else can tell, something durable that is missing without
-another bad place to blame makes it one.
+*Unused space* is no damage: zeros from the end of a frame to the end of the file, preallocated by a process that did
+not stop properly. In the last file it is cut off. In another file it stays, and the next file's STATE shows whether
+there had been entries. In the last file, where nothing else can show this, a missing durable entry without another
+damaged frame to blame makes it damage.
 
-This module reads; the only writing is `FileLog.open`'s. What the bytes mean is `repl.replog.frames`.
+This module only reads; `FileLog.open` writes. `repl.replog.frames` defines the format.
 """
 
 from __future__ import annotations
@@ -40,18 +40,21 @@ NOWHERE: Final = LogPosition(0, 0)
 
 @dataclass(slots=True)
 class Recovery:
-    """What a log directory holds. `end` is the end of the last whole frame, `durable` the position below
-    which all was known to be on disk. A torn end, or unused room, is not among the last file's `size_bytes`."""
+    """The contents of a log directory.
+
+    `end` is the end of the last valid frame, `durable` the position below which everything was known to be on disk. A
+    torn end or unused space is not part of the last file's `size_bytes`.
+    """
 
     index: LogIndex = field(default_factory=LogIndex)
     damage: dict[int, str] = field(default_factory=dict)
     end: LogPosition = NOWHERE
     durable: LogPosition = NOWHERE
     marked: bool = False
-    """The last frame states where everything stands: nothing above it can be lost unseen."""
+    """The last frame states the ends of all partitions: no loss above it can go unnoticed."""
 
     def partitions(self) -> dict[int, RecoveredPartition]:
-        """The same in the words of the port."""
+        """Partition -> what was recovered."""
         return {
             partition: RecoveredPartition(index.start, index.leo, index.table, self.damage.get(partition, ""))
             for partition, index in sorted(self.index.partitions.items())
@@ -59,9 +62,12 @@ class Recovery:
 
 
 def recover(io: FileIO, directory: Path, cluster_uuid: bytes, known_durable: Mapping[int, int]) -> Recovery:
-    """Read the log in `directory`. `known_durable` names, for every partition that this node holds, an
-    offset below which all was durable (what its store has applied). Raises WrongIdentity for another cluster's
-    log, LocalFault for a later format, OSError when the files cannot be read."""
+    """Read the log in `directory`.
+
+    `known_durable` names, for every partition of this node, an offset below which everything was durable (what its
+    store has applied). Raises WrongIdentity for another cluster's log, LocalFault for a later format, OSError when the
+    files cannot be read.
+    """
     scan = _LogScan(io, cluster_uuid, known_durable)
     paths = {sequence_of(name): directory / name for name in io.names(directory)}
     scan.files([(sequence, path) for sequence, path in paths.items() if sequence is not None])
@@ -75,7 +81,7 @@ class _LogScan:
         self._known_durable = known_durable
         self._found = Recovery()
         self._trouble = ""
-        """The last bad place, in words; names the cause of the holes that are found behind it."""
+        """The last damage, in words; the cause of gaps found after it."""
         self._in_doubt: set[int] = set()
         self._all_in_doubt = False
         self._holes: dict[int, str] = {}
@@ -111,7 +117,7 @@ class _LogScan:
             self._frame(file, frame)
 
     def _frames(self, file: LogFile, reader: LogFileReader, *, is_last: bool) -> Iterator[LogFrame]:
-        """All whole frames of the file, past any bad places."""
+        """Yield all valid frames of the file, skipping damage."""
         position = FILE_HEADER_BYTES
         if reader.size == position:
             self._bad_place(f"{file.path.name} at byte {position}: the file's first frame is missing")
@@ -132,7 +138,7 @@ class _LogScan:
                 position = frame.end
 
     def _is_end(self, reader: LogFileReader, position: int, is_last: bool) -> bool:
-        """Does the file just end at `position`, with nothing behind it but the remains of a write, or unused room?"""
+        """True when the file ends at `position`: only the remains of a write, or unused space, follow."""
         missing = self._known_to_be_missing()
         if not reader.is_unused(position):
             return is_last and not missing
@@ -143,7 +149,7 @@ class _LogScan:
         return True
 
     def _known_to_be_missing(self) -> list[int]:
-        """The partitions that end below what is known to have been durable."""
+        """Partitions that end below what is known to have been durable."""
         partitions = self._found.index.partitions
         return [
             partition
@@ -192,8 +198,11 @@ class _LogScan:
                 self._holes.pop(run.partition, None)
 
     def _attach(self, run: EntryRun, index: PartitionIndex) -> None:
-        """Let the partition end at the run's base, in the epoch that the run says stands below it. Two logs that
-        hold the same (offset, epoch) agree on all below it (I-LOG-MATCH), so then nothing is missing."""
+        """Make the partition end at the run's base, in the epoch that the run names below it.
+
+        Logs with the same (offset, epoch) agree on everything below it (I-LOG-MATCH), so nothing is missing in that
+        case.
+        """
         self._in_doubt.discard(run.partition)
         below = run.base - 1
         if run.base <= index.leo and epoch_at(index.table, below) == run.previous_epoch:
@@ -201,7 +210,7 @@ class _LogScan:
                 index.truncate(run.base)
             return
         self._holes[run.partition] = self._trouble
-        if run.base <= index.leo:  # a truncation went missing, and what stands here is what it dropped
+        if run.base <= index.leo:  # a truncation is lost, and these are the entries that it dropped
             epoch = epoch_at(index.table, below)
             index.truncate(next((first for e, first in index.table if e == epoch), index.start))
         index.leo = run.base
@@ -209,17 +218,17 @@ class _LogScan:
             index.table = extended(index.table, run.previous_epoch, below)
 
     def finish(self) -> Recovery:
-        """Cut every partition to what it has without a hole, and name what is missing."""
+        """Cut every partition at its first gap, and describe what is missing."""
         found = self._found
         for partition in self._known_durable.keys() - found.index.partitions.keys():
             found.index.partition(partition)
             if self._all_in_doubt:
                 self._in_doubt.add(partition)
         for partition, index in found.index.partitions.items():
-            if (founded := index.unfounded()) < index.leo:
+            if (gap := index.first_gap()) < index.leo:
                 trouble = self._holes.get(partition) or "no file of the log holds them"
-                found.damage[partition] = f"entries {founded} to {index.leo - 1} are lost ({trouble})"
-                index.truncate(founded)
+                found.damage[partition] = f"entries {gap} to {index.leo - 1} are lost ({trouble})"
+                index.truncate(gap)
             elif partition in self._in_doubt:
                 found.damage[partition] = f"entries from {index.leo} on may be lost ({self._trouble})"
             elif self._known_durable.get(partition, 0) > index.leo:

@@ -1,11 +1,11 @@
-"""The end of the log: the one file that is written, frame after frame, and the making of the next.
+"""The tail of the log: the newest file, written frame by frame, and the start of the next file.
 
-The file has unused room ahead of its end while small frames are written and synced one by one; whatever leaves the file
-gives it back, and a start that finds some, too.
+While small frames are written and synced one by one, the file is preallocated beyond its end. Leaving a file, and
+opening one at start, returns unused preallocated space.
 
-One thread at a time uses it (the log's writer, or whoever opens the log), but for `sync`. Every call may raise OSError;
-after one that did, every other does, too: nothing is tried again on a file that failed once (docs/protocol.md H34), for
-a sync after a failed one says nothing. It knows positions and syncs; what is in the frames is its caller's business.
+One thread at a time uses it (the log's writer, or the thread that opens the log), except for `sync`. Every call may
+raise OSError; after one did, all others do, since a sync after a failed one proves nothing (docs/protocol.md H34). It
+knows positions and syncs; the contents of frames are the caller's.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from isthmus.repl.replog.index import LogFile, LogIndex, states
 from isthmus.repl.replog.names import log_path, new_path
 
 REWRITE_BYTES: Final = 1024 * 1024
-"""Read and written back at once when a log is opened; bounds the memory that this takes."""
+"""Chunk size for rewriting a log's last part when it is opened; bounds the memory."""
 
-ROOM_BYTES: Final = 1024 * 1024
-"""Room that the file gets at once, never beyond the size that it is to reach. A write behind the end of a file changes
-its size, which a sync must bring to the file system's journal; one into room does so once in many times: a third of the
-time and a fifth of the CPU of a sync of 1 KB (ext4). This is some 800 such frames for one call of 50 µs; steps of 4 MB
-gained nothing more, and a kill leaves less behind."""
+PREALLOCATE_BYTES: Final = 1024 * 1024
+"""Bytes preallocated at once, never beyond the file's target size. A write beyond the end of a file changes its size,
+which a sync must bring to the file system's journal; with preallocation this happens once in many writes. It saves a
+third of the time and a fifth of the CPU of a sync of 1 KB (ext4). 1 MB holds some 800 such frames for one call of 50
+µs; steps of 4 MB gained nothing more, and a kill leaves less behind."""
 
 SMALL_FRAME_BYTES: Final = 32 * 1024
-"""Frames above this get no room made for them: from 50 KB on a sync is as fast without."""
+"""Larger frames are not preallocated for: from 50 KB on a sync is as fast without."""
 
-NO_ROOM: Final = NOT_KNOWN | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Answers to a wish for room that are no failure: the file grows by its frames, as long as those fit."""
+NOT_PREALLOCATED: Final = NOT_KNOWN | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a preallocation that are no failure: the file then grows with its frames, as long as they fit."""
 
 
 class LogTail:
@@ -57,30 +57,30 @@ class LogTail:
         self._cluster_uuid = cluster_uuid
         self._index = index
         self._file_bytes = file_bytes
-        self._room_refused = False
-        """The file system would not give this file room, and is not asked again before the next one."""
+        self._preallocation_refused = False
+        """The file system refused to preallocate; it is asked again for the next file."""
         self._fd: int | None = None
         self._file = LogFile(0, directory, None, 0)
         self._sync_lock = Lock()
         self._failed = False
         self.end = LogPosition(0, 0)
-        """Where the next frame goes."""
+        """Position of the next frame."""
         self.durable = LogPosition(0, 0)
         self.marked = False
-        """True while nothing was written since all partitions were last stated."""
+        """True while nothing was written since the last statement of all partitions."""
         self.fsync_count = 0
         self.fsync_seconds = 0.0
 
     @property
-    def room_bytes(self) -> int:
-        """What can be written before the file takes more of the disk than it has."""
+    def preallocated_bytes(self) -> int:
+        """Preallocated bytes that are not written yet."""
         return self._file.disk_bytes - self._file.size_bytes
 
-    def continue_last(self, durable: LogPosition, *, marked: bool) -> None:
-        """Go on behind the end of the last file, and cut off what is behind it, durably.
+    def resume_last(self, durable: LogPosition, *, marked: bool) -> None:
+        """Continue at the end of the last file; durably cut off what is beyond.
 
-        What lies above `durable` is written again, in its place, and synced: it was read from the page cache, and
-        a sync that failed before the process left may have marked pages as clean that never reached the disk.
+        Bytes above `durable` are rewritten in place and synced: they were read from the page cache, and a failed sync
+        before the process ended may have marked pages as clean that never reached the disk.
         """
         file = self._file = self._index.files[-1]
         fd = self._fd = self._io.open(file.path, write=True)
@@ -102,9 +102,12 @@ class LogTail:
             raise OSError(errno.EIO, "an earlier write or sync of the log failed")
 
     def roll(self) -> None:
-        """Sync and leave the file, and begin the next with the state of every partition. The file gets its name
-        when it is on disk, and the name is on disk before anything else goes into it (H37)."""
-        self.leave()
+        """Sync and leave the file, and start the next with the state of every partition.
+
+        The file gets its name when it is on disk, and the name is on disk before anything else is written into it
+        (H37).
+        """
+        self.seal()
         self._check_never_failed()
         try:
             self._begin_file()
@@ -129,7 +132,7 @@ class LogTail:
             self._fd = fd
             size_bytes = FILE_HEADER_BYTES + sum(map(len, frame))
             self._file = LogFile(sequence, path, salt, size_bytes, size_bytes)
-            self._room_refused = False
+            self._preallocation_refused = False
             self.durable = self.end = LogPosition(sequence, size_bytes)
             with self._index.lock:
                 self._index.files.append(self._file)
@@ -143,14 +146,18 @@ class LogTail:
         return encode_frame_header(body, count, durable=self.durable, complete=complete, seed=seed), body
 
     def write(self, runs: Sequence[bytes], count: int, *, synced: bool) -> LogPosition:
-        """Write `count` runs, given as buffers one after another, as one frame; returns where it begins. When it is
-        `synced`, it and all before it is on disk then."""
+        """Write `count` runs, given as consecutive buffers, as one frame; returns its position.
+
+        With `synced`, it and everything before it are on disk on return.
+        """
         self.marked = False
         return self._write(runs, count, complete=False, synced=synced)
 
     def mark(self, *, synced: bool) -> None:
-        """State where every partition stands. A frame that is last in the log cannot prove that it had been durable;
-        a mark behind it does, by stating that it was."""
+        """Write the state of every partition.
+
+        The last frame of a log cannot prove that it was durable; a mark after it does.
+        """
         self._write(self._state_runs(), len(self._index.partitions), complete=True, synced=synced)
         self.marked = True
 
@@ -166,7 +173,7 @@ class LogTail:
             if synced:
                 with self._sync_lock:
                     if self.durable == at:
-                        self._make_room(fd, size_bytes)
+                        self._preallocate(fd, size_bytes)
                         began = time.perf_counter()
                         self._io.pwritev_synced(fd, frame, at.position)
                         self._synced(began)
@@ -178,7 +185,7 @@ class LogTail:
             self._failed = True
             raise
         self._grow(size_bytes)
-        if synced:  # what stands before it is not: a write can wait for its own bytes alone
+        if synced:  # a synced write waits for its own bytes only; those before it are not synced yet
             self.sync()
         return at
 
@@ -189,32 +196,32 @@ class LogTail:
             file.disk_bytes = end
         self.end = LogPosition(file.sequence, end)
 
-    def _make_room(self, fd: int, frame_bytes: int) -> None:
-        """See to it that a small frame is written into room that the file has, if it can have some."""
+    def _preallocate(self, fd: int, frame_bytes: int) -> None:
+        """Preallocate for a small frame, if the file system can."""
         file = self._file
-        if frame_bytes <= self.room_bytes or frame_bytes > SMALL_FRAME_BYTES or self._room_refused:
+        if frame_bytes <= self.preallocated_bytes or frame_bytes > SMALL_FRAME_BYTES or self._preallocation_refused:
             return
-        room_to = min(file.size_bytes + ROOM_BYTES, self._file_bytes)
-        if room_to < file.size_bytes + frame_bytes:
+        allocate_to = min(file.size_bytes + PREALLOCATE_BYTES, self._file_bytes)
+        if allocate_to < file.size_bytes + frame_bytes:
             return
         try:
-            self._io.allocate(fd, file.disk_bytes, room_to - file.disk_bytes)
+            self._io.allocate(fd, file.disk_bytes, allocate_to - file.disk_bytes)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NOT_PREALLOCATED:
                 raise
-            self._room_refused = True
-            room_to = self._io.size(fd)
-        file.disk_bytes = room_to
+            self._preallocation_refused = True
+            allocate_to = self._io.size(fd)
+        file.disk_bytes = allocate_to
 
     def sync(self) -> None:
-        """Wait until all that was written is on disk; from any thread."""
+        """Wait until everything written is on disk; from any thread."""
         with self._sync_lock:
             if self._fd is not None and self.end != self.durable:
                 self._sync(self._fd, self._io.fdatasync)
 
-    def leave(self) -> None:
-        """The same, and give back the room behind the end."""
-        if not self.room_bytes:
+    def seal(self) -> None:
+        """Sync, and return the preallocated space beyond the end."""
+        if not self.preallocated_bytes:
             self.sync()
             return
         with self._sync_lock:

@@ -1,8 +1,8 @@
-"""Frees the oldest log files: what is still needed of them is copied forward, then they go.
+"""Trimming: delete the oldest log files after copying forward the entries in them that are still needed.
 
-The order makes it safe to stop anywhere: copies and new starts are on disk before a file is unlinked, and copies are
-found again as such, in the place of what they copy. It runs in the log's writer thread. That the log is too large is
-the writer's finding; which entries are still needed is the store's (`floors`).
+It may stop anywhere: copies and new starts are on disk before a file is unlinked, and copies are recognised as such, in
+place of the originals. It runs in the log's writer thread. The writer decides that the log is too large; the store's
+`floors` decide which entries are needed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from isthmus.repl.replog.reader import LogFileReader
 from isthmus.repl.replog.tail import LogTail
 
 COPY_SHARE: Final = 4
-"""At one time at most this part (a quarter) of the oldest file's size is copied forward; where more is still needed,
-the file stays and the log stands above its size. Copying nearly all would write much to free little, time and again."""
+"""At most this part (a quarter) of the oldest file's size is copied forward at one time; if more is needed, the file
+stays and the log exceeds its limit. Copying nearly all of a file would write much to free little, again and again."""
 
 
 class _Copy(NamedTuple):
@@ -35,12 +35,12 @@ class _Copy(NamedTuple):
 
 @dataclass(slots=True)
 class _Plan:
-    """What is to go, where the partitions begin then, and what is to be copied before."""
+    """Files to delete, the start of each partition afterwards, and the entries to copy first."""
 
     files: list[LogFile] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
     copies: list[_Copy] = field(default_factory=list)
-    room_bytes: int = 0
+    budget_bytes: int = 0
 
 
 def trim(
@@ -53,9 +53,11 @@ def trim(
     excess_bytes: int,
     batch_bytes: int,
 ) -> None:
-    """Free the oldest files until `excess_bytes` are gone, as far as they are not needed. Raises OSError, and
-    Corruption when what is needed cannot be read."""
-    plan = _Plan(room_bytes=index.files[0].size_bytes // COPY_SHARE)
+    """Delete the oldest files until `excess_bytes` are free, as far as they are not needed.
+
+    Raises OSError, and Corruption when needed entries cannot be read.
+    """
+    plan = _Plan(budget_bytes=index.files[0].size_bytes // COPY_SHARE)
     for file in index.files[:-1]:
         if excess_bytes <= 0 or not _extend(plan, io, index, file, floors):
             break
@@ -73,7 +75,7 @@ def trim(
 
 
 def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Mapping[int, int]) -> bool:
-    """Let `file` go, too; False when too much of it is needed."""
+    """Add `file` to the plan; False when too much of it is needed."""
     starts: dict[int, int] = {}
     needed: list[tuple[int, int, int]] = []
     for partition, held in index.partitions.items():
@@ -84,26 +86,26 @@ def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Map
             starts[partition] = start
             needed += [(partition, max(first, start), end) for first, end in spans if end > start]
     copies: list[_Copy] = []
-    room_bytes = plan.room_bytes
+    budget_bytes = plan.budget_bytes
     if needed:
         with LogFileReader(io, file) as reader:
             for partition, first, end in needed:
-                place = index.partitions[partition].place(first)
+                place = index.partitions[partition].locate(first)
                 for epoch, base, wires in reader.wires(partition, first, end, place.position, place.copied):
                     lengths = list(map(len, wires))
-                    room_bytes -= sum(lengths)
-                    if room_bytes < 0:
+                    budget_bytes -= sum(lengths)
+                    if budget_bytes < 0:
                         return False
                     copies.append(_Copy(partition, epoch, base, wires, lengths, sum(lengths)))
     plan.files.append(file)
     plan.starts |= starts
     plan.copies += copies
-    plan.room_bytes = room_bytes
+    plan.budget_bytes = budget_bytes
     return True
 
 
 def _write(plan: _Plan, index: LogIndex, tail: LogTail, batch_bytes: int) -> None:
-    """Write and sync the copies and then the new starts; note where the copies lie."""
+    """Write and sync the copies and then the new starts; record the positions of the copies."""
     placed: list[tuple[_Copy, int, int]] = []
     waiting: list[_Copy] = []
     size = 0
@@ -129,6 +131,6 @@ def _write_frame(tail: LogTail, copies: list[_Copy], states: list[bytes]) -> lis
     buffers: list[bytes] = []
     for copy in copies:
         buffers += encode_entries(RunKind.COPIED, copy.partition, copy.epoch, 0, copy.base, copy.wires, copy.lengths)
-    # synced, each frame before the next: of two that were not, the later one alone may reach the disk
+    # each frame is synced before the next: of two unsynced ones, only the later may reach the disk
     at = tail.write([*buffers, *states], len(copies) + len(states), synced=True)
     return [(copy, at.sequence, at.position) for copy in copies]

@@ -1,11 +1,11 @@
-"""The log's own thread: group commit across partitions.
+"""The log's writer thread: group commit across partitions.
 
-It takes everything that is queued, up to a batch's size, writes it as one frame, syncs once, notes where it lies and
-tells how far each partition is durable; what is queued meanwhile makes the next batch. When nothing comes for a
-while it writes a mark. Trimming runs in the same thread, so that it never meets a log that changes under it.
-In async mode a second thread syncs about once a second, and "durable" is told after the write alone.
+It takes everything queued, up to a batch's size, writes it as one frame, syncs once, records the positions, and reports
+how far each partition is durable. Meanwhile the queue collects the next batch. When idle it writes a mark. Trimming
+runs in the same thread, so the log does not change under it. In async mode a second thread syncs about once a second,
+and the report follows the write alone.
 
-It decides nothing about entries; `repl.replog.log` has checked and encoded them.
+`repl.replog.log` has checked and encoded the entries before.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Final, NamedTuple
 from isthmus.repl.replog.files import FileIO
 from isthmus.repl.replog.frames import RunKind
 from isthmus.repl.replog.index import LogIndex
-from isthmus.repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned
+from isthmus.repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned_floors
 from isthmus.repl.replog.tail import LogTail
 from isthmus.repl.replog.trimming import trim
 
 MARK_AFTER_S: Final = 0.5
-"""Quiet time before a mark is written: long enough that a busy log has none, short so that little time
-passes in which the last batch, should its bytes rot, could be taken for an unfinished write."""
+"""Idle time before a mark is written: long enough that a busy log has none. It is short because until then the last
+batch, if its bytes rot, could be taken for an unfinished write."""
 
 ASYNC_SYNC_S: Final = 1.0
-"""Time between syncs in async mode: what a power loss may take from a node that asked for it."""
+"""Interval between syncs in async mode: what a power loss may cost a node that chose it."""
 
 SPACE_CHECK_S: Final = 1.0
-"""Oldest view of the free space that a batch is written under."""
+"""Maximum age of the free-space figure under which a batch is written."""
 
 SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
-"""Written bytes after which the free space is looked at again, however soon; a quarter of the reserve."""
+"""Written bytes after which the free space is checked again, however soon; a quarter of the reserve."""
 
 
 CUTS: Final = frozenset((RunKind.TRUNCATE, RunKind.START))
@@ -44,7 +44,7 @@ CUTS: Final = frozenset((RunKind.TRUNCATE, RunKind.START))
 
 
 class Queued(NamedTuple):
-    """A run of one partition on its way to the disk; `buffers` are its bytes, `size_bytes` long; `table` is START's."""
+    """A run of one partition to be written; `buffers` are its bytes, `size_bytes` long; `table` belongs to START."""
 
     partition: int
     kind: RunKind
@@ -57,32 +57,35 @@ class Queued(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """Drop old files; `floors` is what each partition's store has on disk, `pins` from where on others need it."""
+    """Delete old files; `floors`: what each store has on disk, `pins`: from where on followers need entries."""
 
     floors: Mapping[int, int]
     pins: Mapping[int, int]
 
 
 class Abandon(NamedTuple):
-    """Nothing of the partition is needed any more, until a START."""
+    """Release the partition's entries until a START."""
 
     partition: int
 
 
 class CheckSpace(NamedTuple):
-    """Look at the free space again."""
+    """Check the free space."""
 
 
 class Stop(NamedTuple):
-    """Finish what was queued before, then end."""
+    """Finish everything queued before, then end."""
 
 
 Item = Queued | Trim | Abandon | CheckSpace | Stop
 
 
 class LogWriter:
-    """Owns the tail of the log while its thread runs. `spendable_bytes` counts, from the beginning of the process,
-    how many bytes may be queued in all before the disk's reserve is touched; any thread may read it."""
+    """Owns the tail of the log while its thread runs.
+
+    `spendable_bytes`: how many bytes may be queued in all since the start of the process before the disk's reserve is
+    touched; any thread may read it.
+    """
 
     def __init__(
         self,
@@ -105,33 +108,33 @@ class LogWriter:
         self._file_bytes = file_bytes
         self._batch_bytes = batch_bytes
         self._held: deque[Item] = deque()
-        """Taken off the queue and not yet handled."""
+        """Taken off the queue and not handled yet."""
         self._stopped = Event()
         self._space_checked_at = 0.0
         self._space_checked_bytes = 0
         self.queue: SimpleQueue[Sequence[Item]] = SimpleQueue()
-        """What is put in at once is in one batch as far as it fits, and wakes the thread once."""
-        self.begin_new_file = False
-        """Set before `run`: state where the partitions stand in a new file before anything else is written."""
+        """Items put in together go into one batch as far as they fit, and wake the thread once."""
+        self.roll_first = False
+        """Set before `run`: write the state of all partitions into a new file first."""
         self.on_durable: OnDurable = lambda _ends, _truncations: None
         self.on_above_limit: OnAboveLimit = lambda: None
         self.entries_written = 0
         self.batches_written = 0
         self.bytes_written = 0
         self.spendable_bytes = 0
-        self.space_asked = False
-        """A look at the free space is queued: one is enough, however often it is asked for while a disk stalls."""
+        self.space_check_queued = False
+        """A space check is queued; one is enough, however often it is requested while a disk stalls."""
         self.check_space()
 
     def run(self) -> None:
-        """The thread's work, until Stop. Raises whatever went wrong; nothing may be written after that."""
+        """Handle items until Stop. Raises any error; nothing may be written after it."""
         try:
-            if self.begin_new_file:
+            if self.roll_first:
                 self._tail.roll()
             while True:
                 match self._next():
                     case None:
-                        self._quiet()
+                        self._mark_if_idle()
                     case Queued() as first:
                         self._commit(self._batch(first))
                     case Trim(floors, pins):
@@ -142,13 +145,13 @@ class LogWriter:
                     case CheckSpace():
                         self.check_space()
                     case Stop():
-                        self._finish()
+                        self._close_file()
                         return
         finally:
             self._stopped.set()
 
     def sync_in_background(self) -> None:
-        """The work of async mode's second thread, until the first one ends. Raises what a sync raised."""
+        """The second thread's loop in async mode, until the first thread ends. Raises a sync's error."""
         while not self._stopped.wait(ASYNC_SYNC_S):
             self._tail.sync()
 
@@ -162,7 +165,7 @@ class LogWriter:
         return held.popleft()
 
     def _batch(self, first: Queued) -> list[Queued]:
-        """`first` and what else is queued, as far as it fits into one frame."""
+        """Return `first` and further queued runs, as far as they fit into one frame."""
         batch = [first]
         size = first.size_bytes
         held = self._held
@@ -170,12 +173,12 @@ class LogWriter:
             if not held:
                 if self.queue.empty():
                     break
-                held += self.queue.get()  # nobody else takes anything from it
+                held += self.queue.get()  # the only consumer
             item = held[0]
             if not isinstance(item, Queued) or size + item.size_bytes > self._batch_bytes:
                 break
             if item.kind in CUTS and any(b.partition == item.partition for b in batch):
-                break  # an offset stands at most once in a frame: a truncation comes first for its partition
+                break  # a frame has each offset at most once, so a truncation is the first run of its partition
             held.popleft()
             batch.append(item)
             size += item.size_bytes
@@ -196,7 +199,7 @@ class LogWriter:
         for item in batch:
             buffers += item.buffers
             size_bytes += item.size_bytes
-        # after a START the store forgets what stood in the entries that it drops
+        # after a START the store drops what only these entries held
         synced = self._synchronous or any(item.kind is RunKind.START for item in batch)
         at = self._tail.write(buffers, len(batch), synced=synced)
         durable: dict[int, int] = {}
@@ -220,13 +223,13 @@ class LogWriter:
         self.bytes_written += size_bytes
         self.on_durable(durable, truncated)
 
-    def _quiet(self) -> None:
+    def _mark_if_idle(self) -> None:
         if self._tail.durable == self._tail.end:
             self._tail.mark(synced=self._synchronous)
 
     def _trim(self, floors: Mapping[int, int], pins: Mapping[int, int]) -> None:
-        """Down to the limit without what is pinned; then down to what pins may cost."""
-        self._free(pinned(floors, pins), self._size_limit_bytes)
+        """Trim to the size limit without pinned entries, then to the larger limit that includes pins."""
+        self._free(pinned_floors(floors, pins), self._size_limit_bytes)
         if pins:
             self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
 
@@ -246,16 +249,16 @@ class LogWriter:
             batch_bytes=self._batch_bytes,
         )
 
-    def _finish(self) -> None:
+    def _close_file(self) -> None:
         self._tail.sync()
         if not self._tail.marked:
             self._tail.mark(synced=False)
-        self._tail.leave()
+        self._tail.seal()
 
     def check_space(self) -> None:
-        """Look at the free space now; the room of the newest file is taken, and free for entries. Raises OSError."""
-        self.space_asked = False
+        """Check the free space now; preallocated bytes of the newest file count as free. Raises OSError."""
+        self.space_check_queued = False
         free = self._io.free_bytes(self._directory)
-        self.spendable_bytes = self.bytes_written + free + self._tail.room_bytes
+        self.spendable_bytes = self.bytes_written + free + self._tail.preallocated_bytes
         self._space_checked_at = time.monotonic()
         self._space_checked_bytes = self.bytes_written

@@ -49,7 +49,7 @@ class DiskFullPolicy:
 
     def refuses(self, partition: Partition, size_bytes: int) -> bool:
         """True when entries from a leader cannot be appended now; the partition's reason then says so."""
-        if self._replog.has_room(size_bytes):
+        if self._replog.has_space(size_bytes):
             return False
         self.refused_count += 1
         if partition.disk_trouble != FOLLOWER_TROUBLE:
@@ -60,8 +60,8 @@ class DiskFullPolicy:
     def check(self, partitions: Collection[Partition], now_ms: int) -> list[Partition]:
         """Measure the disk, once a second; returns the partitions whose leadership should be handed over now. Measuring
         is how an idle log learns that other processes filled the disk."""
-        self._replog.look_at_space()
-        if self._replog.has_room(0):
+        self._replog.refresh_free_space()
+        if self._replog.has_space(0):
             if self._since_ms is not None:
                 self._since_ms = None
                 log.info("storage.room_again")

@@ -40,7 +40,7 @@ class ReplicationReceiver:
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
         """Feed the messages of one frame; their entries go to the log together. Messages for partitions that are not
         here (yet) are dropped: their senders repeat them."""
-        with self._replog.together():
+        with self._replog.grouped():
             for delivery in deliveries:
                 self._deliver(node, delivery)
 

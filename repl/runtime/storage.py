@@ -121,7 +121,7 @@ class Storage:
         limit = self._entry_limit_bytes
         if size > limit and any(len(entry.wire) > limit for entry in entries):
             return TooLarge(f"an object that takes more than {limit} bytes with all its siblings is not replicated")
-        if not self._replog.has_room(size):
+        if not self._replog.has_space(size):
             return OutOfStorage(f"the log's disk is full: free space ({FREE_SPACE_ADVICE}); reads go on")
         return None
 

@@ -110,11 +110,11 @@ def test_partitions_have_their_own_offsets_and_epochs(subject: Subject) -> None:
 
 
 def test_what_is_queued_together_is_committed_together(subject: Subject) -> None:
-    """Inside `together` nothing is reported; then all of it, of all partitions, is durable by one group commit."""
+    """Inside `grouped` nothing is reported; then all of it, of all partitions, is durable by one group commit."""
     log = subject.log
     listener = Listener(log)
     before = log.stats().batches_written
-    with log.together():
+    with log.grouped():
         for partition in range(3):
             log.append(partition, entries(1, 0, 1, size=20))
         assert listener.durable == {}
@@ -342,8 +342,8 @@ def test_a_disk_that_others_fill_is_noticed_without_a_write(subject: Subject) ->
     for free, room in ((0, False), (1 << 30, True)):
         subject.set_free(free)
         for _ in range(100):
-            log.look_at_space()
-        wait_until(lambda room=room: log.has_room(1) is room, "the space is noticed")
+            log.refresh_free_space()
+        wait_until(lambda room=room: log.has_space(1) is room, "the space is noticed")
     assert not listener.failures
 
 
@@ -353,9 +353,9 @@ def test_a_full_disk_refuses_and_recovers(subject: Subject) -> None:
     listener = Listener(log)
     log.append(0, entries(1, 0, 2))
     assert listener.wait({0: 2})
-    assert log.has_room(100)
+    assert log.has_space(100)
     subject.set_free(0)
-    assert not log.has_room(1 << 50)  # which makes it look
+    assert not log.has_space(1 << 50)  # which makes it look
 
     def refused() -> bool:
         try:
@@ -364,12 +364,12 @@ def test_a_full_disk_refuses_and_recovers(subject: Subject) -> None:
             return True
         return False
 
-    wait_until(lambda: not log.has_room(1), "the full disk is noticed")
+    wait_until(lambda: not log.has_space(1), "the full disk is noticed")
     assert refused()
     leo = log.leo(0)
     assert log.read(0, 0, 2, 1 << 20) == entries(1, 0, 2)
     subject.set_free(1 << 30)
-    wait_until(lambda: log.has_room(100), "the free space is noticed")
+    wait_until(lambda: log.has_space(100), "the free space is noticed")
     log.append(0, entries(1, leo, 1))
     assert listener.wait({0: leo + 1})
     assert not listener.failures

@@ -20,7 +20,7 @@ from isthmus.repl.replog.port import (
     OnAboveLimit,
     OnDurable,
     RecoveredPartition,
-    pinned,
+    pinned_floors,
 )
 
 
@@ -102,10 +102,10 @@ class MemoryLog:
             raise LocalFault("the log is closed")
         assert self._on_durable is not None, "the log is written to before it was started"
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_space(self, size_bytes: int) -> bool:
         return self._size_bytes + size_bytes <= self._capacity_bytes
 
-    def look_at_space(self) -> None:
+    def refresh_free_space(self) -> None:
         """See the port: nobody else fills it."""
 
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
@@ -120,7 +120,7 @@ class MemoryLog:
         size = sum(len(entry.wire) for entry in entries)
         if not entries:
             return
-        if not self.has_room(size):
+        if not self.has_space(size):
             raise OutOfStorage("the memory log is full")
         held.entries.extend(entries)
         held.table = table
@@ -160,7 +160,7 @@ class MemoryLog:
             self._partitions[partition].abandoned = True
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def grouped(self) -> Iterator[None]:
         assert not self._gathering
         self._gathering = True
         try:
@@ -202,7 +202,7 @@ class MemoryLog:
         return entries
 
     def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
-        self._free(pinned(floors, pins), self._size_limit_bytes)
+        self._free(pinned_floors(floors, pins), self._size_limit_bytes)
         if pins:
             self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
 

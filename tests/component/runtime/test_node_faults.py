@@ -119,8 +119,8 @@ def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Pa
             assert full.partition().reason.startswith("out-of-storage")
             assert not full.failures
             full.disk.free = None
-            full.runtime.replog.has_room(0)
-            await until(lambda: full.runtime.replog.has_room(0))
+            full.runtime.replog.has_space(0)
+            await until(lambda: full.runtime.replog.has_space(0))
             await t.level(timeout_s=25)
             assert full.partition().serves
             assert held(full, b"4") == [b"v"]
@@ -160,7 +160,7 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
             assert re.fullmatch(r"stalled, taken out \d s ago; waits out its back-off of 5 s, \d s left", told[1]), told
             assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
             out.disk.free = None
-            out.runtime.replog.has_room(0)
+            out.runtime.replog.has_space(0)
             await t.level(timeout_s=25)
             await until(lambda: len(leader.partition().replica.record.isr) == 3, 10)
             assert replica.why_out(time.now_ms()) == {}

@@ -48,7 +48,7 @@ def fill(house: House) -> None:
     """Let a node's disk be full from now on."""
     house.disk.free = 1000
     house.runtime.replog._writer.check_space()
-    assert not house.runtime.replog.has_room(0)
+    assert not house.runtime.replog.has_space(0)
 
 
 def test_a_write_is_on_every_replica(tmp_path: Path, town: Towns) -> None:

@@ -154,7 +154,7 @@ def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, tow
             await until(lambda: full.runtime._disk_full.refused_count > refused)
             assert full.partition().replica.far_position == begins_at, "rows need room, too"
             full.disk.free = None
-            full.runtime.replog.has_room(0)
+            full.runtime.replog.has_space(0)
             await same_everywhere(t)
             assert full.runtime._transfer_receiver.rounds >= 1
 

@@ -310,7 +310,7 @@ def test_a_full_disk_refuses_writes_and_serves_reads(
         async with house(tmp_path, MemoryEnsemble()) as h:
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
             with monkeypatch.context() as patch:
-                patch.setattr(h.runtime.replog, "has_room", lambda _size: False)
+                patch.setattr(h.runtime.replog, "has_space", lambda _size: False)
                 with pytest.raises(OutOfStorage):
                     await h.coordinator.write(WriteRequest(key(b"k2"), Content(b"v")))
                 assert values(await h.coordinator.get(key(b"k"))) == [b"v"]

@@ -405,7 +405,7 @@ class Runtime:
         self.replog = self
 
     @staticmethod
-    def together() -> contextlib.AbstractContextManager[None]:
+    def grouped() -> contextlib.AbstractContextManager[None]:
         """Of the log: one write for all that is appended meanwhile; here each turn of the writer is one."""
         return contextlib.nullcontext()
 

@@ -46,11 +46,11 @@ def test_the_index_leads_to_the_newest_copy_of_every_entry(data: st.DataObject) 
                     index.copy(sequence, position, first, end)
                     where |= {offset: (sequence, position, True) for offset in where if first <= offset < end}
         assert sorted(where) == list(range(index.start, index.leo))
-        assert index.unfounded() == index.leo
+        assert index.first_gap() == index.leo
         ends = [extent.end for extent in index.extents]
         assert [extent.first for extent in index.extents] == [index.start, *ends[:-1]][: len(ends)]
         for offset, (at_sequence, at_position, copied) in where.items():
-            place = index.place(offset)
+            place = index.locate(offset)
             assert (place.sequence, place.copied) == (at_sequence, copied)
             assert place.position <= at_position < place.position + STRIDE
             assert offset < place.end

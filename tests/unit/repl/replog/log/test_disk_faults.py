@@ -125,8 +125,8 @@ def test_the_reserve_refuses_before_the_disk_is_full() -> None:
     disk.free = 5000
     log = open_log(disk, reserve_bytes=4000)
     listener = Listener(log)
-    assert log.has_room(1000)
-    assert not log.has_room(1001)
+    assert log.has_space(1000)
+    assert not log.has_space(1001)
     log.append(0, entries(1, 0, 1, size=1500))
     assert listener.wait({0: 1})
     with pytest.raises(OutOfStorage):

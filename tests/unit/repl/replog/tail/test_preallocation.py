@@ -24,13 +24,13 @@ from tests.support.memory_disk import MemoryDisk
 FIRST = "0000000000000001.log"
 SECOND = "0000000000000002.log"
 FILE_BYTES = 3000
-ROOM_BYTES = 1000
+PREALLOCATE_BYTES = 1000
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room of 1,000 bytes at once, for frames of up to 400."""
-    monkeypatch.setattr(tail_module, "ROOM_BYTES", ROOM_BYTES)
+    monkeypatch.setattr(tail_module, "PREALLOCATE_BYTES", PREALLOCATE_BYTES)
     monkeypatch.setattr(tail_module, "SMALL_FRAME_BYTES", 400)
 
 
@@ -98,7 +98,7 @@ def test_small_frames_are_written_into_room_within_the_file() -> None:
         assert len(disk.files[FIRST].cached) <= max(FILE_BYTES, whole_frames(disk, FIRST)[-1].end)
     in_first = disk.steps[: disk.steps.index(f"create {SECOND}.new")]
     steps = [int(step.split()[1]) for step in in_first if step.startswith("allocate")]
-    assert steps[0] == ROOM_BYTES
+    assert steps[0] == PREALLOCATE_BYTES
     assert len(steps) == 3
     assert len(disk.files[FIRST].cached) == whole_frames(disk, FIRST)[-1].end
     log.close()
@@ -186,7 +186,7 @@ def test_real_files_get_room_that_reads_as_zeros_and_lose_it_again(tmp_path: Pat
     listener = Listener(log)
     append(log, listener, 0, 20)
     end, size = log._tail.end.position, (tmp_path / FIRST).stat().st_size
-    assert size in (end, FILE_HEADER_BYTES + 48 + ROOM_BYTES) or size > end
+    assert size in (end, FILE_HEADER_BYTES + 48 + PREALLOCATE_BYTES) or size > end
     held = (tmp_path / FIRST).read_bytes()
     assert held[end:] == bytes(size - end)
     log.close()

@@ -51,7 +51,7 @@ def test_nothing_is_tried_again_after_a_failed_step(step: str) -> None:
     tail.sync()
     durable = tail.durable
     disk.fault = lambda what: OSError(errno.EIO, "Input/output error") if what.startswith(step) else None
-    act = tail.leave if step == "truncate" else lambda: tail.write([b"two"], 1, synced=True)
+    act = tail.seal if step == "truncate" else lambda: tail.write([b"two"], 1, synced=True)
     with pytest.raises(OSError, match="Input/output error"):
         act()
     disk.fault = lambda _: None
