@@ -72,10 +72,10 @@ class LocalReplicas(Protocol):
         """Other nodes with an in-sync replica, the leader first; none where the local replica is not in sync."""
 
     async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
-        """Replace a row between two batches of apply (`repl.store.port.FarStore.mend`); False unless `whole`."""
+        """Replace a row between two batches of apply (`repl.store.port.TransferStore.mend`); False unless `whole`."""
 
     async def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
-        """Remove a damaged change row (`repl.store.port.FarStore.drop_change`); False unless `whole`."""
+        """Remove a damaged change row (`repl.store.port.TransferStore.drop_change`); False unless `whole`."""
 
 
 class Leaders(Protocol):

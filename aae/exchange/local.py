@@ -127,7 +127,7 @@ class LocalTrees:
             if not mine:
                 continue
             with (
-                closing(self._store.far.snapshot(one.partition)) as snapshot,
+                closing(self._store.transfers.snapshot(one.partition)) as snapshot,
                 closing(snapshot.segments((start, stop) for _, start, stop in mine)) as parts,
             ):
                 for (at, _, _), part in zip(mine, parts, strict=True):

@@ -210,7 +210,7 @@ class Folds:
         damaged: set[int] = set()
         last = request.cursor
         with (
-            closing(self._store.far.snapshot(led.partition)) as snapshot,
+            closing(self._store.transfers.snapshot(led.partition)) as snapshot,
             closing(self._rows(led, request, snapshot)) as rows,
         ):
             for place, bucket, key, data in rows:

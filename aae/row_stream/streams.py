@@ -177,7 +177,7 @@ class RowStreams:
         count, last = 0, first
         try:
             with (
-                closing(self._store.far.snapshot(replica.partition)) as snapshot,
+                closing(self._store.transfers.snapshot(replica.partition)) as snapshot,
                 closing(snapshot.key_pages(segment_name(first), end, SAMPLE_ROWS, FRAME_BYTES)) as pages,
             ):
                 for names, _ in pages:
@@ -251,7 +251,7 @@ class RowStreams:
         self.running += 1
         loop = asyncio.get_running_loop()
         try:
-            snapshot = await loop.run_in_executor(self._thread, self._store.far.snapshot, partition)
+            snapshot = await loop.run_in_executor(self._thread, self._store.transfers.snapshot, partition)
         except BaseException:
             self.running -= 1
             raise

@@ -173,7 +173,7 @@ class Scrubber:
         `segments` are the partition's."""
         tree, count = HashTree(*segments), 0
         with (
-            closing(self._store.far.snapshot(partition)) as snapshot,
+            closing(self._store.transfers.snapshot(partition)) as snapshot,
             closing(snapshot.key_pages(segment_name(first), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages,
         ):
             last = first
@@ -232,7 +232,7 @@ class Scrubber:
     def _folds(self, partition: int, segments: Sequence[int]) -> tuple[dict[int, int], int]:
         """In a thread: ({segment: fold of its rows}, offset), read from one snapshot."""
         found = dict.fromkeys(segments, 0)
-        with closing(self._store.far.snapshot(partition)) as snapshot:
+        with closing(self._store.transfers.snapshot(partition)) as snapshot:
             for segment in segments:
                 with closing(snapshot.key_rows(segment, segment + 1)) as rows:  # type: ignore[type-var]
                     for _, bucket, key, row in rows:

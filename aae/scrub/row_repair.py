@@ -4,7 +4,7 @@ A row is the effect of one entry, so replicas at the same offset hold the same b
 row is damaged. Either the row is inconsistent (`aae.scrub.row_proofs`): then a consistent row of another replica
 replaces it. Or the tree proves it: it followed the applied entries, so the correct rows are those that fold to its
 leaf. Without a proof the row stays, and so does the alarm. Only in-sync replicas take part. A row is written between
-two batches of apply, if it is still the damaged one (`repl.store.port.FarStore.mend`). Callers are
+two batches of apply, if it is still the damaged one (`repl.store.port.TransferStore.mend`). Callers are
 `aae.scrub.row_audit`, `aae.scrub.replica_agreement` and the fold `repair-keys`. Rules: docs/protocol.md R-MEND.
 
 A bucket type with one replica is repaired from the clusters that full-sync compares with. Their objects are read over
@@ -352,7 +352,7 @@ class RowRepair:
         """In a thread: {tail: row with a new change row}. The origin of a lost change row is not known, so the new one
         has this cluster as origin: every queue offers it again, which is harmless."""
         found: dict[bytes, row_codec.TransferRow] = {}
-        with closing(self._store.far.snapshot(partition)) as snapshot:
+        with closing(self._store.transfers.snapshot(partition)) as snapshot:
             for tail in ours.damaged:
                 offset, data = row_codec.offset_seen(ours.rows[tail]), snapshot.named_object(tail)
                 if offset is None or data is None or not _change_is_damaged(snapshot, offset):
@@ -371,7 +371,7 @@ class RowRepair:
         Keys without a readable object or without a change row are left out."""
         found: dict[bytes, row_codec.TransferRow] = {}
         same: set[bytes] = set()
-        with closing(self._store.far.snapshot(partition)) as snapshot:
+        with closing(self._store.transfers.snapshot(partition)) as snapshot:
             for tail, change in newest_changes(self._store, partition, tails).items():
                 ours = snapshot.named_object(tail)
                 data = ours if objects is None else objects[tail]
@@ -422,7 +422,7 @@ class RowRepair:
 
     def _read_for_peer(self, partition: int, segment: int, tail: bytes | None) -> tuple[int, list[tuple[bytes, bytes]]]:
         """In a thread: the response to `_request_rows`."""
-        with closing(self._store.far.snapshot(partition)) as snapshot:
+        with closing(self._store.transfers.snapshot(partition)) as snapshot:
             rows = segment_rows(snapshot, segment)
             if tail is None:
                 return snapshot.end.offset, list(rows.items())
@@ -443,7 +443,7 @@ class RowRepair:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._read_segment, partition, segment)
 
     def _read_segment(self, partition: int, segment: int) -> _SegmentRows:
-        with closing(self._store.far.snapshot(partition)) as snapshot:
+        with closing(self._store.transfers.snapshot(partition)) as snapshot:
             rows = segment_rows(snapshot, segment)
             damaged = frozenset(tail for tail, row in rows.items() if not is_consistent(snapshot, tail, row))
             return _SegmentRows(snapshot.end.offset, rows, damaged)
@@ -452,7 +452,7 @@ class RowRepair:
         """In a thread: those of `segments` with an inconsistent row, among the first CHECKED_ROWS_MAX rows."""
         found: list[int] = []
         checked = 0
-        with closing(self._store.far.snapshot(partition)) as snapshot:
+        with closing(self._store.transfers.snapshot(partition)) as snapshot:
             for segment in segments:
                 rows = segment_rows(snapshot, segment)
                 checked += len(rows)
@@ -477,7 +477,7 @@ class RowRepair:
         of each. While a key row cannot be decoded, any change row may belong to it: then there are no orphans."""
         found: list[int] = []
         with (
-            closing(self._store.far.snapshot(partition)) as snapshot,
+            closing(self._store.transfers.snapshot(partition)) as snapshot,
             closing(snapshot.key_pages(segment_name(0), SEGMENT_COUNT, UNREADABLE_ROWS, UNREADABLE_BYTES)) as pages,
         ):
             damaged = _damaged_changes(snapshot, most)

@@ -226,7 +226,7 @@ class TreeBuild:
     ) -> tuple[HashTree, int]:
         """(tree of a new snapshot, the snapshot's offset); incomplete once `stopping` or invalid. Raises Corruption,
         LocalFault."""
-        with closing(store.far.snapshot(partition)) as snapshot:
+        with closing(store.transfers.snapshot(partition)) as snapshot:
             offset = snapshot.end.offset
             loop.call_soon_threadsafe(self.set_snapshot_offset, offset)
             tree = HashTree(self._delta.first, self._delta.end)

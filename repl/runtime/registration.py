@@ -240,7 +240,7 @@ def _doubted(
             doubted[partition] = wholly
         elif partition in recovered and recovered[partition].damage:
             doubted[partition] = recovered[partition].damage
-        elif partition in recovered and partition not in store.far.marks():
+        elif partition in recovered and partition not in store.transfers.marks():
             start, applied = recovered[partition].start, store.applied(partition).offset
             believed = min(applied, store.durable_floor(partition)) if store.needs_replay() else applied
             if believed < start:

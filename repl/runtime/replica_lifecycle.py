@@ -148,14 +148,14 @@ class ReplicaOpener:
         begins one, and has another gen already (`repl.runtime.registration`). So does a copy whose rows must be
         replayed (H36) and that its record does not name: no leader would send it what is committed. Blocks at a start
         while rows are deleted."""
-        mark = self._store.far.marks().get(partition)
+        mark = self._store.transfers.marks().get(partition)
         if removed and mark is None and self._store.needs_replay():
             log.warning("attaching.removed_copy_emptied", partition=partition, applied=applied)
-            mark = self._store.far.begin(partition, empty=True)
+            mark = self._store.transfers.begin(partition, empty=True)
             self._replay.forget(partition)
         if mark is None and applied < log_start:
             log.warning("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
-            mark = self._store.far.begin(partition, empty=True)
+            mark = self._store.transfers.begin(partition, empty=True)
             self._replay.forget(partition)
         return None if mark is None else ev.TransferStored(mark.position, mark.epoch, mark.whole)
 
@@ -327,7 +327,7 @@ class ReplicaRemover:
         loop = asyncio.get_running_loop()
         rows = 0
         self._replog.abandon(partition)
-        removal = self._store.far.remove(partition)
+        removal = self._store.transfers.remove(partition)
         while (count := await loop.run_in_executor(self._pool, _step, removal)) is not None:
             rows += count
             await asyncio.sleep(STEP_PAUSE_S)

@@ -191,13 +191,17 @@ class Storage:
         self._applier.flush_soft_cursors()
 
     async def mend(self, partition: Partition, chunk: bytes, seen: bytes | None, upto: int) -> bool:
-        """Replace a key's damaged row between two batches: see `FarStore.mend`. Only one row of a partition at a time:
-        False where another is under way. Raises Corruption, LocalFault."""
-        return await self._between_batches(partition, lambda: self._store.far.mend(partition.id, chunk, seen, upto))
+        """Replace a key's damaged row between two batches: see `TransferStore.mend`. Only one row of a partition at a
+        time: False where another is under way. Raises Corruption, LocalFault."""
+        return await self._between_batches(
+            partition, lambda: self._store.transfers.mend(partition.id, chunk, seen, upto)
+        )
 
     async def drop_change(self, partition: Partition, offset: int, seen: bytes) -> bool:
-        """Delete a change row that belongs to no key, under the rules of `mend`: see `FarStore.drop_change`."""
-        return await self._between_batches(partition, lambda: self._store.far.drop_change(partition.id, offset, seen))
+        """Delete a change row that belongs to no key, under the rules of `mend`: see `TransferStore.drop_change`."""
+        return await self._between_batches(
+            partition, lambda: self._store.transfers.drop_change(partition.id, offset, seen)
+        )
 
     async def _between_batches(self, partition: Partition, change: Callable[[], bool]) -> bool:
         if partition.replica.far_position is not None or partition.id in self.mending:

@@ -22,7 +22,7 @@ from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.storage import Storage
-from isthmus.repl.store.port import AppliedPosition, FarMark, Store
+from isthmus.repl.store.port import AppliedPosition, Store, TransferMark
 from isthmus.repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
@@ -111,7 +111,9 @@ class TransferReceiver:
         log.warning("far.begins", partition=partition.id, applied=applied, empty=empty, again=again, reason=reason)
         partition.transfer_note = ""
         self._reasons[partition.id] = f"; {reason}" if again else ""
-        mark = await self._loop.run_in_executor(self._pool, lambda: self._store.far.begin(partition.id, empty=empty))
+        mark = await self._loop.run_in_executor(
+            self._pool, lambda: self._store.transfers.begin(partition.id, empty=empty)
+        )
         self._storage.abandon(partition)
         self._storage.replay.passed(partition.id, 1 << 63)
         self._stored(partition, mark, b"")
@@ -119,13 +121,13 @@ class TransferReceiver:
     async def _install_rows(self, partition: Partition, rows: bytes, upto: int, epoch: int) -> None:
         """Install a chunk; where an own row that it replaces cannot be read, begin again with an empty copy."""
         try:
-            await self._install(partition, b"", self._store.far.install_rows, partition.id, rows, upto, epoch)
+            await self._install(partition, b"", self._store.transfers.install_rows, partition.id, rows, upto, epoch)
         except DamagedRow as error:
             log.error("far.own_row_unreadable", partition=partition.id, error=str(error))
             await self._begin(partition, True, f"a row here cannot be read: {error}", again=True)
 
     async def _install(
-        self, partition: Partition, after: bytes, install: Callable[..., FarMark], *given: object
+        self, partition: Partition, after: bytes, install: Callable[..., TransferMark], *given: object
     ) -> None:
         try:
             mark = await self._loop.run_in_executor(self._pool, install, *given)
@@ -139,24 +141,26 @@ class TransferReceiver:
         self.chunks_refused += 1
         log.error("far.chunk_refused", partition=partition.id, error=str(error))
         await asyncio.sleep(REFUSED_PAUSE_S)
-        self._stored(partition, self._store.far.marks()[partition.id], b"")
+        self._stored(partition, self._store.transfers.marks()[partition.id], b"")
 
-    def _install_metadata(self, partition: int, rows: bytes, after: bytes) -> FarMark:
-        return self._store.far.install_state(partition, rows, first=not after)
+    def _install_metadata(self, partition: int, rows: bytes, after: bytes) -> TransferMark:
+        return self._store.transfers.install_state(partition, rows, first=not after)
 
     async def _end(self, partition: Partition, effect: fx.FinishTransfer) -> None:
-        loop, far = self._loop, self._store.far
+        loop, transfers = self._loop, self._store.transfers
         if effect.rows:
             try:
                 await loop.run_in_executor(self._pool, self._install_metadata, partition.id, effect.rows, effect.after)
             except DamagedChunk as error:
                 await self._refuse(partition, error)
                 return
-        await loop.run_in_executor(self._pool, far.sync)
+        await loop.run_in_executor(self._pool, transfers.sync)
         durable = self._restarts[partition.id] = loop.create_future()
         self._storage.restart(partition, effect.end, effect.table)
         await durable
-        await loop.run_in_executor(self._pool, far.finish, partition.id, AppliedPosition(effect.epoch, effect.end))
+        await loop.run_in_executor(
+            self._pool, transfers.finish, partition.id, AppliedPosition(effect.epoch, effect.end)
+        )
         self.rounds += 1
         self._reasons.pop(partition.id, None)
         progress = self._progress.pop(partition.id, None)
@@ -173,7 +177,7 @@ class TransferReceiver:
             durable.set_result(None)
         return True
 
-    def _stored(self, partition: Partition, mark: FarMark, after: bytes) -> None:
+    def _stored(self, partition: Partition, mark: TransferMark, after: bytes) -> None:
         self._events.dispatch(partition, ev.TransferStored(mark.position, mark.epoch, mark.whole, after))
 
     def _note_progress(self, partition: Partition, rows: bytes, upto: int, end: int) -> None:

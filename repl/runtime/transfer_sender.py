@@ -152,7 +152,7 @@ class TransferSender:
             if snapshot is not None:
                 snapshot.close()
                 round_.snapshot = round_.ahead = None
-            snapshot = self._store.far.snapshot(partition)
+            snapshot = self._store.transfers.snapshot(partition)
             if 0 < request.position <= self._store.cursor(partition, REAPED).entry_offset:
                 snapshot.close()
                 return None

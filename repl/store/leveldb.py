@@ -1,22 +1,22 @@
-"""The node's store on LevelDB, and the one door to plyvel.
+"""The node's store on LevelDB; the only module that imports plyvel.
 
-What it does: turns apply steps into one LevelDB batch, moves the durable floors by checkpoints, and knows
-after a restart whether rows may be missing and a replay is due (docs/protocol.md H36). What it must not do:
-decode objects, decide what is applied, or sync on the write path. Rows are laid out in `rows` and
-read in `reads`, positions kept in `progress`, floors in `checkpoint`.
+Turns apply steps into one LevelDB batch, moves the durable floors by checkpoints, serves reads, and knows after a
+restart whether rows may be missing and a replay is due (docs/protocol.md H36). It must not decode objects, decide what
+is applied, or sync on the write path. Row layout is in `rows`, positions in `positions`, floors in `checkpoint`.
 
     directory/rows        the database
     directory/floors.0|1  the durable floors, the boot id, the clean marker
 
-A first failed write or sync is final (H34): LevelDB may have left half a record in its log, and the
-kernel may have called lost pages clean, so the store refuses writes until it is opened anew; reads go on.
+A first failed write or sync is final (H34): LevelDB may have left half a record in its log, and the kernel may have
+dropped pages that it called clean. The store then refuses writes until it is opened again; reads go on.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -24,15 +24,18 @@ from typing import Any, Final, NamedTuple
 
 import plyvel
 
+from isthmus.repl.model.entry import NO_OFFSET
 from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.storage.slot_file import SlotFile
+from isthmus.repl.store import rows
 from isthmus.repl.store.batch import fill
 from isthmus.repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
 from isthmus.repl.store.compaction import compact_when_idle, size_of
+from isthmus.repl.store.key_filter import SLOT_MASK
 from isthmus.repl.store.memory_index import MemoryIndexes
-from isthmus.repl.store.port import AppliedPosition, PartitionStep
+from isthmus.repl.store.port import AppliedPosition, Change, Cursor, DamagedChange, ListedKey, PartitionStep
 from isthmus.repl.store.positions import End, PositionTable
-from isthmus.repl.store.reads import StoreReads
 from isthmus.repl.store.recovery import (
     ROWS_NAME,
     check_identity,
@@ -44,29 +47,31 @@ from isthmus.repl.store.recovery import (
 )
 from isthmus.repl.store.request_dedup import WINDOW_OFFSETS
 from isthmus.repl.store.row_source import Source
-from isthmus.repl.store.state_transfer import LevelFar
-from isthmus.repl.store.time_index import THIN_EVERY_S, thinning
+from isthmus.repl.store.rows import Prefixes
+from isthmus.repl.store.scans import scan_key_rows
+from isthmus.repl.store.state_transfer import LevelTransfers
+from isthmus.repl.store.time_index import THIN_EVERY_S, offset_at, seconds_around, thinning
 from isthmus.repl.store.write_stalls import WriteStallPredictor
 
 BLOOM_FILTER_BITS: Final = 10
-"""Bits a key in each table's filter: about one absent key in a hundred costs a block read."""
+"""Bits per key in each table's filter: about one absent key in a hundred costs a block read."""
 
 COMPRESSION: Final = None
-"""Tables are not compressed: measured with 1 KB values, writing and compacting an entry costs 20 to 25 us of CPU
-so, and with snappy 55 us for text and 38 us for bytes that do not compress; text takes half the disk
-with it. Where disk is dearer than CPU, a file system that compresses does it outside the process."""
+"""Tables are not compressed. With 1 KB values, writing and compacting an entry costs 20 to 25 us of CPU; with snappy 55
+us for text, which then takes half the disk, and 38 us for bytes that do not compress. Where disk is dearer than CPU, a
+file system that compresses does so outside the process."""
 
 SPARE_BATCHES: Final = 4
-"""Written batches kept for use again, which spares growing a new one (0.8 us an entry in steps of 100); one is enough
-for a writer alone, a few more for a thread that prepares ahead of it."""
+"""Written batches kept for reuse, which avoids growing new ones (0.8 us an entry in steps of 100): one for the writer,
+a few more for a thread that prepares ahead of it."""
 
 SPARE_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A batch that held more is let go, so that one large step does not keep its memory for ever."""
+"""Larger batches are not kept for reuse: one large step must not hold its memory for ever."""
 
 
 class LevelDbView:
-    """A `Source` on a LevelDB database or a snapshot of it; the driver's errors become ours here. Blocks that come from
-    disk are checked against their checksums; scans leave the block cache alone."""
+    """A `Source` on a LevelDB database or a snapshot of it. Translates the driver's errors, checks blocks from disk
+    against their checksums, and scans without filling the block cache."""
 
     def __init__(self, driver: Any, directory: Path) -> None:
         self._driver = driver
@@ -82,7 +87,7 @@ class LevelDbView:
         return value
 
     def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], bytes | None, None]:
-        """The rows [start, stop), in order, as they are when the first is asked for; see Source."""
+        """The rows [start, stop), in order, from a snapshot taken at the first one; see Source."""
         try:
             with self._driver.iterator(start=start, verify_checksums=True, fill_cache=False) as iterator:
                 for row in iterator:
@@ -95,7 +100,7 @@ class LevelDbView:
         raise damaged("a table cannot be read", self.directory)
 
     def names(self, start: bytes, stop: bytes) -> Generator[bytes, None, None]:
-        """The names of the rows [start, stop), in order, as they are when the first is asked for."""
+        """The names of the rows [start, stop), in order, from a snapshot taken at the first one."""
         try:
             with self._driver.iterator(
                 start=start, include_value=False, verify_checksums=True, fill_cache=False
@@ -109,7 +114,7 @@ class LevelDbView:
         raise damaged("a table cannot be read", self.directory)
 
     def last_before(self, name: bytes) -> tuple[bytes, bytes]:
-        """The last row before `name`, which is not the first of all."""
+        """The last row before `name`, which must not be the first row."""
         try:
             with self._driver.raw_iterator(verify_checksums=True) as iterator:
                 iterator.seek(name)
@@ -119,35 +124,34 @@ class LevelDbView:
             raise fault(error, self.directory) from error
 
     def close(self) -> None:
-        """Let go of a snapshot."""
+        """Release a snapshot."""
         self._driver.close()
 
     def open_snapshot(self) -> LevelDbView:
-        """The rows as they are now, until it is closed."""
+        """A snapshot of the rows, until it is closed."""
         return LevelDbView(self._driver.snapshot(), self.directory)
 
     @contextmanager
     def snapshot(self) -> Iterator[Source]:
-        """The rows as they are now."""
+        """A snapshot of the rows, for as long as the context is open."""
         with closing(self.open_snapshot()) as view:
             yield view
 
 
 class Prepared(NamedTuple):
-    """A batch that was made and not yet written, and where it leaves its partitions."""
+    """A batch that is not written yet, and the positions of its partitions behind it."""
 
     batch: Any
     ends: tuple[End, ...]
 
 
-class LevelStore(StoreReads):
+class LevelStore:
     """`repl.store.port.Store` on one LevelDB database. Open it with `LevelStore.open`.
 
-    Writes: `write`, or `prepare` by one thread and `commit` by one thread, in the same order. plyvel lets go of the
-    interpreter for every row that it takes, so a thread that prepares beside a busy loop waits a switch
-    interval every few rows; prepared on the loop itself, only the one long call is left to the
-    writer thread. `checkpoint` may run in a third thread. Reads come from any thread, but none may
-    run while `close` does: LevelDB does not survive it.
+    Writes: `write`, or `prepare` by one thread and `commit` by one thread, in the same order. plyvel releases the
+    interpreter for every row that it takes, so a thread that prepares beside a busy loop waits a switch interval every
+    few rows; prepared on the loop itself, only the one long call is left to the writer thread. `checkpoint` may run in
+    a third thread. Reads come from any thread, but none may run during `close`: LevelDB would crash.
     """
 
     def __init__(
@@ -164,7 +168,14 @@ class LevelStore(StoreReads):
     ) -> None:
         """For `open` only."""
         view = LevelDbView(db, directory)
-        super().__init__(view, progress, remembered)
+        self._source: Source = view
+        self._progress = progress
+        self._remembered = remembered
+        self.before_floors: Callable[[], None] = lambda: None
+        """See the port."""
+        self._prefixes: dict[int, Prefixes] = {}
+        self._head = (b"", rows.bucket_head(b""))
+        """The bucket of the last read, and its bytes in a row's name; replaced as a whole, by any thread."""
         self._directory = directory
         self._db = db
         self._slots = slots
@@ -174,20 +185,11 @@ class LevelStore(StoreReads):
         self._needs_replay = progress.replaying()
         self._thinned_at_s: dict[int, int] = {}
         self._spare_batches: list[Any] = []
-        self._at_once = WriteStallPredictor(db.get_property, monotonic, write_buffer_bytes)
+        self._stalls = WriteStallPredictor(db.get_property, monotonic, write_buffer_bytes)
         self._checkpointing = Lock()
         self._failure = ""
         self._closed = False
-        self.far = LevelFar(
-            view,
-            progress,
-            remembered,
-            new_batch=db.write_batch,
-            write=self._write_batch,
-            sync=self._sync_rows,
-            checkpoint=self.checkpoint,
-            open_snapshot=view.open_snapshot,
-        )
+        self.transfers = LevelTransfers(self, view, progress, remembered)
 
     @classmethod
     def open(
@@ -203,9 +205,9 @@ class LevelStore(StoreReads):
     ) -> LevelStore:
         """The store in `directory`, made if it is not there. Blocks while LevelDB reads its logs.
 
-        `request_window_offsets`: of how many of a partition's last offsets the requests are remembered.
-        `boot_id` names this run of the machine (Linux: /proc/sys/kernel/random/boot_id). Raises Corruption,
-        WrongIdentity, and LocalFault for a directory that is in use, unwritable or of another version.
+        `request_window_offsets`: how many of a partition's last offsets have their request ids remembered. `boot_id`
+        identifies this run of the machine (Linux: /proc/sys/kernel/random/boot_id). Raises Corruption, WrongIdentity,
+        and LocalFault for a directory that is in use, unwritable or of another version.
         """
         disk = disk or Disk()
         try:
@@ -221,8 +223,8 @@ class LevelStore(StoreReads):
         options = {"write_buffer_size": write_buffer_bytes, "lru_cache_size": block_cache_bytes}
         try:
             if not whole:
-                # A log that a power loss tore in its middle is read as far as it goes, and what it held comes
-                # again by replay; opening strictly would refuse it. This moves its rows into tables.
+                # A log that a power loss tore is read up to the damage, and a replay writes the rest again; a strict
+                # open would refuse it. This open moves its rows into tables.
                 _open_driver(directory, paranoid_checks=False, **options).close()
             db = _open_driver(directory, paranoid_checks=True, **options)
         except plyvel.Error as error:
@@ -236,9 +238,9 @@ class LevelStore(StoreReads):
             progress = found_progress(view, directory, floors, trusted=whole)
             remembered = found_remembered(view, directory, progress, request_window_offsets)
             store = cls(directory, db, progress, remembered, slots, floors, boot_id, disk, write_buffer_bytes)
-            store.far.reopened(trusted=whole)
+            store.transfers.reopened(trusted=whole)
             if not store._needs_replay:
-                store._note_floors(boot_id)
+                store._write_floors(boot_id)
         except plyvel.Error as error:
             db.close()
             raise fault(error, directory) from error
@@ -255,97 +257,205 @@ class LevelStore(StoreReads):
         return self._progress.applied_offsets()
 
     def applied(self, partition: int) -> AppliedPosition:
-        """How far the partition is applied; in a replay, as found at open until the replay has passed it."""
+        """The partition's applied position; during a replay the one found at open, until the replay has passed it."""
         return self._progress.applied(partition)
 
     def durable_floor(self, partition: int) -> int:
-        """Offset up to which the partition's rows are on disk, by the last finished checkpoint."""
+        """Offset up to which the last finished checkpoint made the partition's rows durable."""
         return self._progress.floor(partition)
 
     def needs_replay(self) -> bool:
-        """True until `replay_finished`, after the machine stopped unclean: see the port."""
+        """See the port."""
         return self._needs_replay
 
     def replay_finished(self) -> None:
-        """Every partition has passed the applied offset found at open (asserted): checkpoint, and note the boot id."""
+        """All partitions have passed the applied offset found at open (asserted): checkpoint, record the boot id."""
         assert not self._progress.replaying()
         with self._checkpointing:
             self._refuse_after_failure()
-            self.far.sweep()
-            self._note_floors(self._boot_id)
+            self.transfers.sweep()
+            self._write_floors(self._boot_id)
             self._needs_replay = False
 
     def write(self, steps: Sequence[PartitionStep]) -> None:
-        """Apply the steps in one LevelDB batch, unsynced. Raises LocalFault, then and ever after, when the disk
-        refuses. Entries go on where the partition's last ones ended; in a replay, first at its floor (asserted)."""
+        """Apply the steps in one LevelDB batch, unsynced. Entries follow the partition's last ones; in a replay they
+        begin at its floor (asserted). Raises LocalFault when the disk fails, and on every later write."""
         self.commit(self.prepare(steps))
 
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
-        """The batch that applies the steps, to be given to `commit`; each prepared batch must be, in order."""
+        """The batch that applies the steps. All prepared batches must be committed, in order."""
         self._refuse_after_failure()
-        batch = self._spare_batches.pop() if self._spare_batches else self._db.write_batch()
+        batch = self._spare_batches.pop() if self._spare_batches else self.new_batch()
         return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._remembered))
 
     def takes_at_once(self, prepared: Prepared) -> bool:
-        """See the port; `repl.store.write_stalls` knows."""
-        return self._at_once.takes(prepared.batch.approximate_size())
+        """See the port; predicted by `repl.store.write_stalls`."""
+        return self._stalls.takes(prepared.batch.approximate_size())
 
     def commit(self, prepared: Prepared) -> None:
-        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
+        """Write a prepared batch atomically. Raises LocalFault."""
         batch, ends = prepared
         began_s = monotonic()
-        self._write_batch(batch)
+        self.write_batch(batch)
         size_bytes = batch.approximate_size()
-        self._at_once.wrote(size_bytes, monotonic() - began_s)
+        self._stalls.wrote(size_bytes, monotonic() - began_s)
         self._progress.wrote(ends)
         if size_bytes <= SPARE_BATCH_BYTES_MAX and len(self._spare_batches) < SPARE_BATCHES:
             batch.clear()
             self._spare_batches.append(batch)
 
     def checkpoint(self) -> None:
-        """Move the durable floors to what is written now: sync, then note it; nothing when nothing was written.
+        """Sync, then move the durable floors to the positions written before; does nothing when nothing was written.
 
-        Also thins the time marks of one partition, and reads names of keys. Raises LocalFault, then and ever after."""
+        Also thins the time marks of one partition, and lets the key filter read on. Raises LocalFault when the disk
+        fails, and on every later write."""
         with self._checkpointing:
             self._refuse_after_failure()
-            self._note_floors(self._floors.boot_id)
+            self._write_floors(self._floors.boot_id)
             self._thin_one_partition()
             self._remembered.names.learn(self._source)
 
     def compact_when_idle(self, *, idle: bool) -> None:
-        """Nothing was written for a while: give back the memory that was for writing; see the port."""
+        """See the port."""
         with self._checkpointing:
             if not self._closed:
                 compact_when_idle(self._db, self._directory / ROWS_NAME, idle=idle)
 
     def size_bytes(self) -> int:
-        """Size of the database's files, among them obsolete ones that LevelDB has yet to delete."""
+        """Size of the database's files, including obsolete ones that LevelDB has not deleted yet."""
         return size_of(self._directory / ROWS_NAME)
 
     def close(self) -> None:
         """Checkpoint, close, and mark the stop as clean, unless the store has failed or a replay is unfinished.
 
-        Idempotent. Blocks; nothing else may be running. Raises LocalFault when the floors could not be made durable;
-        the store is closed all the same."""
+        Idempotent. Blocks; no other method may be running. Raises LocalFault when the floors could not be made durable;
+        the store is closed nevertheless."""
         with self._checkpointing:
             if self._closed:
                 return
             self._closed = True
             try:
                 if not self._failure:
-                    self._note_floors(self._floors.boot_id)
+                    self._write_floors(self._floors.boot_id)
             finally:
                 self._spare_batches.clear()
                 self._db.close()
             if not self._failure and not self._needs_replay:
-                self._note_floors(self._floors.boot_id, clean=True)
+                self._write_floors(self._floors.boot_id, clean=True)
 
-    def _note_floors(self, boot_id: str, *, clean: bool = False) -> None:
-        """Note what is written, sync it, write the note down. The caller holds the checkpoint's lock."""
+    # -- reads, from any thread -------------------------------------------------------------------------------
+
+    def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
+        """The encoded key row, or None. Raises Corruption, LocalFault, as all reads do."""
+        prefix = (self._prefixes.get(partition) or self._add_prefixes(partition)).key
+        bucket_of_head, head = self._head
+        if bucket_of_head != bucket:
+            head = rows.bucket_head(bucket)
+            self._head = bucket, head
+        name = prefix + (key_hash >> 44).to_bytes(3, "big") + head + key
+        names = self._remembered.names
+        if names.whole and not names.slots[hash(name) & SLOT_MASK]:
+            return None
+        return self._source.get(name)
+
+    def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
+        """The canonical object bytes, or None."""
+        prefix = (self._prefixes.get(partition) or self._add_prefixes(partition)).object
+        return self._source.get(prefix + rows.bucket_head(bucket) + key)
+
+    def changes(self, partition: int, from_offset: int, limit: int) -> list[Change]:
+        """Up to `limit` change rows at offsets >= `from_offset`, in offset order, from one snapshot. Raises
+        DamagedChange at one that cannot be decoded."""
+        prefix = self._prefixes_of(partition).change
+        at = len(prefix)
+        number = rows.U64.unpack_from
+        decode = rows.decode_change
+        with closing(self._source.scan(prefix + rows.U64.pack(from_offset), rows.after_prefix(prefix))) as scan:
+            found: list[Change] = []
+            for name, value in islice(scan, limit):
+                offset = number(name, at)[0]
+                try:
+                    found.append(decode(offset, value))
+                except Corruption as error:
+                    raise DamagedChange(f"partition {partition}: {error}", offset, found) from error
+            return found
+
+    def cursor(self, partition: int, queue: bytes) -> Cursor:
+        """The queue's cursor rows in this partition; `entry_offset` is NO_OFFSET while there is no CURSOR entry."""
+        prefixes = self._prefixes_of(partition)
+        soft = self._source.get(prefixes.soft + queue)
+        row = self._source.get(prefixes.cursor + queue)
+        if row is None:
+            return Cursor(NO_OFFSET, None, soft)
+        offset, payload = rows.decode_cursor(row)
+        return Cursor(offset, payload, soft)
+
+    def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
+        """The offset of the entry that carried this request for the key of that hash, if it is remembered."""
+        return self._remembered.requests.offset_of(partition, key_hash, request_id)
+
+    def reaped_clocks(self, partition: int) -> Mapping[tuple[bytes, bytes], bytes]:
+        """(bucket, key) -> encoded clock of its reaped tombstone, for the partition's last REAP entries."""
+        return self._remembered.reaped.clocks(partition)
+
+    def reach(self, partition: int) -> int:
+        """Readers have seen entries below this offset only: a batch is prepared before it is written."""
+        return self._progress.next(partition).offset
+
+    def offset_at(self, partition: int, time_ms: int) -> int:
+        """See the port."""
+        newest_s = self._progress.newest_mark_s(partition)
+        applied = self._progress.applied(partition).offset
+        return offset_at(self._source, self._prefixes_of(partition).mark, newest_s, applied, time_ms)
+
+    def seconds_around(self, partition: int, offset: int) -> tuple[int | None, int | None]:
+        """See the port."""
+        newest_s = self._progress.newest_mark_s(partition)
+        return seconds_around(self._source, self._prefixes_of(partition).mark, newest_s, offset)
+
+    def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
+        """Keys of a bucket (or all) with their encoded key rows, in (bucket, key) order, tombstones included; the
+        snapshot is taken at the first one. Close the iterator when done early."""
+        prefixes = self._prefixes_of(partition)
+        prefix = prefixes.object if bucket is None else prefixes.object + rows.bucket_head(bucket)
+        start = prefix
+        if after is not None:
+            start = max(start, prefixes.object + rows.bucket_head(after[0]) + after[1] + b"\0")
+        at = len(prefixes.object)
+        with self._source.snapshot() as snapshot, closing(snapshot.names(start, rows.after_prefix(prefix))) as names:
+            for name in names:
+                tail = name[at:]
+                listed_bucket, key = rows.split_tail(tail)
+                segment = segment_of(key_hash(listed_bucket, key))
+                row = snapshot.get(prefixes.key + rows.segment_name(segment) + tail)
+                if row is None:
+                    raise Corruption(f"the object {listed_bucket!r}/{key!r} of partition {partition} has no key row")
+                yield ListedKey(listed_bucket, key, row)
+
+    def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        """(segment, bucket, key, encoded key row) for segments [from, to), in segment order; the snapshot is
+        taken at the first one. Close the iterator when done early."""
+        return scan_key_rows(self._source, self._prefixes_of(partition).key, from_segment, to_segment)
+
+    def _prefixes_of(self, partition: int) -> Prefixes:
+        return self._prefixes.get(partition) or self._add_prefixes(partition)
+
+    def _add_prefixes(self, partition: int) -> Prefixes:
+        made = self._prefixes[partition] = rows.prefixes(partition)
+        return made
+
+    # -- floors and failures ----------------------------------------------------------------------------------
+
+    def new_batch(self) -> Any:
+        """An empty LevelDB batch."""
+        return self._db.write_batch()
+
+    def _write_floors(self, boot_id: str, *, clean: bool = False) -> None:
+        """Take the written positions, sync the rows, then write the positions as floors. The caller holds the lock."""
         noted = Floors(boot_id, clean, self._progress.written())
         if noted != self._floors:
             self.before_floors()
-            self._sync_rows()
+            self.sync_rows()
             try:
                 self._disk.write_slot(self._slots, encode_floors(noted))
             except (OSError, LocalFault) as error:
@@ -359,18 +469,20 @@ class LevelStore(StoreReads):
             if newest_s - self._thinned_at_s.get(partition, 0) < THIN_EVERY_S:
                 continue
             self._thinned_at_s[partition] = newest_s
-            marks, batch = self._prefixes_of(partition).mark, self._db.write_batch()
-            self._write_batch(thinning(self._source, marks, newest_s, batch))
+            marks, batch = self._prefixes_of(partition).mark, self.new_batch()
+            self.write_batch(thinning(self._source, marks, newest_s, batch))
             return
 
-    def _write_batch(self, batch: Any) -> None:
+    def write_batch(self, batch: Any) -> None:
+        """Write a LevelDB batch. Raises LocalFault, then and on every later write."""
         self._refuse_after_failure()
         try:
             batch.write()
         except plyvel.Error as error:
             raise self._failed(error) from error
 
-    def _sync_rows(self) -> None:
+    def sync_rows(self) -> None:
+        """Sync all written rows. Raises LocalFault, then and on every later write."""
         self._refuse_after_failure()
         try:
             sync_rows(self._disk, self._directory / ROWS_NAME)
@@ -399,7 +511,7 @@ def _open_driver(directory: Path, **options: Any) -> Any:
 
 
 def fault(error: Exception, directory: Path) -> LocalFault:
-    """Our error for one of the driver's."""
+    """The error for one of the driver's."""
     if isinstance(error, plyvel.CorruptionError):
         return damaged(str(error), directory)
     if isinstance(error, plyvel.IteratorInvalidError):

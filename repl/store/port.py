@@ -72,7 +72,7 @@ Prepared = Any
 """A batch that `Store.prepare` made and `Store.commit` writes; nobody else looks inside."""
 
 
-class FarMark(NamedTuple):
+class TransferMark(NamedTuple):
     """A partition that is far (docs/protocol.md R-FAR) has the rows whose latest change is below `position`; the entry
     just below it is of `epoch`, 0 when that is not known. `whole`: they are the effect of exactly all below."""
 
@@ -154,22 +154,22 @@ class DamagedChange(DamagedRow):
         self.before = before
 
 
-class FarStore(Protocol):
+class TransferStore(Protocol):
     """Taking rows of another node's store for a partition, and giving one's own. Per partition from one thread at a
     time, with nothing of it under way in `Store.write`. All raise LocalFault when the disk refuses."""
 
-    def marks(self) -> Mapping[int, FarMark]:
+    def marks(self) -> Mapping[int, TransferMark]:
         """The partitions that are far."""
 
-    def begin(self, partition: int, *, empty: bool) -> FarMark:
+    def begin(self, partition: int, *, empty: bool) -> TransferMark:
         """Mark it, durably; where rows may be missing (a replay is not finished), or with `empty`, all its rows go,
         durably. It is applied to nothing until `finish`."""
 
-    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
+    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> TransferMark:
         """Write the rows of a Chunk over what is here, and the new mark, in one batch. Raises DamagedChunk for bytes
         that `row_codec` did not make, DamagedRow where a row here cannot be read; then nothing is written."""
 
-    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
+    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> TransferMark:
         """Write the rows of a StateChunk; with `first` all that were here go. Raises DamagedChunk."""
 
     def sync(self) -> None:
@@ -207,8 +207,8 @@ class Store(Protocol):
     disk what they stand on. May raise LocalFault."""
 
     @property
-    def far(self) -> FarStore:
-        """Catching up from another node's rows."""
+    def transfers(self) -> TransferStore:
+        """State transfers: rows given to other nodes and taken from them."""
 
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""

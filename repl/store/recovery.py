@@ -1,4 +1,4 @@
-"""What a database must say before it is opened as a store: whose it is, of what format, how far it came.
+"""Checks and reads a database before it is opened as a store: cluster, format, positions.
 
 Pure but for the reads it asks of its `Source`. Every refusal is one sentence that names the directory
 and says what to do; `damaged` is that sentence for stored bytes that are not what they should be.
@@ -64,17 +64,18 @@ def found_progress(source: Source, directory: Path, floors: Floors, *, trusted: 
     found = list(source.scan(rows.APPLIED_TAG, rows.after_prefix(rows.APPLIED_TAG)))
     try:
         positions = {rows.decode_u32(name[at:]): rows.decode_position(value) for name, value in found}
-        far = found_marks(source)
-        return PositionTable(positions, {p: f for p, f in floors.positions.items() if p not in far}, trusted=trusted)
+        in_transfer = found_marks(source)
+        trusted_floors = {p: floor for p, floor in floors.positions.items() if p not in in_transfer}
+        return PositionTable(positions, trusted_floors, trusted=trusted)
     except Corruption as error:
         raise damaged(str(error), directory) from error
 
 
-def found_marks(source: Source) -> dict[int, tuple[rows.FarKind, int, int]]:
-    """The far marks, by partition. Raises Corruption, LocalFault."""
-    at = len(rows.FAR_TAG)
-    found = source.scan(rows.FAR_TAG, rows.after_prefix(rows.FAR_TAG))
-    return {rows.decode_u32(name[at:]): rows.decode_far(value) for name, value in found}
+def found_marks(source: Source) -> dict[int, tuple[rows.MarkKind, int, int]]:
+    """Partition -> its transfer mark. Raises Corruption, LocalFault."""
+    at = len(rows.TRANSFER_TAG)
+    found = source.scan(rows.TRANSFER_TAG, rows.after_prefix(rows.TRANSFER_TAG))
+    return {rows.decode_u32(name[at:]): rows.decode_mark(value) for name, value in found}
 
 
 def found_remembered(source: Source, directory: Path, progress: PositionTable, offset_count: int) -> MemoryIndexes:

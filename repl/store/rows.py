@@ -14,7 +14,7 @@ any change of it needs a new FORMAT_VERSION.
     q | partition | queue               -> offset, payload of a CURSOR entry
     r | partition | offset              -> key hash, request id                    requests of the last offsets
     s | partition | queue               -> soft cursor
-    x | partition                       -> kind, epoch, position                   the far mark
+    x | partition                       -> kind, epoch, position                   the transfer mark
     FF                                  -> nothing                                 the end
 """
 
@@ -43,7 +43,7 @@ MARK_TAG: Final = b"t"
 CURSOR_TAG: Final = b"q"
 SOFT_TAG: Final = b"s"
 REQUEST_TAG: Final = b"r"
-FAR_TAG: Final = b"x"
+TRANSFER_TAG: Final = b"x"
 
 ORIGIN_BYTES: Final = 16
 """An origin is a cluster's uuid."""
@@ -66,7 +66,7 @@ CHANGE_HEAD: Final = struct.Struct(">BQQ")
 _CHANGE_KEY_AT: Final = CHANGE_HEAD.size + ORIGIN_BYTES
 _FORMAT: Final = struct.Struct(">H16s")
 _APPLIED: Final = struct.Struct(">IQq")
-_FAR: Final = struct.Struct(">BIQ")
+_MARK: Final = struct.Struct(">BIQ")
 
 NO_MARK: Final = -1
 """`newest_mark_s` of a partition that has no time mark yet."""
@@ -165,28 +165,30 @@ def decode_position(value: bytes) -> StoredPosition:
     return StoredPosition(*_APPLIED.unpack(value))
 
 
-class FarKind(IntEnum):
-    """What a far mark says of a partition's rows."""
+class MarkKind(IntEnum):
+    """State of a partition's rows in a state transfer."""
 
     EMPTYING = 0
-    """They go."""
+    """The rows are being deleted."""
     WHOLE = 1
-    """They are the effect of exactly all below the position."""
+    """The rows are the effect of exactly all entries below the position."""
     PARTIAL = 2
-    """They are those whose latest change is below the position, in some later state."""
+    """The rows are those whose latest change is below the position, in some later state."""
 
 
-def encode_far(kind: FarKind, epoch: int, position: int) -> bytes:
-    """The far mark's value."""
-    return _FAR.pack(kind, epoch, position)
+def encode_mark(kind: MarkKind, epoch: int, position: int) -> bytes:
+    """Value of a transfer mark's row."""
+    return _MARK.pack(kind, epoch, position)
 
 
-def decode_far(value: bytes) -> tuple[FarKind, int, int]:
-    """(kind, epoch, position) of a far mark. Raises Corruption."""
-    if len(value) != _FAR.size or value[0] > max(FarKind):
-        raise Corruption(f"a far mark of the store has {len(value)} bytes, {_FAR.size} expected, or no known kind")
-    kind, epoch, position = _FAR.unpack(value)
-    return FarKind(kind), epoch, position
+def decode_mark(value: bytes) -> tuple[MarkKind, int, int]:
+    """(kind, epoch, position) of a transfer mark. Raises Corruption."""
+    if len(value) != _MARK.size or value[0] > max(MarkKind):
+        raise Corruption(
+            f"a transfer mark of the store has {len(value)} bytes, {_MARK.size} expected, or no known kind"
+        )
+    kind, epoch, position = _MARK.unpack(value)
+    return MarkKind(kind), epoch, position
 
 
 def change_place(offset: int, value: bytes) -> tuple[int, bytes]:

@@ -1,14 +1,14 @@
-"""Catching up from another node's rows, on LevelDB (`repl.store.port.FarStore`).
+"""State transfer on LevelDB: rows given to other nodes and taken from them (`repl.store.port.TransferStore`).
 
-A partition that is far has a mark instead of an applied row, from before the first foreign row is written until the
-last one is on disk; each batch of rows moves the mark. After a power loss nobody knows which of the rows since are
-there, so then they all go: `reopened` does that at open, before the boot id is noted. Names and values of rows are
-`rows`'s, the bytes of a chunk `transfer`'s; when a round begins and ends the core decides (`repl.isr.state_transfer`).
+A partition in a transfer has a mark instead of an applied row, from before the first foreign row is written until the
+last one is durable; each batch of rows moves the mark. After a power loss it is unknown which of those rows are there,
+so all of them are deleted: `reopened` does that at open, before the boot id is recorded. Row layout is in `rows`, chunk
+bytes in `row_codec`; the core decides when a round begins and ends (`repl.isr.state_transfer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -19,13 +19,13 @@ from isthmus.repl.model.errors import Corruption, DamagedChunk, DamagedRow
 from isthmus.repl.model.keys import segment_of
 from isthmus.repl.store import row_codec, rows
 from isthmus.repl.store.memory_index import MemoryIndexes
-from isthmus.repl.store.port import AppliedPosition, DamagedChange, FarMark, StateChunk, TransferChunk
+from isthmus.repl.store.port import AppliedPosition, DamagedChange, StateChunk, TransferChunk, TransferMark
 from isthmus.repl.store.positions import PositionTable
-from isthmus.repl.store.reads import scan_key_pages, scan_key_rows, scan_segments
 from isthmus.repl.store.recovery import found_marks, read_remembered
 from isthmus.repl.store.row_codec import ROW_BYTES, STATE_TAGS
 from isthmus.repl.store.row_source import Source
-from isthmus.repl.store.rows import FarKind, StoredPosition
+from isthmus.repl.store.rows import MarkKind, StoredPosition
+from isthmus.repl.store.scans import scan_key_pages, scan_key_rows, scan_segments
 
 log = structlog.get_logger(__name__)
 
@@ -35,18 +35,41 @@ WIPE_ROWS: Final = 4_096
 WIPED_TAGS: Final = (rows.OBJECT_TAG, rows.KEY_TAG, rows.CHANGE_TAG, *STATE_TAGS)
 
 
-class Closable(Source, Protocol):
-    """A source that is to be closed."""
+class SnapshotSource(Source, Protocol):
+    """A snapshot of a database."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
+
+
+class Database(Source, Protocol):
+    """The store's rows; `repl.store.leveldb.LevelDbView`."""
+
+    def open_snapshot(self) -> SnapshotSource:
+        """A snapshot of the rows, until it is closed."""
+
+
+class RowWriter(Protocol):
+    """The store that owns the rows; `repl.store.leveldb.LevelStore`. All raise LocalFault when the disk fails."""
+
+    def new_batch(self) -> Any:
+        """An empty batch."""
+
+    def write_batch(self, batch: Any) -> None:
+        """Write a batch atomically, unsynced."""
+
+    def sync_rows(self) -> None:
+        """Sync all written rows."""
+
+    def checkpoint(self) -> None:
+        """Sync, and write the durable floors."""
 
 
 class LevelSnapshot:
     """`repl.store.port.Snapshot`."""
 
-    def __init__(self, source: Closable, partition: int, replayed: StoredPosition | None) -> None:
-        """`replayed`: how far a replay had come before `source` was taken; rows above may be missing (H36)."""
+    def __init__(self, source: SnapshotSource, partition: int, replayed: StoredPosition | None) -> None:
+        """`replayed`: the position of a replay before `source` was taken; rows above may be missing (H36)."""
         self._source = source
         self._number = rows.U32.pack(partition)
         self._prefixes = rows.prefixes(partition)
@@ -56,7 +79,7 @@ class LevelSnapshot:
         self.end = AppliedPosition(epoch, offset)
 
     def rows(self, from_offset: int, limit_bytes: int) -> TransferChunk:
-        """See the port. A row is damaged, too, whose change is without its key or object."""
+        """See the port. A change without its key row or object counts as damaged."""
         prefix = self._prefixes.change
         found: list[tuple[int, bytes, bytes, bytes]] = []
         size = 0
@@ -67,7 +90,7 @@ class LevelSnapshot:
                 try:
                     key_row, data = self._whole(offset, value)
                 except DamagedRow:
-                    if found:  # these first; the next question begins with it
+                    if found:  # these first; the next request begins at the damaged row
                         return TransferChunk(row_codec.encode(found), offset, len(found))
                     raise
                 size += len(value) + len(key_row) + len(data) + ROW_BYTES
@@ -153,44 +176,33 @@ class LevelSnapshot:
         self._source.close()
 
 
-class LevelFar:
-    """`repl.store.port.FarStore` of one `LevelStore`, whose parts it is given: `new_batch` makes a batch, `write`
-    writes one or raises LocalFault, `sync` puts on disk what was written, `checkpoint` is the store's."""
+class LevelTransfers:
+    """`repl.store.port.TransferStore` of one `LevelStore`."""
 
-    def __init__(
-        self,
-        source: Source,
-        progress: PositionTable,
-        remembered: MemoryIndexes,
-        *,
-        new_batch: Callable[[], Any],
-        write: Callable[[Any], None],
-        sync: Callable[[], None],
-        checkpoint: Callable[[], None],
-        open_snapshot: Callable[[], Closable],
-    ) -> None:
+    def __init__(self, store: RowWriter, source: Database, progress: PositionTable, remembered: MemoryIndexes) -> None:
+        self._store = store
         self._source = source
         self._progress = progress
         self._remembered = remembered
-        self._new_batch = new_batch
-        self._write = write
-        self.sync = sync
-        self._checkpoint = checkpoint
-        self._open_snapshot = open_snapshot
-        self._marks = {p: FarMark(position, epoch, kind is FarKind.WHOLE) for p, (kind, epoch, position) in
+        self._marks = {p: TransferMark(position, epoch, kind is MarkKind.WHOLE) for p, (kind, epoch, position) in
                        found_marks(source).items()}  # fmt: skip
 
     def reopened(self, *, trusted: bool) -> None:
-        """Empty what was being emptied, and, unless the rows found are `trusted`, all that were being filled."""
+        """Empty partitions whose emptying was interrupted and, unless the found rows are `trusted`, all that were being
+        filled."""
         for partition, (kind, _, _) in found_marks(self._source).items():
-            if kind is FarKind.EMPTYING or not trusted:
+            if kind is MarkKind.EMPTYING or not trusted:
                 self._empty(partition)
 
-    def marks(self) -> Mapping[int, FarMark]:
+    def sync(self) -> None:
+        """See the port."""
+        self._store.sync_rows()
+
+    def marks(self) -> Mapping[int, TransferMark]:
         """See the port."""
         return dict(self._marks)
 
-    def begin(self, partition: int, *, empty: bool) -> FarMark:
+    def begin(self, partition: int, *, empty: bool) -> TransferMark:
         """See the port."""
         applied = self._progress.applied(partition)
         lossy = empty or self._progress.is_replaying(partition)
@@ -198,47 +210,47 @@ class LevelFar:
         self._remembered.forget(partition)
         if lossy:
             return self._empty(partition)
-        mark = self._mark(self._new_batch(), partition, FarKind.WHOLE, applied.epoch, applied.offset)
-        self.sync()
+        mark = self._mark(self._store.new_batch(), partition, MarkKind.WHOLE, applied.epoch, applied.offset)
+        self._store.sync_rows()
         return mark
 
-    def _mark(self, batch: Any, partition: int, kind: FarKind, epoch: int, position: int) -> FarMark:
-        batch.put(rows.FAR_TAG + rows.U32.pack(partition), rows.encode_far(kind, epoch, position))
+    def _mark(self, batch: Any, partition: int, kind: MarkKind, epoch: int, position: int) -> TransferMark:
+        batch.put(rows.TRANSFER_TAG + rows.U32.pack(partition), rows.encode_mark(kind, epoch, position))
         batch.delete(rows.prefixes(partition).applied)
-        self._write(batch)
-        mark = self._marks[partition] = FarMark(position, epoch, kind is FarKind.WHOLE)
+        self._store.write_batch(batch)
+        mark = self._marks[partition] = TransferMark(position, epoch, kind is MarkKind.WHOLE)
         return mark
 
-    def _empty(self, partition: int) -> FarMark:
-        """The mark says so before the first row goes, and all are gone before it says that they are."""
+    def _empty(self, partition: int) -> TransferMark:
+        """Delete all rows of a partition: marked as emptying before the first, and as empty after the last."""
         for _ in self._emptying(partition):
             pass
         return self._emptied(partition)
 
     def _emptying(self, partition: int) -> Iterator[int]:
-        self._mark(self._new_batch(), partition, FarKind.EMPTYING, 0, 0)
-        self.sync()
+        self._mark(self._store.new_batch(), partition, MarkKind.EMPTYING, 0, 0)
+        self._store.sync_rows()
         for tag in WIPED_TAGS:
             yield from self._deleting(tag + rows.U32.pack(partition))
 
-    def _emptied(self, partition: int) -> FarMark:
-        self.sync()
-        mark = self._mark(self._new_batch(), partition, FarKind.WHOLE, 0, 0)
-        self.sync()
+    def _emptied(self, partition: int) -> TransferMark:
+        self._store.sync_rows()
+        mark = self._mark(self._store.new_batch(), partition, MarkKind.WHOLE, 0, 0)
+        self._store.sync_rows()
         return mark
 
     def remove(self, partition: int) -> Iterator[int]:
-        """See the port. The mark stays until the floors, which a checkpoint writes, name the partition no more: a
-        floor without rows would be called damage."""
+        """See the port. The mark stays until a checkpoint has written floors without the partition: a floor without
+        rows would count as damage."""
         self._progress.forget(partition)
         self._remembered.forget(partition)
         yield from self._emptying(partition)
         self._emptied(partition)
-        self._checkpoint()
-        batch = self._new_batch()
-        batch.delete(rows.FAR_TAG + rows.U32.pack(partition))
-        self._write(batch)
-        self.sync()
+        self._store.checkpoint()
+        batch = self._store.new_batch()
+        batch.delete(rows.TRANSFER_TAG + rows.U32.pack(partition))
+        self._store.write_batch(batch)
+        self._store.sync_rows()
         del self._marks[partition]
 
     def _delete_all(self, prefix: bytes) -> None:
@@ -246,29 +258,28 @@ class LevelFar:
             pass
 
     def _deleting(self, prefix: bytes) -> Iterator[int]:
-        batch, count = self._new_batch(), 0
+        batch, count = self._store.new_batch(), 0
         with closing(self._source.names(prefix, rows.after_prefix(prefix))) as names:
             for name in names:
                 batch.delete(name)
                 count += 1
                 if count % WIPE_ROWS == 0:
-                    self._write(batch)
-                    batch = self._new_batch()
+                    self._store.write_batch(batch)
+                    batch = self._store.new_batch()
                     yield WIPE_ROWS
-        self._write(batch)
+        self._store.write_batch(batch)
         yield count % WIPE_ROWS
 
     def sweep(self) -> None:
-        """Delete the changes, of offsets that were replayed, that no key row points to. A replay leaves such where the
-        log ended below what was found, and held an older entry of the key (H36). From any thread: none of them comes to
-        count again."""
+        """Delete change rows of replayed offsets that no key row points to. A replay leaves such rows where the log
+        ended below the applied offset found, and held an older entry of the key (H36). From any thread."""
         for partition, start, stop in self._progress.stretches:
-            batch = self._new_batch()
-            for name in self._unfounded(rows.prefixes(partition), start, stop):
+            batch = self._store.new_batch()
+            for name in self._orphaned_changes(rows.prefixes(partition), start, stop):
                 batch.delete(name)
-            self._write(batch)
+            self._store.write_batch(batch)
 
-    def _unfounded(self, prefixes: rows.Prefixes, start: int, stop: int) -> Iterator[bytes]:
+    def _orphaned_changes(self, prefixes: rows.Prefixes, start: int, stop: int) -> Iterator[bytes]:
         get = self._source.get
         with closing(
             self._source.scan(prefixes.change + rows.U64.pack(start), prefixes.change + rows.U64.pack(stop))
@@ -277,19 +288,19 @@ class LevelFar:
                 offset = rows.decode_u64(name[len(prefixes.change) :])
                 try:
                     key_hash, tail = rows.change_place(offset, value)
-                except Corruption as error:  # whose it is nobody knows: it stays until it is mended
+                except Corruption as error:  # its key is unknown: it stays until it is mended
                     log.error("store.change_row_damaged", error=str(error))
                     continue
                 row = get(prefixes.key + rows.segment_name(segment_of(key_hash)) + tail)
                 if row is None or row_codec.offset_seen(row) not in (None, offset):
-                    yield name  # of a damaged row nobody knows: its change stays until the row is mended
+                    yield name  # the change of a damaged row stays until the row is mended
 
-    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
-        """See the port: the row that the key had in the index goes with the write of its new one."""
+    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> TransferMark:
+        """See the port: the key's old change row is deleted in the batch that writes the new one."""
         found = row_codec.decode_rows(chunk)
         before = self._marks[partition]
         prefixes = rows.prefixes(partition)
-        batch = self._new_batch()
+        batch = self._store.new_batch()
         get, put = self._source.get, batch.put
         for row in found:
             if not before.position <= row.offset < upto:
@@ -303,13 +314,13 @@ class LevelFar:
             self._remembered.names.note(name)
             put(name, row.key_row)
             put(prefixes.change + rows.U64.pack(row.offset), row.change)
-        kind = FarKind.WHOLE if before.whole and not found and upto == before.position else FarKind.PARTIAL
+        kind = MarkKind.WHOLE if before.whole and not found and upto == before.position else MarkKind.PARTIAL
         return self._mark(batch, partition, kind, epoch, upto)
 
     def _changes_of(self, prefix: bytes, tail: bytes, key_row: bytes, end: int) -> Iterable[int]:
-        """Where the change of a key stands. Of a row that is damaged it is looked for below `end`, in the whole index:
-        the row is about to be written anew, and must not keep the copy from that. Raises DamagedRow where a change of
-        that index cannot be read: it may be the one of this key."""
+        """Offsets of a key's change rows. For a damaged key row the whole index below `end` is searched, so that the
+        damage does not stop the transfer that replaces it. Raises DamagedRow where a change row cannot be read: it may
+        be this key's."""
         offset = row_codec.offset_seen(key_row)
         if offset is not None:
             return (offset,)
@@ -325,38 +336,38 @@ class LevelFar:
                     found.append(at)
             return found
 
-    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
+    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> TransferMark:
         """See the port."""
         found = row_codec.decode_state(chunk)
         number = rows.U32.pack(partition)
         before = self._marks[partition]
-        batch = self._new_batch()
+        batch = self._store.new_batch()
         if first:
-            self._mark(batch, partition, FarKind.PARTIAL, before.epoch, before.position)
+            self._mark(batch, partition, MarkKind.PARTIAL, before.epoch, before.position)
             for tag in STATE_TAGS:
                 self._delete_all(tag + number)
-            batch = self._new_batch()
+            batch = self._store.new_batch()
         for name, value in found:
             batch.put(name[:1] + number + name[1:], value)
-        return self._mark(batch, partition, FarKind.PARTIAL, before.epoch, before.position)
+        return self._mark(batch, partition, MarkKind.PARTIAL, before.epoch, before.position)
 
     def finish(self, partition: int, end: AppliedPosition) -> None:
-        """See the port. The floor of the rows that were here before goes before the mark does: it may be above the end
-        of a round that began with nothing, and would be called damage."""
-        self._checkpoint()
+        """See the port. The checkpoint removes the floor of the earlier rows before the mark is deleted: it may be
+        above the end of a round that began with an empty copy, and would count as damage."""
+        self._store.checkpoint()
         prefixes = rows.prefixes(partition)
         name, _ = self._source.last_before(rows.after_prefix(prefixes.mark))
         found = name.startswith(prefixes.mark)
         mark_s = rows.decode_u64(name[len(prefixes.mark) :]) if found else rows.NO_MARK
         position = StoredPosition(end.epoch, end.offset, mark_s)
-        batch = self._new_batch()
-        batch.delete(rows.FAR_TAG + rows.U32.pack(partition))
+        batch = self._store.new_batch()
+        batch.delete(rows.TRANSFER_TAG + rows.U32.pack(partition))
         batch.put(prefixes.applied, rows.encode_position(position))
-        self._write(batch)
+        self._store.write_batch(batch)
         read_remembered(self._source, self._remembered, partition, end.offset)
         del self._marks[partition]
         self._progress.install(partition, position)
-        self._checkpoint()
+        self._store.checkpoint()
 
     def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         """See the port."""
@@ -369,11 +380,11 @@ class LevelFar:
             return False
         if row.offset >= applied or (seen is None and applied > upto):
             return False
-        batch = self._new_batch()
+        batch = self._store.new_batch()
         stale = row_codec.offset_seen(seen)
         if stale is not None and stale != row.offset:
             before = self._source.get(prefixes.change + rows.U64.pack(stale))
-            # One that cannot be decoded may be another key's: it stays, and goes once no key row points to it.
+            # A change row that cannot be decoded may be another key's: it stays until no key row points to it.
             with suppress(Corruption):
                 if before is not None and rows.change_place(stale, before)[1] == tail:
                     batch.delete(prefixes.change + rows.U64.pack(stale))
@@ -381,7 +392,7 @@ class LevelFar:
         self._remembered.names.note(name)
         batch.put(name, row.key_row)
         batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)
-        self._write(batch)
+        self._store.write_batch(batch)
         return True
 
     def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
@@ -389,12 +400,12 @@ class LevelFar:
         name = rows.prefixes(partition).change + rows.U64.pack(offset)
         if partition in self._marks or self._progress.is_replaying(partition) or self._source.get(name) != seen:
             return False
-        batch = self._new_batch()
+        batch = self._store.new_batch()
         batch.delete(name)
-        self._write(batch)
+        self._store.write_batch(batch)
         return True
 
     def snapshot(self, partition: int) -> LevelSnapshot:
         """See the port."""
         replayed = self._progress.replayed(partition)
-        return LevelSnapshot(self._open_snapshot(), partition, replayed)
+        return LevelSnapshot(self._source.open_snapshot(), partition, replayed)

@@ -94,11 +94,11 @@ def test_the_offset_of_the_last_reap_goes_with_the_state_to_a_copy_that_is_far(g
     stores: dict[str, Callable[[str], Store]] = {"level": lambda n: level(room / n), "memory": lambda _: MemoryStore()}
     source, target = stores[give]("a"), stores[take]("b")
     source.write([PartitionStep(0, [barrier(0), deleted(1), reap(2, 1)])])
-    snapshot = source.far.snapshot(0)
-    target.far.begin(0, empty=True)
-    target.far.install_rows(0, snapshot.rows(0, 1_000).rows, 3, 1)
-    target.far.install_state(0, snapshot.state(b"", 1_000).rows, first=True)
-    target.far.finish(0, snapshot.end)
+    snapshot = source.transfers.snapshot(0)
+    target.transfers.begin(0, empty=True)
+    target.transfers.install_rows(0, snapshot.rows(0, 1_000).rows, 3, 1)
+    target.transfers.install_state(0, snapshot.state(b"", 1_000).rows, first=True)
+    target.transfers.finish(0, snapshot.end)
     snapshot.close()
     assert target.cursor(0, REAPED).entry_offset == 2
     for each in (source, target):
@@ -170,7 +170,7 @@ def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
 
 def state_of(store: Store) -> list[tuple[bytes, bytes]]:
     """What is not rows."""
-    snapshot = store.far.snapshot(0)
+    snapshot = store.transfers.snapshot(0)
     found = row_codec.decode_state(snapshot.state(b"", 1_000_000).rows)
     snapshot.close()
     return found
@@ -204,11 +204,11 @@ def test_what_was_reaped_goes_with_the_state_to_a_copy_that_is_far(give, take, r
     entries = reaped_keys(1, 2, 3)
     source.write([PartitionStep(0, entries)])
     target.write([PartitionStep(0, reaped_keys(7))])
-    snapshot = source.far.snapshot(0)
-    target.far.begin(0, empty=False)
-    target.far.install_rows(0, snapshot.rows(2, 1_000).rows, 6, 1)
-    target.far.install_state(0, snapshot.state(b"", 10_000).rows, first=True)
-    target.far.finish(0, snapshot.end)
+    snapshot = source.transfers.snapshot(0)
+    target.transfers.begin(0, empty=False)
+    target.transfers.install_rows(0, snapshot.rows(2, 1_000).rows, 6, 1)
+    target.transfers.install_state(0, snapshot.state(b"", 10_000).rows, first=True)
+    target.transfers.finish(0, snapshot.end)
     snapshot.close()
     assert target.reaped_clocks(0) == clocks_of(entries) == source.reaped_clocks(0)
     for each in (source, target):
@@ -218,7 +218,7 @@ def test_what_was_reaped_goes_with_the_state_to_a_copy_that_is_far(give, take, r
 def test_a_partition_that_is_removed_is_forgotten(store):
     """A later copy of it begins with nothing."""
     store.write([PartitionStep(0, reaped_keys(1))])
-    for _ in store.far.remove(0):
+    for _ in store.transfers.remove(0):
         pass
     assert store.reaped_clocks(0) == {}
     assert state_of(store) == []

@@ -27,7 +27,7 @@ def chunk_of(store: Store, key: bytes) -> bytes:
     """The rows of a key, as another replica gives them."""
     row = store.key_row(PARTITION, key_hash(b"b", key), b"b", key)
     assert row is not None
-    snapshot = store.far.snapshot(PARTITION)
+    snapshot = store.transfers.snapshot(PARTITION)
     found = snapshot.rows(decode_key_row(row).offset, 1).rows
     snapshot.close()
     return found
@@ -79,7 +79,7 @@ def test_a_damaged_row_is_what_it_was(pair: Any, damaged: Any) -> None:
         assert right[-1] == 37
         damaged = right[:-1] + bytes((38,))
     put_key_row(taker, b"7", damaged)
-    assert taker.far.mend(PARTITION, chunk_of(giver, b"7"), damaged, 60)
+    assert taker.transfers.mend(PARTITION, chunk_of(giver, b"7"), damaged, 60)
     assert taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7") == right
     assert same(giver, taker)
 
@@ -90,17 +90,17 @@ def test_what_has_changed_since_is_left(pair: Any) -> None:
     (giver, taker), history = pair
     chunk = chunk_of(giver, b"7")
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
-    assert not taker.far.mend(PARTITION, chunk, b"another", 60)
-    assert not taker.far.mend(PARTITION, chunk, None, 60)
+    assert not taker.transfers.mend(PARTITION, chunk, b"another", 60)
+    assert not taker.transfers.mend(PARTITION, chunk, None, 60)
     newer = history.put(b"b", b"7", b"newer")
     applied(giver, [newer])
-    assert not taker.far.mend(PARTITION, chunk_of(giver, b"7"), right, 61)
+    assert not taker.transfers.mend(PARTITION, chunk_of(giver, b"7"), right, 61)
     assert taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7") == right
     applied(taker, [newer])
     put_key_row(taker, b"7", None)
-    assert not taker.far.mend(PARTITION, chunk, None, 60)
+    assert not taker.transfers.mend(PARTITION, chunk, None, 60)
     assert taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7") is None
-    assert taker.far.mend(PARTITION, chunk_of(giver, b"7"), None, 61)
+    assert taker.transfers.mend(PARTITION, chunk_of(giver, b"7"), None, 61)
     assert same(giver, taker)
 
 
@@ -109,8 +109,8 @@ def test_a_copy_that_is_far_and_bytes_of_another_shape_are_refused(pair: Any) ->
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
     with pytest.raises(Corruption, match="0 rows where one"):
-        taker.far.mend(PARTITION, row_codec.encode([]), right, 60)
+        taker.transfers.mend(PARTITION, row_codec.encode([]), right, 60)
     with pytest.raises(Corruption, match="checksum"):
-        taker.far.mend(PARTITION, b"nonsense", right, 60)
-    taker.far.begin(PARTITION, empty=False)
-    assert not taker.far.mend(PARTITION, chunk_of(giver, b"7"), right, 60)
+        taker.transfers.mend(PARTITION, b"nonsense", right, 60)
+    taker.transfers.begin(PARTITION, empty=False)
+    assert not taker.transfers.mend(PARTITION, chunk_of(giver, b"7"), right, 60)

@@ -80,7 +80,7 @@ class Writer:
 
 def seen(store: Store) -> tuple[Any, ...]:
     """All rows of the partition, by way of a snapshot."""
-    snapshot = store.far.snapshot(PARTITION)
+    snapshot = store.transfers.snapshot(PARTITION)
     try:
         rows = row_codec.decode_rows(snapshot.rows(0, 1 << 30).rows)
         return snapshot.end, rows, row_codec.decode_state(snapshot.state(b"", 1 << 30).rows)
@@ -90,18 +90,18 @@ def seen(store: Store) -> tuple[Any, ...]:
 
 def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> AppliedPosition:
     """One whole round, in small chunks."""
-    snapshot = giver.far.snapshot(PARTITION)
-    position = taker.far.marks()[PARTITION].position
+    snapshot = giver.transfers.snapshot(PARTITION)
+    position = taker.transfers.marks()[PARTITION].position
     while position < snapshot.end.offset:
         chunk = snapshot.rows(position, limit_bytes)
         assert chunk.upto > position
-        position = taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1).position
+        position = taker.transfers.install_rows(PARTITION, chunk.rows, chunk.upto, 1).position
     after, done = b"", False
     while not done:
         state = snapshot.state(after, limit_bytes)
-        taker.far.install_state(PARTITION, state.rows, first=not after)
+        taker.transfers.install_state(PARTITION, state.rows, first=not after)
         after, done = state.last, state.done
-    taker.far.finish(PARTITION, snapshot.end)
+    taker.transfers.finish(PARTITION, snapshot.end)
     snapshot.close()
     return snapshot.end
 
@@ -127,16 +127,16 @@ def test_a_kill_as_a_round_ends_below_the_old_floor_leaves_a_store_that_opens(tm
     taker = LevelStore.open(tmp_path / "b", cluster_uuid=UUID, disk=disk, **options)  # type: ignore[arg-type]
     taker.write([Writer().step(40)])
     taker.checkpoint()
-    taker.far.begin(PARTITION, empty=True)
-    checkpoint = taker.far._checkpoint
+    taker.transfers.begin(PARTITION, empty=True)
+    checkpoint = taker.checkpoint
     written: list[bool] = []
 
     def killed_once_it_is_written() -> None:
-        disk.broken = PARTITION not in taker.far.marks()
+        disk.broken = PARTITION not in taker.transfers.marks()
         written.append(disk.broken)
         checkpoint()
 
-    taker.far._checkpoint = killed_once_it_is_written
+    taker.checkpoint = killed_once_it_is_written  # type: ignore[method-assign]
     with pytest.raises(LocalFault):
         transfer_all(giver, taker)
     assert written[-1]
@@ -159,7 +159,7 @@ def test_a_round_makes_the_taker_the_givers_equal(pair: list[Store]) -> None:
     taker.write([first])
     for empty in (False, True, False):
         giver.write([writer.step(60)])
-        mark = taker.far.begin(PARTITION, empty=empty)
+        mark = taker.transfers.begin(PARTITION, empty=empty)
         assert mark.whole
         assert mark.position == (0 if empty else mark.position)
         assert taker.applied(PARTITION) == AppliedPosition(0, 0)
@@ -175,7 +175,7 @@ def test_a_round_makes_the_taker_the_givers_equal(pair: list[Store]) -> None:
     giver.write([more])
     taker.write([more])
     assert seen(taker) == seen(giver)
-    assert not taker.far.marks()
+    assert not taker.transfers.marks()
 
 
 def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
@@ -183,7 +183,7 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
     giver, _ = pair
     writer = Writer()
     giver.write([writer.step(20)])
-    snapshot = giver.far.snapshot(PARTITION)
+    snapshot = giver.transfers.snapshot(PARTITION)
     before = snapshot.rows(0, 1 << 30)
     keys = list(giver.key_rows(PARTITION, 0, 1 << 20))
     objects = {(bucket, key): giver.object(PARTITION, bucket, key) for _, bucket, key, _ in keys}
@@ -228,7 +228,7 @@ def test_a_damaged_key_row_does_not_keep_a_copy_from_taking_rows(pair: list[Stor
     else:
         assert isinstance(taker, MemoryStore)
         taker._partitions[PARTITION].key_rows[b"b", hurt] = b"\xc1 no row"
-    taker.far.begin(PARTITION, empty=False)
+    taker.transfers.begin(PARTITION, empty=False)
     transfer_all(giver, taker)
     assert seen(taker) == seen(giver)
     assert taker.changes(PARTITION, 0, 1_000) == giver.changes(PARTITION, 0, 1_000)
@@ -238,16 +238,16 @@ def test_a_damaged_chunk_changes_nothing(pair: list[Store]) -> None:
     """A flipped byte, or rows of another place, are refused, and the mark stays where it was."""
     giver, taker = pair
     giver.write([Writer().step(30)])
-    taker.far.begin(PARTITION, empty=True)
-    snapshot = giver.far.snapshot(PARTITION)
+    taker.transfers.begin(PARTITION, empty=True)
+    snapshot = giver.transfers.snapshot(PARTITION)
     chunk = snapshot.rows(0, 400)
     hurt = bytearray(chunk.rows)
     hurt[len(hurt) // 2] ^= 1
     with pytest.raises(Corruption):
-        taker.far.install_rows(PARTITION, bytes(hurt), chunk.upto, 1)
+        taker.transfers.install_rows(PARTITION, bytes(hurt), chunk.upto, 1)
     with pytest.raises(Corruption, match="among those"):
-        taker.far.install_rows(PARTITION, chunk.rows, 1, 1)
-    assert taker.far.marks()[PARTITION].position == 0
+        taker.transfers.install_rows(PARTITION, chunk.rows, 1, 1)
+    assert taker.transfers.marks()[PARTITION].position == 0
     snapshot.close()
 
 
@@ -256,23 +256,23 @@ def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_los
     that boot's first process is killed, too."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])
-    taker.far.begin(PARTITION, empty=False)
-    snapshot = giver.far.snapshot(PARTITION)
+    taker.transfers.begin(PARTITION, empty=False)
+    snapshot = giver.transfers.snapshot(PARTITION)
     chunk = snapshot.rows(0, 400)
-    taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
+    taker.transfers.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
     snapshot.close()
     taker._db.close()
     taker = opened(tmp_path / "b")
-    mark = taker.far.marks()[PARTITION]
+    mark = taker.transfers.marks()[PARTITION]
     assert (mark.position, mark.epoch, mark.whole) == (chunk.upto, 1, False)
     assert PARTITION not in taker.applied_offsets()
     taker._db.close()
     taker = opened(tmp_path / "b", "boot-2")
-    assert (taker.far.marks()[PARTITION].position, taker.far.marks()[PARTITION].whole) == (0, True)
+    assert (taker.transfers.marks()[PARTITION].position, taker.transfers.marks()[PARTITION].whole) == (0, True)
     assert list(taker.list_keys(PARTITION, None, None)) == []
     transfer_all(giver, taker)
     assert seen(taker) == seen(giver)
-    for row in row_codec.decode_rows(giver.far.snapshot(PARTITION).rows(0, 1 << 30).rows):
+    for row in row_codec.decode_rows(giver.transfers.snapshot(PARTITION).rows(0, 1 << 30).rows):
         assert decode_key_row(row.key_row).offset == row.offset
     taker.close()
     giver.close()
@@ -283,9 +283,9 @@ def test_a_copy_that_was_far_and_is_where_it_was_has_a_floor_again(pair: list[St
     store, _ = pair
     store.write([Writer().step(30)])
     store.checkpoint()
-    mark = store.far.begin(PARTITION, empty=False)
+    mark = store.transfers.begin(PARTITION, empty=False)
     assert store.durable_floor(PARTITION) == 0
-    store.far.finish(PARTITION, AppliedPosition(mark.epoch, mark.position))
+    store.transfers.finish(PARTITION, AppliedPosition(mark.epoch, mark.position))
     store.checkpoint()
     assert store.durable_floor(PARTITION) == 30
 
@@ -296,10 +296,10 @@ def test_a_partition_is_removed_in_steps_and_begins_anew(pair: list[Store]) -> N
     mine, other = Writer(), Writer(2).step(40)
     store.write([mine.step(60), PartitionStep(4, other.entries)])
     store.checkpoint()
-    assert sum(store.far.remove(PARTITION)) >= 20
+    assert sum(store.transfers.remove(PARTITION)) >= 20
     assert list(store.list_keys(PARTITION, None, None)) == []
     assert (store.applied(PARTITION), store.durable_floor(PARTITION)) == (AppliedPosition(0, 0), 0)
-    assert PARTITION not in store.far.marks()
+    assert PARTITION not in store.transfers.marks()
     assert seen(store)[1:] == ([], [])
     assert store.applied(4).offset == 40
     assert list(store.list_keys(4, None, None)) != []
@@ -317,15 +317,15 @@ def test_a_removal_that_was_cut_short_is_begun_again(tmp_path: Path, monkeypatch
         store = opened(directory)
         store.write([Writer().step(60)])
         store.checkpoint()
-        removal = store.far.remove(PARTITION)
+        removal = store.transfers.remove(PARTITION)
         taken = [count for count, _ in zip(removal, range(steps), strict=False)]
         whole += len(taken) < steps
         store._db.close()
         store = opened(directory, "boot-1" if steps % 2 else "boot-2")
-        assert sum(1 for _ in store.far.remove(PARTITION)) >= 1
+        assert sum(1 for _ in store.transfers.remove(PARTITION)) >= 1
         assert list(store.list_keys(PARTITION, None, None)) == []
         store.close()
         store = opened(directory)
-        assert (store.applied_offsets(), store.far.marks()) == ({}, {})
+        assert (store.applied_offsets(), store.transfers.marks()) == ({}, {})
         store.close()
     assert whole > 1

@@ -54,12 +54,12 @@ class FakeReplicas(LocalReplicas):
     async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         """See LocalReplicas."""
         assert self._store is not None
-        return self._store.far.mend(partition, chunk, seen, upto)
+        return self._store.transfers.mend(partition, chunk, seen, upto)
 
     async def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
         """See LocalReplicas."""
         assert self._store is not None
-        return self._store.far.drop_change(partition, offset, seen)
+        return self._store.transfers.drop_change(partition, offset, seen)
 
 
 class FakeRpc(NodeRpc):

@@ -25,19 +25,19 @@ from isthmus.repl.store.port import (
     AppliedPosition,
     Change,
     Cursor,
-    FarMark,
     ListedKey,
     PartitionStep,
     Prepared,
     StateChunk,
     TransferChunk,
+    TransferMark,
 )
 from isthmus.repl.store.positions import PositionTable
-from isthmus.repl.store.reads import FULL_FOR_S
 from isthmus.repl.store.reaped_keys import GONE, decode_gone, encode_gone, gone_name
 from isthmus.repl.store.request_dedup import WINDOW_OFFSETS, request_name
 from isthmus.repl.store.row_codec import ROW_BYTES, TransferRow
 from isthmus.repl.store.rows import StoredPosition
+from isthmus.repl.store.time_index import FULL_FOR_S
 
 
 class MemorySnapshot:
@@ -142,8 +142,8 @@ class MemorySnapshot:
         """Nothing to let go of."""
 
 
-class MemoryFar:
-    """`repl.store.port.FarStore` of one `MemoryStore`."""
+class MemoryTransfers:
+    """`repl.store.port.TransferStore` of one `MemoryStore`."""
 
     def __init__(
         self,
@@ -157,13 +157,13 @@ class MemoryFar:
         self._remembered = remembered
         self._requests = remembered.requests
         self._new = new
-        self._marks: dict[int, FarMark] = {}
+        self._marks: dict[int, TransferMark] = {}
 
-    def marks(self) -> Mapping[int, FarMark]:
+    def marks(self) -> Mapping[int, TransferMark]:
         """See the port."""
         return dict(self._marks)
 
-    def begin(self, partition: int, *, empty: bool) -> FarMark:
+    def begin(self, partition: int, *, empty: bool) -> TransferMark:
         """See the port."""
         applied = self._progress.applied(partition)
         self._progress.forget(partition)
@@ -171,13 +171,13 @@ class MemoryFar:
             self._partitions[partition] = self._new()
             self._remembered.forget(partition)
             applied = AppliedPosition(0, 0)
-        return self._mark(partition, FarMark(applied.offset, applied.epoch, True))
+        return self._mark(partition, TransferMark(applied.offset, applied.epoch, True))
 
-    def _mark(self, partition: int, mark: FarMark) -> FarMark:
+    def _mark(self, partition: int, mark: TransferMark) -> TransferMark:
         self._marks[partition] = mark
         return mark
 
-    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
+    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> TransferMark:
         """See the port."""
         found = row_codec.decode_rows(chunk)
         before = self._marks[partition]
@@ -197,9 +197,9 @@ class MemoryFar:
             kept.changes[row.offset] = change
             kept.change_offsets.append(row.offset)
         whole = before.whole and not found and upto == before.position
-        return self._mark(partition, FarMark(upto, epoch, whole))
+        return self._mark(partition, TransferMark(upto, epoch, whole))
 
-    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
+    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> TransferMark:
         """See the port."""
         found = row_codec.decode_state(chunk)
         kept = self._partitions.setdefault(partition, self._new())
@@ -219,7 +219,7 @@ class MemoryFar:
             else:
                 self._requests.of(partition).add(rows.decode_u64(rest), value)
         before = self._marks[partition]
-        return self._mark(partition, FarMark(before.position, before.epoch, False))
+        return self._mark(partition, TransferMark(before.position, before.epoch, False))
 
     def remove(self, partition: int) -> Iterator[int]:
         """See the port."""
@@ -312,7 +312,7 @@ class MemoryStore:
         self._progress = PositionTable({}, {}, trusted=True)
         self._partitions: dict[int, PartitionRows] = {}
         self._lock = RLock()
-        self.far = MemoryFar(self._partitions, self._progress, self._remembered, PartitionRows)
+        self.transfers = MemoryTransfers(self._partitions, self._progress, self._remembered, PartitionRows)
 
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""

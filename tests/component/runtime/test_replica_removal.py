@@ -89,7 +89,7 @@ def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(tmp_pat
             await until(lambda: nothing_left(left), 20.0)
             store = left.runtime.store
             assert list(store.list_keys(0, None, None)) == []
-            assert (store.applied(0).offset, store.far.marks()) == (0, {})
+            assert (store.applied(0).offset, store.transfers.marks()) == (0, {})
             assert left.identity.gens()[0] != gen
             await change(t, (leaver,), ())
             await changed(t, *t.houses)

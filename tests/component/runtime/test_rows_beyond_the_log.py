@@ -36,7 +36,7 @@ async def put(house: House, **values: bytes) -> None:
 def state(house: House) -> dict[bytes, list[bytes]]:
     """The values of all keys, as the store of a node has them; its change index names each of them once."""
     store, found, newest = house.runtime.store, {}, {}
-    with closing(store.far.snapshot(0)) as snapshot:
+    with closing(store.transfers.snapshot(0)) as snapshot:
         for _, bucket, key, row in snapshot.key_rows(0, SEGMENT_COUNT):
             data = snapshot.object(bucket, key)
             assert data is not None

@@ -30,8 +30,8 @@ from isthmus.repl.store import rows
 from isthmus.repl.store.port import Store
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG
 from tests.component.runtime.test_several_nodes import fill
+from tests.support.fullsync_fakes import lone_repair
 from tests.support.memory_metastore import MemoryMetastore
-from tests.support.row_repairs import alone
 from tests.support.runtime_cluster import House, Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
@@ -46,7 +46,7 @@ async def put(house: House, name: bytes, value: bytes) -> None:
 
 def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
     """All that a copy's rows say: change index, keys, objects, cursors' and requests' rows."""
-    snapshot = store.far.snapshot(partition)
+    snapshot = store.transfers.snapshot(partition)
     try:
         chunk = snapshot.rows(0, 1 << 30)
         state = snapshot.state(b"", 1 << 30)
@@ -505,9 +505,9 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
             assert set(reported) == {(0, None)}
             await put(leader, b"k3", b"the leader goes on")
             with ThreadPoolExecutor(1) as pool:
-                mending = alone(leader.runtime.store, pool)
-                for segment in await mending.unreadable(0, 10):
-                    assert (await mending.segment(0, segment)).keys == ((b"b", b"fill-7"),)
+                mending = lone_repair(leader.runtime.store, pool)
+                for segment in await mending.unreadable_segments(0, 10):
+                    assert (await mending.repair_segment(0, segment)).keys == ((b"b", b"fill-7"),)
             offset = rows.decode_u64(name[5:])
             await until(lambda: back_again.runtime.store.applied(0).offset > offset)
             (row,) = back_again.runtime.store.changes(0, offset, 1)

@@ -207,7 +207,7 @@ def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, town: Towns) -> No
                 block_cache_bytes=1_000_000,
                 boot_id="boot-1",
             )
-            store.far.begin(0, empty=True)
+            store.transfers.begin(0, empty=True)
             store.close()
             house = await t.open(last)
             await until(lambda: 0 in house.controller.records)

@@ -244,7 +244,7 @@ def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: 
             partition, row, change = found
             head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
             broken = (change.offset, head + bucket_head(change.bucket) + change.key, row, b"\xc1")
-            assert store.far.mend(partition, row_codec.encode([broken]), row, change.offset + 1)
+            assert store.transfers.mend(partition, row_codec.encode([broken]), row, change.offset + 1)
             with pytest.raises(Corruption, match="b'k' cannot be read"):
                 await h.coordinator.write(WriteRequest(key(b"k"), Content(b"blind")))
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"anew"), decode_object(written.payload).clock))

@@ -80,7 +80,7 @@ class RowStore(SimStore):
     def begin_far(self, *, empty: bool) -> None:
         lossy = empty or bool(self.target)
         super().begin_far(empty=empty)
-        self.rows.far.begin(P, empty=lossy)
+        self.rows.transfers.begin(P, empty=lossy)
 
     def install(self, entries: Sequence[Entry], upto: int, epoch: int) -> None:
         super().install(entries, upto, epoch)
@@ -96,11 +96,11 @@ class RowStore(SimStore):
             )
             for entry in entries
         ]
-        self.rows.far.install_rows(P, row_codec.encode(found), upto, epoch)
+        self.rows.transfers.install_rows(P, row_codec.encode(found), upto, epoch)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
         super().finish_far(committed)
-        self.rows.far.finish(P, AppliedPosition(committed[-1].epoch if committed else 0, len(committed)))
+        self.rows.transfers.finish(P, AppliedPosition(committed[-1].epoch if committed else 0, len(committed)))
         self.look()
 
     def look(self) -> None:
@@ -121,7 +121,7 @@ class RowFar(Far):
         of = super().snapshot(partition)
         store = self.process.node.disk.stores[partition]
         assert isinstance(store, RowStore)
-        of.of_state = store.rows.far.snapshot(P)  # type: ignore[attr-defined]
+        of.of_state = store.rows.transfers.snapshot(P)  # type: ignore[attr-defined]
         return of
 
     def state(self, of: Snapshot, after: bytes) -> tuple[bytes, bytes, bool]:
@@ -132,7 +132,7 @@ class RowFar(Far):
         store = self._store(partition)
         if store is not None:
             assert isinstance(store, RowStore)
-            store.rows.far.install_state(P, chunk, first=not after)
+            store.rows.transfers.install_state(P, chunk, first=not after)
 
     def _state(self, partition: int, effect: fx.InstallMetadata) -> None:
         self._install(partition, effect.rows, effect.after)

@@ -16,7 +16,7 @@ from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.reaps import RowClient, RowProcess, RowStore, RowWorld
 from tests.simulation.cluster.simulator import run_seed
 from tests.simulation.cluster.state_transfer import Far
-from tests.support.memory_store import MemoryFar
+from tests.support.memory_store import MemoryTransfers
 
 SEEDS = range(60)
 CHUNK = 5
@@ -194,13 +194,13 @@ def takes_what_has_not_seen_the_tombstone(patch: Patch) -> None:
 
 def leaves_out_what_was_reaped(patch: Patch) -> None:
     """A copy that takes rows does not learn what was reaped (against R-REAP)."""
-    sound = MemoryFar.install_state
+    sound = MemoryTransfers.install_state
 
-    def install_state(self: MemoryFar, partition: int, chunk: bytes, *, first: bool) -> Any:
+    def install_state(self: MemoryTransfers, partition: int, chunk: bytes, *, first: bool) -> Any:
         found = [(name, value) for name, value in row_codec.decode_state(chunk) if not name[1:].startswith(GONE)]
         return sound(self, partition, row_codec.encode(found), first=first)
 
-    patch.setattr(MemoryFar, "install_state", install_state)
+    patch.setattr(MemoryTransfers, "install_state", install_state)
 
 
 def gives_rows_over_a_reap(patch: Patch) -> None:

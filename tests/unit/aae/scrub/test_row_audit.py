@@ -133,7 +133,7 @@ def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, mo
             raise LocalFault("the store cannot be read or written: too many open files")
 
         with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(lab.store.far, "snapshot", refusing)
+            patch.setattr(lab.store.transfers, "snapshot", refusing)
             assert await audit.check_next_range(PARTITION) == []
         assert [one["event"] for one in logs] == ["trees.audit_put_off"]
         assert lab.trees.cached[PARTITION].state is TreeState.READY

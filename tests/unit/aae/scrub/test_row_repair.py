@@ -359,7 +359,7 @@ def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Repli
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     segment = segment_of(key_hash(b"b", b"6"))
     assert asyncio.run(mine.mending.repair_segment(PARTITION, segment)) == row_repair.RepairResult()
-    with closing(mine.store.far.snapshot(PARTITION)) as snapshot:
+    with closing(mine.store.transfers.snapshot(PARTITION)) as snapshot:
         chunk = snapshot.rows(0, 1 << 20)
         assert (chunk.upto, chunk.row_count) == (7, 7)
         with pytest.raises(DamagedChange, match="offset 7"):
@@ -372,7 +372,7 @@ def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> 
     mine, other = pair
     name = CHANGES + rows.U64.pack(100)
     mine.driver.put(name, b"x")
-    assert not mine.store.far.drop_change(PARTITION, 100, b"another")
+    assert not mine.store.transfers.drop_change(PARTITION, 100, b"another")
     mine.in_sync = False
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     mine.damage(OBJECTS, lambda _: b"nope")

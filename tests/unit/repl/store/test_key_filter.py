@@ -144,12 +144,12 @@ def test_rows_of_another_node_are_found_at_once(room: Path) -> None:
     """What a far copy takes comes by no entry, and is known all the same: while it comes, and once it is in sync."""
     giver, taker = open_store(room / "giver"), open_store(room / "taker")
     history = written(giver, 30)
-    snapshot = giver.far.snapshot(3)
-    taker.far.begin(3, empty=False)
-    taker.far.install_rows(3, snapshot.rows(0, 1 << 20).rows, 30, 1)
+    snapshot = giver.transfers.snapshot(3)
+    taker.transfers.begin(3, empty=False)
+    taker.transfers.install_rows(3, snapshot.rows(0, 1 << 20).rows, 30, 1)
     assert all(row_of(taker, entry.key) == entry.row for entry in history.entries)
-    taker.far.install_state(3, snapshot.state(b"", 1 << 20).rows, first=True)
-    taker.far.finish(3, snapshot.end)
+    taker.transfers.install_state(3, snapshot.state(b"", 1 << 20).rows, first=True)
+    taker.transfers.finish(3, snapshot.end)
     assert all(row_of(taker, entry.key) == entry.row for entry in history.entries)
     snapshot.close()
     for store in (giver, taker):
@@ -165,7 +165,7 @@ def test_a_row_that_is_mended_is_found(room: Path) -> None:
     taker.close()
     taker = open_store(room / "taker")
     assert row_of(taker, b"k7") is None
-    assert taker.far.mend(3, chunk_of(giver, b"k7"), None, 30)
+    assert taker.transfers.mend(3, chunk_of(giver, b"k7"), None, 30)
     assert row_of(taker, b"k7") == history.entries[7].row
     for store in (giver, taker):
         store.close()

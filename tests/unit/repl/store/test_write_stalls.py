@@ -90,7 +90,7 @@ def test_leveldb_says_of_itself_what_it_takes_at_once(tmp_path: Path) -> None:
         large = store.prepare([PartitionStep(0, entries(3, 3, BATCH_BYTES_MAX))])
         assert not store.takes_at_once(large)
         store.commit(large)
-        store._at_once.wrote(0, 1.0)
+        store._stalls.wrote(0, 1.0)
         last = store.prepare([PartitionStep(0, entries(6, 1))])
         assert not store.takes_at_once(last)
         store.commit(last)

@@ -370,7 +370,7 @@ def test_an_index_has_all_of_its_values() -> None:
 
 def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with its fault, among the others; who goes on behind a frame with such a row passes nothing over."""
-    real = store.far.snapshot
+    real = store.transfers.snapshot
 
     class Damaged:
         """A moment of the store in which one key row is damaged."""
@@ -384,7 +384,7 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
         def named_key_row(self, name: bytes) -> bytes | None:
             return b"\xc1" if name == row_wire_name(7) else self._snapshot.named_key_row(name)
 
-    monkeypatch.setattr(store.far, "snapshot", Damaged)
+    monkeypatch.setattr(store.transfers, "snapshot", Damaged)
 
     async def run() -> None:
         streams = streams_of(store)

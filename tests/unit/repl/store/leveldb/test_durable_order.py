@@ -14,48 +14,53 @@ from isthmus.repl.store import row_codec, rows
 from isthmus.repl.store.checkpoint import Disk
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
-from isthmus.repl.store.state_transfer import LevelFar
+from isthmus.repl.store.state_transfer import LevelTransfers
 from tests.contract.test_store_state_transfer import PARTITION, UUID, Writer, opened
 from tests.support.power_loss import LossyDisk
 
-MARK = rows.FAR_TAG + rows.U32.pack(PARTITION)
+MARK = rows.TRANSFER_TAG + rows.U32.pack(PARTITION)
+
+
+class RecordedBatch:
+    """A LevelDB batch, and the names of its rows."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.names: dict[bytes, bytes | None] = {}
+
+    def put(self, name: bytes, value: bytes) -> None:
+        self.real.put(name, value)
+        self.names[name] = value
+
+    def delete(self, name: bytes) -> None:
+        self.real.delete(name)
+        self.names[name] = None
 
 
 class Recorded:
-    """Records what a store's far half writes and syncs: "sync", or the names of one batch."""
+    """The RowWriter of a store's transfers; records what they write and sync: "sync", or the names of one batch."""
 
-    def __init__(self, far: LevelFar, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, transfers: LevelTransfers, patch: pytest.MonkeyPatch) -> None:
         self.steps: list[str | dict[bytes, bytes | None]] = []
-        new_batch, write, sync = far._new_batch, far._write, far.sync
-        steps = self.steps
+        self._real = transfers._store
+        patch.setattr(transfers, "_store", self)
 
-        class Batch:
-            def __init__(self) -> None:
-                self.real = new_batch()
-                self.names: dict[bytes, bytes | None] = {}
+    def new_batch(self) -> RecordedBatch:
+        return RecordedBatch(self._real.new_batch())
 
-            def put(self, name: bytes, value: bytes) -> None:
-                self.real.put(name, value)
-                self.names[name] = value
+    def write_batch(self, batch: RecordedBatch) -> None:
+        self._real.write_batch(batch.real)
+        if batch.names:
+            self.steps.append(batch.names)
 
-            def delete(self, name: bytes) -> None:
-                self.real.delete(name)
-                self.names[name] = None
+    def sync_rows(self) -> None:
+        self._real.sync_rows()
+        self.steps.append("sync")
 
-        def written(batch: Any) -> None:
-            write(batch.real)
-            if batch.names:
-                steps.append(batch.names)
+    def checkpoint(self) -> None:
+        self._real.checkpoint()
 
-        def synced() -> None:
-            sync()
-            steps.append("sync")
-
-        patch.setattr(far, "_new_batch", Batch)
-        patch.setattr(far, "_write", written)
-        patch.setattr(far, "sync", synced)
-
-    def told(self) -> list[str]:
+    def in_words(self) -> list[str]:
         """The steps in words: sync, mark (with its kind), rows, mark and rows in one batch."""
         found = []
         for step in self.steps:
@@ -63,7 +68,7 @@ class Recorded:
                 found.append(step)
                 continue
             mark = step.get(MARK)
-            kind = "" if mark is None else rows.decode_far(mark)[0].name
+            kind = "" if mark is None else rows.decode_mark(mark)[0].name
             others = any(name != MARK and name != rows.prefixes(PARTITION).applied for name in step)
             found.append(" and ".join(part for part in (kind, "rows" if others else "") if part))
         return found
@@ -72,7 +77,7 @@ class Recorded:
 def key_rows(store: LevelStore) -> list[bytes]:
     """The names of the partition's key rows, as they are in the database."""
     prefix = rows.prefixes(PARTITION).key
-    with closing(store.far._source.names(prefix, rows.after_prefix(prefix))) as names:
+    with closing(store.transfers._source.names(prefix, rows.after_prefix(prefix))) as names:
         return list(names)
 
 
@@ -87,9 +92,9 @@ def store(tmp_path: Path) -> Any:
 
 def test_a_copy_is_far_on_disk_before_the_first_row_comes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark that a power loss takes would leave foreign rows under an applied row."""
-    recorded = Recorded(store.far, monkeypatch)
-    store.far.begin(PARTITION, empty=False)
-    assert recorded.told() == ["WHOLE", "sync"]
+    recorded = Recorded(store.transfers, monkeypatch)
+    store.transfers.begin(PARTITION, empty=False)
+    assert recorded.in_words() == ["WHOLE", "sync"]
 
 
 def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
@@ -97,9 +102,9 @@ def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
 ) -> None:
     """The mark that says so is on disk before the first row goes; all are gone, on disk, before the mark says that;
     and that is on disk before the first new row comes."""
-    recorded = Recorded(store.far, monkeypatch)
-    store.far.begin(PARTITION, empty=True)
-    told = recorded.told()
+    recorded = Recorded(store.transfers, monkeypatch)
+    store.transfers.begin(PARTITION, empty=True)
+    told = recorded.in_words()
     assert told[:2] == ["EMPTYING", "sync"]
     assert told[-3:] == ["sync", "WHOLE", "sync"]
     assert set(told[2:-3]) == {"rows"}
@@ -110,7 +115,7 @@ def test_a_copy_whose_rows_are_being_replayed_begins_with_none(
 ) -> None:
     """Rows of it may be missing below its applied offset, and a round from there on would not bring them (H36)."""
     monkeypatch.setattr(store._progress, "is_replaying", lambda _partition: True)
-    mark = store.far.begin(PARTITION, empty=False)
+    mark = store.transfers.begin(PARTITION, empty=False)
     assert (mark.position, mark.whole) == (0, True)
     assert key_rows(store) == []
 
@@ -119,13 +124,13 @@ def test_rows_and_how_far_they_go_are_written_together(tmp_path: Path, monkeypat
     """A mark above rows that are not there would have them skipped for good."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])
-    taker.far.begin(PARTITION, empty=True)
-    snapshot = giver.far.snapshot(PARTITION)
-    recorded = Recorded(taker.far, monkeypatch)
+    taker.transfers.begin(PARTITION, empty=True)
+    snapshot = giver.transfers.snapshot(PARTITION)
+    recorded = Recorded(taker.transfers, monkeypatch)
     chunk = snapshot.rows(0, 300)
-    taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
+    taker.transfers.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
     assert row_codec.decode_rows(chunk.rows)
-    assert recorded.told() == ["PARTIAL and rows"]
+    assert recorded.in_words() == ["PARTIAL and rows"]
     snapshot.close()
     giver.close()
     taker.close()
@@ -135,12 +140,12 @@ def test_an_emptying_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Pa
     """Also after a mere restart of the process: some rows are left, and nobody counts them."""
     store = opened(tmp_path / "store")
     store.write([Writer().step(60)])
-    next(store.far._emptying(PARTITION))
+    next(store.transfers._emptying(PARTITION))
     assert key_rows(store)
     store.close()
     again = opened(tmp_path / "store")
     assert key_rows(again) == []
-    mark = again.far.marks()[PARTITION]
+    mark = again.transfers.marks()[PARTITION]
     assert (mark.position, mark.whole) == (0, True)
     again.close()
 
@@ -198,9 +203,9 @@ def test_a_checkpoint_syncs_the_names_of_the_files_that_it_synced(tmp_path: Path
 def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the boot id noted first, a power loss would leave changes that no key row points to, for good."""
     steps: list[str] = []
-    note = store._note_floors
-    monkeypatch.setattr(store.far, "sweep", lambda: steps.append("sweep"))
-    monkeypatch.setattr(store, "_note_floors", lambda boot_id, **given: (steps.append("note"), note(boot_id, **given)))
+    note = store._write_floors
+    monkeypatch.setattr(store.transfers, "sweep", lambda: steps.append("sweep"))
+    monkeypatch.setattr(store, "_write_floors", lambda boot_id, **given: (steps.append("note"), note(boot_id, **given)))
     store.replay_finished()
     assert steps == ["sweep", "note"]
 

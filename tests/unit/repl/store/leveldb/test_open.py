@@ -252,7 +252,7 @@ def test_a_missing_table_is_corruption(room: Path) -> None:
 
 def _rows_of_segments(store: LevelStore, segments: list[int]) -> list[bytes]:
     """The key rows of a partition's segments, each sought."""
-    with closing(store.far.snapshot(3)) as snapshot:
+    with closing(store.transfers.snapshot(3)) as snapshot:
         ranges = [(segment, segment + 1) for segment in sorted(set(segments))]
         return [row for part in snapshot.segments(ranges) for _, row in part]
 

@@ -325,7 +325,7 @@ def test_rows_are_given_only_as_far_as_a_replay_has_come(room: Path) -> None:
     found, floor = replaying.applied(partition).offset, replaying.durable_floor(partition)
 
     def given() -> int:
-        with closing(replaying.far.snapshot(partition)) as snapshot:
+        with closing(replaying.transfers.snapshot(partition)) as snapshot:
             assert snapshot.rows(0, 1 << 30).upto == snapshot.end.offset
             return snapshot.end.offset
 
@@ -364,7 +364,7 @@ def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(room: Path, 
         held.plain(EntryKind.BARRIER)
     store.write([held.step(2)])
     store.replay_finished()
-    with closing(store.far.snapshot(3)) as snapshot:
+    with closing(store.transfers.snapshot(3)) as snapshot:
         given = row_codec.decode_rows(snapshot.rows(0, 1 << 30).rows)
     tails = [rows.change_place(row.offset, row.change)[1][-1:] for row in given]
     assert sorted(tails) == ([b"a", b"b", b"d"] if reaped else [b"a", b"b", b"c", b"d"])
