@@ -1,12 +1,9 @@
-"""Commands that ask a node, against an admin listener that answers as it is told."""
+"""Commands that send requests to an admin listener, with scripted answers."""
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,62 +11,7 @@ import pytest
 from isthmus.node.cli import admin_client
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-
-
-class ToldListener:
-    """An admin listener: answers by path, and remembers what was posted."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, bytes]] = {}
-        self.posted: list[tuple[str, Any]] = []
-        told = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer()
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                told.posted.append((self.path, json.loads(body)))
-                self._answer()
-
-            def _answer(self) -> None:
-                status, body = told.answers.get(
-                    self.path, (404, b'{"error": "no such queue", "reason": "unknown-queue"}')
-                )
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def tell(self, path: str, answer: Any, status: int = 200) -> None:
-        """What to answer at `path`: a JSON value, or bytes as they are."""
-        self.answers[path] = (status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
-
-    def close(self) -> None:
-        """Stop and wait."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-@pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldListener]:
-    """A listener that ISTHMUS_ADMIN names; a proxy in the environment must not matter."""
-    told = ToldListener()
-    monkeypatch.setenv("ISTHMUS_ADMIN", told.url)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    yield told
-    told.close()
-
+from tests.support.fake_admin_listener import FakeAdminListener
 
 CLUSTER = {
     "cluster": "east",
@@ -157,17 +99,24 @@ SINK = {
     ],
 )
 def test_listings_show_what_the_node_says(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], arguments: list[str], path: str, answer: Any, row: str
+    listener: FakeAdminListener,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    path: str,
+    answer: Any,
+    row: str,
 ) -> None:
     """The last line of each table is the row; `-o json` is the node's answer unchanged."""
-    listener.tell(path, answer)
+    listener.respond(path, answer)
     assert cli.main(arguments) == Exit.OK
     assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == row
     assert cli.main([*arguments, "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer
 
 
-def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_suspended_queue_shows_who_when_and_why(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Owner, age and suspension of a queue read as sentences; nothing waits, so there is no age."""
     owner = {"cluster": "west", "uuid": "00", "version": 3}
     suspended = {"by": "ann@ops", "at_ms": 1_700_000_000_000, "reason": "disk"}
@@ -179,7 +128,7 @@ def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys
         "reason": "suspended: disk",
         "suspended": suspended,
     }
-    listener.tell("/admin/queues", {"queues": [queue]})
+    listener.respond("/admin/queues", {"queues": [queue]})
     assert cli.main(["queue", "list"]) == Exit.OK
     row = " ".join(capsys.readouterr().out.splitlines()[-1].split())
     assert (
@@ -188,7 +137,7 @@ def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys
 
 
 def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No node is left out of the list: one that does not answer, and one that is gone, are rows that say so."""
     nodes = [
@@ -196,7 +145,7 @@ def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
         {"node": "e2", "queues": None, "gone": False},
         {"node": "e3", "queues": None, "gone": True},
     ]
-    listener.tell("/admin/queues/nodes", {"nodes": nodes})
+    listener.respond("/admin/queues/nodes", {"nodes": nodes})
     assert cli.main(["queue", "list", "--all"]) == Exit.OK
     _, first, second, third = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
     assert first.startswith("e1 west any")
@@ -204,23 +153,25 @@ def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
     assert third == "e3" + " unknown" * 9 + " the node is gone: others lead its share"
 
 
-def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_status_calls_the_unknown_unknown(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A controller that nobody knows, and every key that a node does not send, are "unknown"."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
     assert cli.main(["cluster", "status"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert {"controller: unknown", "partitions: 11 of 12 online", "under-replicated: -"} <= set(lines)
-    listener.tell("/admin/cluster", {})
+    listener.respond("/admin/cluster", {})
     assert cli.main(["cluster", "status"]) == Exit.OK
     assert "partitions: unknown of unknown online" in capsys.readouterr().out
 
 
 def test_cluster_status_ends_with_1_when_something_is_amiss(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each problem is a line; statuses other than online are counted; scripts go by the code."""
     partitions = {"total": 12, "online": 9, "election": 0, "candidate_found": 1, "offline": 2}
-    listener.tell("/admin/cluster", {**CLUSTER, "partitions": partitions, "problems": ["node b is gone", "x"]})
+    listener.respond("/admin/cluster", {**CLUSTER, "partitions": partitions, "problems": ["node b is gone", "x"]})
     assert cli.main(["cluster", "status"]) == Exit.DIFFERS
     lines = capsys.readouterr().out.splitlines()
     assert {"partitions: 9 of 12 online, 1 candidate-found, 2 offline", "amiss: node b is gone", "amiss: x"} <= set(
@@ -231,28 +182,30 @@ def test_cluster_status_ends_with_1_when_something_is_amiss(
 
 
 def test_partitions_of_one_bucket_type_are_asked_for(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The type goes to the node; a partition without a leader shows "-", not "unknown"."""
-    listener.tell("/admin/partitions?bucket_type=maps", {"partitions": [{**PARTITION, "leader": None}]})
+    listener.respond("/admin/partitions?bucket_type=maps", {"partitions": [{**PARTITION, "leader": None}]})
     assert cli.main(["partition", "list", "--bucket-type", "maps"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].split()[2] == "-"
 
 
 @pytest.mark.parametrize("queues", [None, 5, {"a": 1}, ["a", 3]])
 def test_a_listing_of_another_form_is_an_empty_table(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], queues: Any
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], queues: Any
 ) -> None:
     """A node of another version may list things in another form; the command shows none, and does not break."""
-    listener.tell("/admin/queues", {"queues": queues})
+    listener.respond("/admin/queues", {"queues": queues})
     assert cli.main(["queue", "list"]) == Exit.OK
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_a_queue_is_suspended_and_resumed_by_name(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_queue_is_suspended_and_resumed_by_name(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The node is told what is suspended, by whom and why; names are quoted into the path."""
     for verb in ("suspend", "resume"):
-        listener.tell(f"/admin/queues/we%2Fst/{verb}", {"ok": True})
+        listener.respond(f"/admin/queues/we%2Fst/{verb}", {"ok": True})
     assert cli.main(["queue", "suspend", "we/st", "--reason", "disk", "--by", "ann@ops"]) == Exit.OK
     assert capsys.readouterr().out == "queue we/st: serving suspended\n"
     assert cli.main(["queue", "resume", "we/st", "--by", "ann@ops", "-o", "json"]) == Exit.OK
@@ -263,10 +216,12 @@ def test_a_queue_is_suspended_and_resumed_by_name(listener: ToldListener, capsys
     ]
 
 
-def test_both_of_a_queue_may_be_suspended_at_once(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_of_a_queue_may_be_suspended_at_once(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """--publishing --serving means both, in one act; neither flag silently wins."""
     for verb in ("suspend", "resume"):
-        listener.tell(f"/admin/queues/q/{verb}", {"ok": True})
+        listener.respond(f"/admin/queues/q/{verb}", {"ok": True})
         yes = ["--yes"] * (verb == "suspend")
         assert cli.main(["queue", verb, "q", "--publishing", "--serving", *yes]) == Exit.OK
         done = {"suspend": "suspended", "resume": "resumed"}[verb]
@@ -278,11 +233,11 @@ def test_both_of_a_queue_may_be_suspended_at_once(listener: ToldListener, capsys
     "command", [["clear", "q"], ["delist", "q"], ["release", "q"], ["suspend", "q", "--publishing"]]
 )
 def test_what_loses_changes_says_how_many_and_is_not_done_unasked(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], command: list[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     """Where nobody can be asked nothing is done; --dry-run shows the numbers and does nothing; --yes does it."""
     path = f"/admin/queues/q/{command[0]}"
-    listener.tell(path, {"effect": "gives up 1,234 changes", "silent": ["e2"], "ok": True})
+    listener.respond(path, {"effect": "gives up 1,234 changes", "silent": ["e2"], "ok": True})
     assert cli.main(["queue", *command]) == Exit.USAGE
     assert "--yes" in capsys.readouterr().err
     assert cli.main(["queue", *command, "-o", "json"]) == Exit.USAGE
@@ -297,10 +252,10 @@ def test_what_loses_changes_says_how_many_and_is_not_done_unasked(
 
 
 def test_another_filter_is_told_and_asked_for_and_limits_are_not(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`queue set` sends what is named alone; another offer asks; nothing, or --default with more, refused."""
-    listener.tell("/admin/queues/q/set", {"effect": "makes a gap", "notes": ['no such bucket type: "defualt"']})
+    listener.respond("/admin/queues/q/set", {"effect": "makes a gap", "notes": ['no such bucket type: "defualt"']})
     assert cli.main(["queue", "set", "q", "--filter", "any"]) == Exit.USAGE
     assert [wish.get("dry_run") for _, wish in listener.posted] == [True]
     listener.posted.clear()
@@ -318,11 +273,11 @@ def test_another_filter_is_told_and_asked_for_and_limits_are_not(
 
 
 def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without options the whole sink is meant; who does it is USER@HOST unless told."""
     for verb in ("suspend", "resume"):
-        listener.tell(f"/admin/sink/{verb}", {})
+        listener.respond(f"/admin/sink/{verb}", {})
     assert cli.main(["sink", "suspend", "--queue", "q", "--peer", "http://p:1", "--reason", "r"]) == Exit.OK
     assert cli.main(["sink", "resume"]) == Exit.OK
     assert (
@@ -338,10 +293,10 @@ def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
 
 @pytest.mark.parametrize(("status", "code"), [(404, Exit.REFUSED), (409, Exit.REFUSED), (503, Exit.UNAVAILABLE)])
 def test_a_refusal_is_the_nodes_own_sentence(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], status: int, code: Exit
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], status: int, code: Exit
 ) -> None:
     """4xx is refused, 5xx is unavailable; sentence and reason come through, in one line without control characters."""
-    listener.tell("/admin/queues/q/suspend", {"error": "queue q\n\x1b[2J unknown", "reason": "some-reason"}, status)
+    listener.respond("/admin/queues/q/suspend", {"error": "queue q\n\x1b[2J unknown", "reason": "some-reason"}, status)
     assert cli.main(["queue", "suspend", "q"]) == code
     assert capsys.readouterr().err == "isthmus: queue q\\n\\x1b[2J unknown\n"
     assert cli.main(["queue", "suspend", "q", "-o", "json"]) == code
@@ -351,10 +306,10 @@ def test_a_refusal_is_the_nodes_own_sentence(
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"[" * 100_000, b"\xff", b'{"a": 1'])
 @pytest.mark.parametrize("status", [200, 302, 500])
 def test_what_is_no_admin_listener_is_told(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
 ) -> None:
     """Whatever else listens there, the command ends in one line that asks if this is the admin listener."""
-    listener.tell("/admin/queues", answer, status)
+    listener.respond("/admin/queues", answer, status)
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
     err = capsys.readouterr().err
     assert "is this a node's admin listener?" in err
@@ -362,11 +317,11 @@ def test_what_is_no_admin_listener_is_told(
 
 
 def test_an_answer_without_end_is_cut(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer is taken into memory beyond the limit."""
     monkeypatch.setattr(admin_client, "ANSWER_BYTES_MAX", 1000)
-    listener.tell("/admin/queues", b" " * 1001 + b"{}")
+    listener.respond("/admin/queues", b" " * 1001 + b"{}")
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
     assert "more than 1000 bytes" in capsys.readouterr().err
 

@@ -1,4 +1,5 @@
-"""`isthmus bucket` and the properties of `isthmus bucket-type`, against an admin listener that answers as told."""
+"""`isthmus bucket` and the properties of `isthmus bucket-type`, against an admin listener that answers from a
+script."""
 
 from __future__ import annotations
 
@@ -8,9 +9,7 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 ROW = {
     "property": "allow_mult",
@@ -27,11 +26,11 @@ ANSWER = {"outcome": "set", "bucket_type": "notes", "bucket": "a%2Fb", "properti
 
 
 def test_a_buckets_properties_are_shown_for_people_and_for_programs(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row each with where it comes from; without a type the bucket is of the default one; JSON is the node's."""
-    listener.tell("/admin/buckets/notes/a%2Fb/properties", ANSWER)
-    listener.tell("/admin/buckets/default/b/properties", ANSWER)
+    listener.respond("/admin/buckets/notes/a%2Fb/properties", ANSWER)
+    listener.respond("/admin/buckets/default/b/properties", ANSWER)
     assert cli.main(["bucket", "show", "notes/a/b"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["PROPERTY", "VALUE", "FROM", "BY", "WHEN", "EFFECT"]
@@ -43,13 +42,13 @@ def test_a_buckets_properties_are_shown_for_people_and_for_programs(
 
 
 def test_properties_are_set_and_unset_as_they_were_typed(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """JSON values go as such, anything else as a text; what is set then is shown; nonsense is refused before it is
     sent."""
     for path in ("/admin/buckets/notes/b/properties", "/admin/bucket-types/notes/properties"):
-        listener.tell(f"{path}/set", ANSWER)
-        listener.tell(f"{path}/unset", {**ANSWER, "outcome": "unset"})
+        listener.respond(f"{path}/set", ANSWER)
+        listener.respond(f"{path}/unset", {**ANSWER, "outcome": "unset"})
     assert cli.main(["bucket", "set", "notes/b", "allow_mult=false", "delete_mode=3s", "--by", "ann"]) == Exit.OK
     out = capsys.readouterr().out
     assert out.startswith("notes/b: set\n")
@@ -73,9 +72,9 @@ def test_properties_are_set_and_unset_as_they_were_typed(
     assert cli.main(["bucket-type", "set", "notes", "r=1", "--min-isr", "2"]) == Exit.USAGE
 
 
-def test_a_bucket_type_is_made_with_properties(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bucket_type_is_made_with_properties(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """They go with the wish, and its placement is as without."""
-    listener.tell("/admin/bucket-types/notes", {"outcome": "created", "online": 1, "partitions": []})
+    listener.respond("/admin/bucket-types/notes", {"outcome": "created", "online": 1, "partitions": []})
     made = ["bucket-type", "create", "notes", "--partitions", "1", "--replication-factor", "1"]
     assert cli.main([*made, "--prop", "allow_mult=false", "--prop", "delete_mode=immediate"]) == Exit.OK
     ((_, wish),) = listener.posted

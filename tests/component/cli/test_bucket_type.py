@@ -1,4 +1,4 @@
-"""`isthmus bucket-type`, against an admin listener that answers as it is told."""
+"""`isthmus bucket-type`, against an admin listener that answers from a script."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 PATH = "/admin/bucket-types/notes"
 MAP = {"partitions": [{"id": 0, "replicas": [1, 2]}, {"id": 1, "replicas": [2, 3]}]}
@@ -30,45 +28,45 @@ SHOWN = {
 
 
 def test_a_shown_map_is_a_file_that_creates_the_same(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """What `show -o json` prints is what `create --file` sends."""
-    listener.tell(PATH, SHOWN)
+    listener.respond(PATH, SHOWN)
     assert cli.main(["bucket-type", "show", "notes", "-o", "json"]) == Exit.OK
     text = capsys.readouterr().out
     assert json.loads(text) == MAP
     file = tmp_path / "map.json"
     file.write_text(text)
-    listener.tell(PATH, {"outcome": "created", "online": 2, **MAP})
+    listener.respond(PATH, {"outcome": "created", "online": 2, **MAP})
     assert cli.main(["bucket-type", "create", "notes", "--file", str(file), "--by", "ann"]) == Exit.OK
     assert capsys.readouterr().out == "bucket type notes, 2 partitions: created, 2 online\n"
     assert listener.posted == [(PATH, {"min_isr": None, "by": "ann", "dry_run": False, **MAP})]
 
 
-def test_a_node_that_is_gone_is_shown_by_name(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_is_gone_is_shown_by_name(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Its id is not known: the table says so, the file has its name, which `partition reassign --file` takes."""
     first, second = SHOWN["partitions"]  # type: ignore[misc]
     gone = {**SHOWN, "partitions": [{**first, "replicas": [1, None]}, second]}  # type: ignore[dict-item]
-    listener.tell(PATH, gone)
+    listener.respond(PATH, gone)
     assert cli.main(["bucket-type", "show", "notes", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["partitions"][0] == {"id": 0, "replicas": [1, "n2"]}
     assert cli.main(["bucket-type", "show", "notes"]) == Exit.OK
     assert "1, unknown" in capsys.readouterr().out
 
 
-def test_bucket_types_are_listed_made_and_set(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bucket_types_are_listed_made_and_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Numbers and flags go to the node as they are; a dry run prints the placement; set is an option's."""
-    listener.tell("/admin/bucket-types", {"bucket_types": [SHOWN]})
+    listener.respond("/admin/bucket-types", {"bucket_types": [SHOWN]})
     assert cli.main(["bucket-type", "list"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1].split() == ["notes", "2", "2", "1", "2", "2"]
-    listener.tell(PATH, {"outcome": "valid", "online": 0, **MAP})
+    listener.respond(PATH, {"outcome": "valid", "online": 0, **MAP})
     arguments = ["--partitions", "2", "--replication-factor", "2", "--min-isr", "1", "--placement", "computed"]
     assert cli.main(["bucket-type", "create", "notes", *arguments, "--by", "ann", "--dry-run"]) == Exit.OK
     assert "would be placed so" in capsys.readouterr().out
     made = {"partition_count": 2, "replication_factor": 2, "placement": "computed"}
     assert listener.posted[-1] == (PATH, {"min_isr": 1, "by": "ann", "dry_run": True, **made})
     row = {"option": "replication.min.isr", "effective": 2}
-    listener.tell(
+    listener.respond(
         "/admin/options/replication.min.isr/set", {"outcome": "set", "options": [row], "warnings": ["9 is clamped"]}
     )
     assert cli.main(["bucket-type", "set", "notes", "--min-isr", "9", "--by", "ann"]) == Exit.OK
@@ -87,7 +85,7 @@ def test_bucket_types_are_listed_made_and_set(listener: ToldListener, capsys: py
     ],
 )
 def test_a_command_line_that_says_too_little_or_too_much_is_usage(
-    listener: ToldListener, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, code 2, and nothing is asked of a node."""
     assert cli.main(["bucket-type", "create", "notes", *arguments]) == Exit.USAGE

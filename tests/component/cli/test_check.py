@@ -1,4 +1,4 @@
-"""`isthmus check lag|isr|sync|gaps`: what a monitor is told, and by which code."""
+"""`isthmus check lag|isr|sync|gaps`: the line and the exit code for a monitor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.node.cli import main as cli
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 HOUR_MS = 3_600_000
@@ -24,7 +22,7 @@ CLUSTER: dict[str, Any] = {
 LAG: dict[str, Any] = {"queue": "to-west", "bucket_type": "default", "seconds": 0.2, "objects": 3, "reason": ""}
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on standard output; nothing stands beside it."""
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -32,15 +30,15 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return shown.out.rstrip("\n")
 
 
-def test_lag_is_judged_by_its_worst_row(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lag_is_judged_by_its_worst_row(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Above a limit counts, at it does not; what is known to be late outweighs what is not known, and that outweighs
     what is right, but each is told, the worst first."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
 
     def lag(*seconds: float | None, options: tuple[str, ...] = ()) -> tuple[int, str]:
         rows = [{**LAG, "queue": f"q{n}", "seconds": one, "reason": "why"} for n, one in enumerate(seconds)]
-        listener.tell("/admin/lag", {"lag": rows, "at_ms": 9})
-        return cli.main(["check", "lag", *options]), told(capsys)
+        listener.respond("/admin/lag", {"lag": rows, "at_ms": 9})
+        return cli.main(["check", "lag", *options]), printed(capsys)
 
     assert lag(0.2) == (OK, "LAG OK: queue q0, bucket type default: 200.0 ms behind, keys that wait: 3 (why)")
     assert lag(30)[0] == lag(0.2, 30)[0] == OK
@@ -62,50 +60,50 @@ def test_lag_is_judged_by_its_worst_row(listener: ToldListener, capsys: pytest.C
 
 
 def test_a_bar_or_a_line_in_a_reason_stays_in_the_line(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Monitors take what follows a bar for numbers, and only the first line for the words."""
-    listener.tell("/admin/cluster", CLUSTER)
-    listener.tell("/admin/lag", {"lag": [{**LAG, "reason": "suspended by ann: a|b\nc"}]})
+    listener.respond("/admin/cluster", CLUSTER)
+    listener.respond("/admin/lag", {"lag": [{**LAG, "reason": "suspended by ann: a|b\nc"}]})
     assert cli.main(["check", "lag"]) == OK
-    assert told(capsys).endswith("(suspended by ann: a/b\\nc)")
+    assert printed(capsys).endswith("(suspended by ann: a/b\\nc)")
 
 
 @pytest.mark.parametrize("probe", ["lag", "isr", "sync", "gaps"])
 def test_a_node_that_may_be_blind_is_not_believed(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], probe: str
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], probe: str
 ) -> None:
     """What a node shows without its metastore may be old, so it is unknown, however well it looks; so is the answer of
     a node that does not tell what is asked, as one of another version may."""
-    listener.tell("/admin/lag", {"lag": [LAG]})
-    listener.tell("/admin/gaps", {"gaps": [], "unknown": [], "unknown_partitions": {}, "at_ms": 9})
-    listener.tell("/admin/fullsync/nodes", {"nodes": {"east-1": checks()}, "at_ms": 2 * HOUR_MS})
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/lag", {"lag": [LAG]})
+    listener.respond("/admin/gaps", {"gaps": [], "unknown": [], "unknown_partitions": {}, "at_ms": 9})
+    listener.respond("/admin/fullsync/nodes", {"nodes": {"east-1": checks()}, "at_ms": 2 * HOUR_MS})
+    listener.respond("/admin/cluster", CLUSTER)
     assert cli.main(["check", probe]) == OK
-    told(capsys)
+    printed(capsys)
     for blind in ({"metastore": "suspended"}, {"read_at_ms": None}):
-        listener.tell("/admin/cluster", {**CLUSTER, **blind})
+        listener.respond("/admin/cluster", {**CLUSTER, **blind})
         assert cli.main(["check", probe]) == UNKNOWN
-        assert "metastore" in told(capsys)
-    listener.tell("/admin/cluster", {**CLUSTER, "registered": False, "reason": "another process has the name"})
+        assert "metastore" in printed(capsys)
+    listener.respond("/admin/cluster", {**CLUSTER, "registered": False, "reason": "another process has the name"})
     assert cli.main(["check", probe]) == UNKNOWN
-    assert "is not registered and takes no part: another process has the name" in told(capsys)
-    listener.tell("/admin/cluster", {"metastore": "connected", "read_at_ms": 5})
+    assert "is not registered and takes no part: another process has the name" in printed(capsys)
+    listener.respond("/admin/cluster", {"metastore": "connected", "read_at_ms": 5})
     for path in ("/admin/lag", "/admin/gaps", "/admin/fullsync/nodes"):
-        listener.tell(path, {})
+        listener.respond(path, {})
     assert cli.main(["check", probe]) == UNKNOWN
-    told(capsys)
+    printed(capsys)
 
 
 def test_replicas_out_of_sync_are_a_warning_and_lost_writes_critical(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Warning: replicas or nodes are missing, or anything else is amiss. Critical: partitions take no writes. Unknown:
     a node that lives did not answer. Each is named, and limits are counts of partitions."""
 
     def isr(*options: str, **changed: Any) -> tuple[int, str]:
-        listener.tell("/admin/cluster", {**CLUSTER, **changed})
-        return cli.main(["check", "isr", *options]), told(capsys)
+        listener.respond("/admin/cluster", {**CLUSTER, **changed})
+        return cli.main(["check", "isr", *options]), printed(capsys)
 
     assert isr() == (OK, "ISR OK: 12 of 12 partitions online, 36 of 36 replicas in sync, 1 node live")
     gone = {"name": "east-2", "state": "gone", "replicas": 12, "drained": False}
@@ -144,16 +142,16 @@ def checks(proven_ms: int | None = HOUR_MS, newest: Any = None, looked: Any = No
 
 
 def test_a_node_that_is_down_is_no_doubt_once_others_have_proven_later(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a dead node has found is unknown until all that the others compare is proven by a check that began after its
     end; a node that lives and does not answer stays unknown."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
 
     def sync(gone: Any, *proven_ms: int | None) -> int:
         peers = [checks(at, queue=f"q{number}")["peers"][0] for number, at in enumerate(proven_ms)]
         nodes = {"e1": {"peers": peers}, "e2": None}
-        listener.tell("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS, "gone": gone})
+        listener.respond("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS, "gone": gone})
         return cli.main(["check", "sync"])
 
     died_ms = HOUR_MS - 60_000
@@ -168,15 +166,15 @@ def test_a_node_that_is_down_is_no_doubt_once_others_have_proven_later(
 
 
 def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The newest proof of any node counts, and the newest check that looked: what it queued is a warning, what it left
     is critical. Never proven, or a silent node, is unknown; a check that could not look is told beside the proof."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
 
     def sync(*options: str, hour: int = 2, **nodes: Any) -> tuple[int, str]:
-        listener.tell("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": hour * HOUR_MS})
-        return cli.main(["check", "sync", *options]), told(capsys)
+        listener.respond("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": hour * HOUR_MS})
+        return cli.main(["check", "sync", *options]), printed(capsys)
 
     fine = "SYNC OK: west, bucket type default (queue to-west): proven in sync 60.0 min ago"
     assert sync(e1=checks(), e2=checks(None), e3={"peers": []}) == (OK, fine)
@@ -209,18 +207,18 @@ def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
 
 
 def test_gaps_are_judged_by_the_age_of_what_was_given_up(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Any open gap is a warning, one that full-sync does not close in time is critical; where nobody could tell of gaps
     it is unknown, though none is listed."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
     gap = {"queue": "to-west", "from_ms": HOUR_MS, "upto_ms": HOUR_MS + 9}
 
     def gaps(*rows: dict[str, Any], hour: int = 2, options: tuple[str, ...] = (), **changed: Any) -> tuple[int, str]:
         answer = {"gaps": rows, "unknown": [], "unknown_partitions": {}, "at_ms": hour * HOUR_MS, **changed}
         path = "/admin/gaps" + ("?queue=to%2Fwest" if "--queue" in options else "")
-        listener.tell(path, answer)
-        return cli.main(["check", "gaps", *options]), told(capsys)
+        listener.respond(path, answer)
+        return cli.main(["check", "gaps", *options]), printed(capsys)
 
     assert gaps() == (OK, "GAPS OK: nothing was given up that is not proven yet")
     grows = {**gap, "upto_ms": None}
@@ -260,16 +258,16 @@ def test_a_probe_that_cannot_ask_is_unknown(words: list[str], start: str, capsys
     """A slip, a node that is away and a refusal: a line on standard output and code 3, never one that tells of the
     cluster."""
     assert cli.main(["check", *words]) == UNKNOWN
-    assert told(capsys).startswith(start)
+    assert printed(capsys).startswith(start)
 
 
 def test_programs_get_all_facts_and_cron_gets_no_good_news(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """JSON has state, code, limits with their unit, and every fact; also of a failure. `--quiet` is silent while it is
     well, and only then."""
-    listener.tell("/admin/cluster", CLUSTER)
-    listener.tell("/admin/lag", {"lag": [{**LAG, "queue": f"q{n}"} for n in range(9)]})
+    listener.respond("/admin/cluster", CLUSTER)
+    listener.respond("/admin/lag", {"lag": [{**LAG, "queue": f"q{n}"} for n in range(9)]})
     assert cli.main(["check", "lag", "-o", "json", "-w", "1.5"]) == OK
     answer = json.loads(capsys.readouterr().out)
     assert (answer["check"], answer["state"], answer["code"], len(answer["facts"])) == ("lag", "ok", 0, 9)
@@ -282,19 +280,19 @@ def test_programs_get_all_facts_and_cron_gets_no_good_news(
     assert cli.main(["check", "lag", "--quiet"]) == OK
     assert capsys.readouterr().out == ""
     assert cli.main(["check", "sync", "--quiet"]) == UNKNOWN
-    assert told(capsys)
+    assert printed(capsys)
 
 
 def test_what_goes_out_and_is_compared_by_no_full_sync_is_a_warning(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A real-time queue whose repairs go by another one is compared by that one's checks; a bucket type that a queue
     sends and no check of any node compares is a warning, and so is one that the other cluster lacks."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
 
     def sync(*options: str, **nodes: Any) -> tuple[int, str]:
-        listener.tell("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS})
-        return cli.main(["check", "sync", *options]), told(capsys)
+        listener.respond("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS})
+        return cli.main(["check", "sync", *options]), printed(capsys)
 
     def sent(*types: str) -> list[dict[str, Any]]:
         return [{"queue": "rt", "cluster": "west", "uuid": "b0", "bucket_types": types}]
@@ -316,16 +314,16 @@ def test_what_goes_out_and_is_compared_by_no_full_sync_is_a_warning(
 
 
 def test_dead_letters_lacking_types_and_failing_links_alarm(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Dead letters of all nodes are counted together; a bucket type that is lacking here, and a link that fails, are
     warnings; a node that does not answer, or cannot count, is unknown."""
-    listener.tell("/admin/cluster", CLUSTER)
+    listener.respond("/admin/cluster", CLUSTER)
 
     def sink(*options: str, **nodes: Any) -> tuple[int, str]:
         rows = [{"node": name, "sink": said} for name, said in nodes.items()]
-        listener.tell("/admin/sink/nodes", {"nodes": rows})
-        return cli.main(["check", "sink", *options]), told(capsys)
+        listener.respond("/admin/sink/nodes", {"nodes": rows})
+        return cli.main(["check", "sink", *options]), printed(capsys)
 
     def node(kept: int | None, **link: Any) -> dict[str, Any]:
         row = {"state": "running", "reason": "", "held_types": [], "source_cluster": "east", **link}

@@ -1,4 +1,4 @@
-"""`isthmus fold`: pages that may be had a moment later are asked for again, others end it with where to go on."""
+"""`isthmus fold`: pages that may succeed later are retried, others end the fold with the place to go on from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from isthmus.node.cli import fold
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener
+from tests.support.fake_admin_listener import FakeAdminListener
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldListener]:
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAdminListener]:
     """One with a bucket type of a single partition."""
-    found = ToldListener()
-    found.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
+    found = FakeAdminListener()
+    found.respond("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     monkeypatch.setenv("ISTHMUS_ADMIN", found.url)
     yield found
     found.close()
@@ -32,7 +32,7 @@ PAGE: dict[str, Any] = {
 
 
 def test_a_page_is_asked_for_again_while_that_may_help(
-    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A node that has no room, a leadership that moves: the same page again, a bounded time; then the fold goes on."""
     refusals = iter(("overloaded", "not-ready", "not-leader"))
@@ -40,9 +40,9 @@ def test_a_page_is_asked_for_again_while_that_may_help(
     def later(_seconds: float) -> None:
         reason = next(refusals, None)
         if reason is None:
-            listener.tell("/admin/folds", PAGE)
+            listener.respond("/admin/folds", PAGE)
         else:
-            listener.tell("/admin/folds", {"error": "not now", "reason": reason}, 503)
+            listener.respond("/admin/folds", {"error": "not now", "reason": reason}, 503)
 
     monkeypatch.setattr(fold.time, "sleep", later)
     later(0)
@@ -53,22 +53,22 @@ def test_a_page_is_asked_for_again_while_that_may_help(
 
 
 def test_a_fold_that_cannot_go_on_says_where_it_ended(
-    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beyond that time, or at once for what no other try would mend: one line to go on from, and the reason. A fold
     that was refused before its first page, such as by a wrong queue's name, has no place to go on from."""
     monkeypatch.setattr(fold, "RETRY_LIMIT_S", -1.0)
-    listener.tell("/admin/folds", {"error": "no room", "reason": "overloaded"}, 503)
+    listener.respond("/admin/folds", {"error": "no room", "reason": "overloaded"}, 503)
     assert cli.main(["fold", "object-stats"]) == Exit.UNAVAILABLE
     assert "ended; --from 0:0: goes on from here" in capsys.readouterr().err
     monkeypatch.setattr(fold, "RETRY_LIMIT_S", 30.0)
-    listener.tell("/admin/folds", {"error": "no such queue", "reason": "unknown-queue"}, 404)
+    listener.respond("/admin/folds", {"error": "no such queue", "reason": "unknown-queue"}, 404)
     assert cli.main(["fold", "repl-keys", "nowhere", "--yes", "--from", "0:17:6b"]) == Exit.REFUSED
     assert "goes on" not in capsys.readouterr().err, "what was refused at once has not begun"
 
 
 def test_a_fold_that_changes_something_does_not_ask_where_nobody_answers(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""
     assert cli.main(["fold", "erase-keys"]) == Exit.USAGE
@@ -77,7 +77,7 @@ def test_a_fold_that_changes_something_does_not_ask_where_nobody_answers(
 
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_a_fold_that_ends_early_shows_what_there_was_until_then(
-    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
     """`--from` goes on behind it, so it would be known to nobody: buckets, sizes, keys found, and above all how many
     were changed."""
@@ -91,13 +91,13 @@ def test_a_fold_that_ends_early_shows_what_there_was_until_then(
         (["find-tombs"], "1970-01-01" if output == "table" else '"k"'),
         (["erase-keys", "--yes"], "2 of 2 keys deleted" if output == "table" else '"done": 2'),
     ):
-        listener.tell("/admin/folds", page)
+        listener.respond("/admin/folds", page)
         asked: list[Any] = []
 
         def once(admin: AdminClient, wish: dict[str, Any], asked: list[Any] = asked) -> dict[str, Any]:
             asked.append(wish)
             if len(asked) == 2:
-                listener.tell("/admin/folds", {"error": "broken", "reason": "x"}, 500)
+                listener.respond("/admin/folds", {"error": "broken", "reason": "x"}, 500)
             return whole(admin, wish)
 
         monkeypatch.setattr(fold, "_page", once)
@@ -108,7 +108,7 @@ def test_a_fold_that_ends_early_shows_what_there_was_until_then(
 
 
 def test_a_question_names_all_that_narrows_a_fold(
-    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever is asked whether keys are to be erased sees which, times and ranges of keys included."""
     terminal = io.StringIO("n\n")

@@ -1,4 +1,4 @@
-"""`isthmus fullsync`: what is shown, and the exit codes that scripts go by."""
+"""`isthmus fullsync`: output, and the exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener
+from tests.support.fake_admin_listener import FakeAdminListener
 
 AT_MS = 1_700_000_000_000
 
@@ -23,11 +23,11 @@ PEER: dict[str, Any] = {
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldListener]:
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAdminListener]:
     """A node that compares with one cluster."""
-    found = ToldListener()
+    found = FakeAdminListener()
     for results in (0, 5):
-        found.tell(f"/admin/fullsync?results={results}", {"node": "e1", "state": "scheduled", "peers": [PEER]})
+        found.respond(f"/admin/fullsync?results={results}", {"node": "e1", "state": "scheduled", "peers": [PEER]})
     monkeypatch.setenv("ISTHMUS_ADMIN", found.url)
     yield found
     found.close()
@@ -39,7 +39,7 @@ def result(verdict: str) -> dict[str, Any]:
 
 
 def test_status_tells_who_compares_what_is_next_and_what_is_open(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One node alone is warned of, one that is silent named; a range that waits and gaps are told, by the queues that
     have them, which need not be the one of repairs; a node of a version before does not say which."""
@@ -54,34 +54,34 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
     ):
         assert line in shown
     gone = {**PEER, "queue_delisted": True, "gaps_open": None}
-    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [gone]})
+    listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [gone]})
     assert cli.main(["fullsync", "status"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "to-west (delisted)" in shown
     assert "that are not proven yet" not in shown
     other = {**PEER, "queue_of_other": "north", "reason": "queue to-west belongs to north"}
-    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [other]})
+    listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [other]})
     assert cli.main(["fullsync", "status"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "to-west (of north)" in shown
     assert "queue to-west belongs to north" in shown
-    listener.tell("/admin/fullsync/set", {"acted": {"e1": ["west"]}, "peers": [other, {**other, "name": "south"}]})
+    listener.respond("/admin/fullsync/set", {"acted": {"e1": ["west"]}, "peers": [other, {**other, "name": "south"}]})
     assert cli.main(["fullsync", "set", "west", "--queue", "to-west", "--by", "ann"]) == Exit.OK
     shown = capsys.readouterr().out
     assert shown == "e1: checks of west are changed\nwarning: west: queue to-west belongs to north\n"
     waits = {**PEER, "gaps_wait_s": 35.0, "gaps_queues": ["rt"]}
-    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
+    listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
     assert cli.main(["fullsync", "status"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "gaps of queue rt that are not proven yet: 2 (`isthmus gaps rt`); checked again in 35" in shown
     earlier = {name: value for name, value in PEER.items() if name != "gaps_queues"}
-    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [earlier]})
+    listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [earlier]})
     assert cli.main(["fullsync", "status"]) == Exit.OK
     assert "west: gaps that are not proven yet: 2 (`isthmus gaps`)" in capsys.readouterr().out
 
 
 def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_due(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the order of their times."""
     skipped = [{"at_ms": AT_MS, "kind": "hour", "reason": "late"}]
@@ -89,7 +89,7 @@ def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_du
     peer = {"name": "west", "suspended": False, "skipped": skipped, "checks": checks}
     retry = {"at_ms": AT_MS + 30_000, "kind": "auto", "tries": 2}
     for told in (None, retry):
-        listener.tell("/admin/fullsync/schedule", {"node": "e1", "peers": [{**peer, "retry": told}]})
+        listener.respond("/admin/fullsync/schedule", {"node": "e1", "peers": [{**peer, "retry": told}]})
         assert cli.main(["fullsync", "schedule"]) == Exit.OK
         lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
         states = [line.partition("Z ")[2] for line in lines[1:]]
@@ -110,13 +110,13 @@ def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_du
     ],
 )
 def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], verdicts: list[str], code: Exit
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], verdicts: list[str], code: Exit
 ) -> None:
     """0 only when everything is in sync; 1 differs, 2 error, 3 not all was looked at. The first keys that differed are
     named."""
-    listener.tell("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
+    listener.respond("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
     peer = {**PEER, "results": [result("error") | {"began_ms": AT_MS - 1}, *map(result, verdicts)]}
-    listener.tell("/admin/fullsync?results=200", {"running": None, "peers": [peer]})
+    listener.respond("/admin/fullsync?results=200", {"running": None, "peers": [peer]})
     for output in ("table", "json"):
         assert cli.main(["fullsync", "run", "all", "--wait", "-o", output]) == code
         shown = capsys.readouterr().out
@@ -125,24 +125,26 @@ def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
 
 @pytest.mark.parametrize(("kind", "words"), [("auto", "auto leaves it out"), ("all", "the node's log says why")])
 def test_a_run_without_a_result_is_told(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], kind: str, words: str
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], kind: str, words: str
 ) -> None:
     """Where `auto` chooses to look at nothing, or a node could not keep what was found, there is nothing to show, and
     that is said."""
-    listener.tell("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
-    listener.tell("/admin/fullsync?results=200", {"running": None, "peers": [{**PEER, "results": []}]})
+    listener.respond("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
+    listener.respond("/admin/fullsync?results=200", {"running": None, "peers": [{**PEER, "results": []}]})
     assert cli.main(["fullsync", "run", kind, "--wait"]) == Exit.UNAVAILABLE
     assert words in capsys.readouterr().err
 
 
-def test_a_run_without_a_peer_is_of_all_of_the_node(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_peer_is_of_all_of_the_node(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Both are checked, the results of both are shown, and the worst of all is the exit code."""
-    listener.tell("/admin/fullsync/run", {"peer": None, "peers": ["west", "north"], "at_ms": AT_MS}, 202)
+    listener.respond("/admin/fullsync/run", {"peer": None, "peers": ["west", "north"], "at_ms": AT_MS}, 202)
     peers = [
         {**PEER, "name": name, "results": [result(verdict)]}
         for name, verdict in (("west", "in-sync"), ("north", "differing"))
     ]
-    listener.tell("/admin/fullsync?results=200", {"running": None, "peers": peers})
+    listener.respond("/admin/fullsync?results=200", {"running": None, "peers": peers})
     assert cli.main(["fullsync", "run", "all"]) == Exit.OK
     assert listener.posted[-1][1]["peer"] is None
     assert "west, north: a check of kind all has begun, one after the other" in capsys.readouterr().out
@@ -151,7 +153,7 @@ def test_a_run_without_a_peer_is_of_all_of_the_node(listener: ToldListener, caps
     assert [row for row in rows if row in (["west"], ["north"])] == [["west"], ["north"]]
 
 
-def test_an_empty_peer_is_no_peer(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_peer_is_no_peer(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """A variable that nobody has set names no peer: it is not the only one that there is."""
     for words in (["run"], ["suspend"], ["resume"], ["clear-range"]):
         assert cli.main(["fullsync", *words, "--peer", ""]) == Exit.USAGE
@@ -159,45 +161,47 @@ def test_an_empty_peer_is_no_peer(listener: ToldListener, capsys: pytest.Capture
     assert listener.posted == []
 
 
-def test_a_run_that_is_waited_for_is_this_one_alone(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_waited_for_is_this_one_alone(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The check that was due meanwhile begins as soon as this one ends: neither is it waited for, nor are its results
     taken for those of this one."""
-    listener.tell("/admin/fullsync/run", {"peer": "west", "by": "ann", "at_ms": AT_MS}, 202)
+    listener.respond("/admin/fullsync/run", {"peer": "west", "by": "ann", "at_ms": AT_MS}, 202)
     others = [result("error") | {"by": by, "began_ms": AT_MS + 5} for by in ("", "repairs to be proven")]
     peer = {**PEER, "results": [result("in-sync") | {"by": "ann"}, *others]}
     for running in (
         {"peer": "west", "by": "", "began_ms": AT_MS + 9},
         {"peer": "north", "by": "ann", "began_ms": AT_MS + 9},
     ):
-        listener.tell("/admin/fullsync?results=200", {"running": running, "peers": [peer]})
+        listener.respond("/admin/fullsync?results=200", {"running": running, "peers": [peer]})
         assert cli.main(["fullsync", "run", "--wait", "--by", "ann", "--peer", "west"]) == Exit.OK
         assert "error" not in capsys.readouterr().out
 
 
 def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nodes that have no such peer are not named."""
-    listener.tell("/admin/fullsync/suspend", {"acted": {"e1": ["west"], "e2": [], "e3": None}})
+    listener.respond("/admin/fullsync/suspend", {"acted": {"e1": ["west"], "e2": [], "e3": None}})
     assert cli.main(["fullsync", "suspend", "--by", "ann", "--reason", "move"]) == Exit.UNAVAILABLE
     said = capsys.readouterr()
     assert said.out == "e1: checks of west are suspended\n"
     assert "does not answer, and may be as it was for some seconds: e3" in said.err
     assert listener.posted[-1][1] == {"peer": None, "node": None, "by": "ann", "reason": "move"}
-    listener.tell("/admin/fullsync/suspend", {"acted": {"e1": ["west"]}, "later": ["e4"]})
+    listener.respond("/admin/fullsync/suspend", {"acted": {"e1": ["west"]}, "later": ["e4"]})
     assert cli.main(["fullsync", "suspend"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1] == "e4: down; follows when it is back"
-    listener.tell("/admin/fullsync/resume", {"acted": {"e1": ["west"]}})
+    listener.respond("/admin/fullsync/resume", {"acted": {"e1": ["west"]}})
     assert cli.main(["fullsync", "resume", "--node", "e1", "--peer", "west"]) == Exit.OK
     assert capsys.readouterr().out == "e1: checks of west are due again\n"
 
 
 def test_what_is_set_of_a_peer_is_asked_for_by_the_keys_of_a_file(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not named is not sent; --default stands alone; kinds and counts are read before anybody is asked."""
     for path in ("set", "peers/add", "peers/remove"):
-        listener.tell(f"/admin/fullsync/{path}", {"acted": {"e1": ["west"]}, "later": []})
+        listener.respond(f"/admin/fullsync/{path}", {"acted": {"e1": ["west"]}, "later": []})
     words = ["set", "west", "--wants", "all=24,auto=0", "--queue", "q", "--one-way", "--by", "ann", "--node", "e1"]
     assert cli.main(["fullsync", *words]) == Exit.OK
     values = {"all": 24, "auto": 0, "queue": "q", "bidirectional": False}
@@ -223,7 +227,7 @@ def test_what_is_set_of_a_peer_is_asked_for_by_the_keys_of_a_file(
     capsys.readouterr()
 
 
-def test_status_tells_what_operators_set(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_tells_what_operators_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Who, when and why; a peer that was removed, and what does not count on this node."""
     act = {"by": "ann", "at_ms": AT_MS, "reason": "move"}
     peer = {**PEER, "set": [{**act, "values": {"all": 24}}]}
@@ -231,7 +235,7 @@ def test_status_tells_what_operators_set(listener: ToldListener, capsys: pytest.
         "node": "e1", "state": "scheduled", "peers": [peer], "removed": [{"name": "north", **act}],
         "left_out": [{"name": "south", "reason": "all: 500 is out of range"}],
     }  # fmt: skip
-    listener.tell("/admin/fullsync?results=5", answer)
+    listener.respond("/admin/fullsync?results=5", answer)
     assert cli.main(["fullsync", "status"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "west: all = 24 set by ann, 2023-11-14 22:13:20Z: move" in shown
@@ -241,7 +245,7 @@ def test_status_tells_what_operators_set(listener: ToldListener, capsys: pytest.
 
 @pytest.mark.parametrize(("since", "before"), [("yesterday", "2026-01-01"), ("2026-01-02", "2026-01-01T23:59")])
 def test_a_range_that_is_none_is_refused_before_anybody_is_asked(
-    listener: ToldListener, since: str, before: str
+    listener: FakeAdminListener, since: str, before: str
 ) -> None:
     """A time that cannot be read, or two in the wrong order: a usage error."""
     assert cli.main(["fullsync", "set-range", since, before]) == Exit.USAGE

@@ -1,4 +1,4 @@
-"""What an operator's slips are answered with: one line that says what is wrong and what would be right."""
+"""Invalid input of operators: one line with what is wrong and what would be right."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.services.remote_lookup import other_side
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import encode_clock
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 
 def test_a_noun_that_is_not_known_is_told_with_one_like_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,10 +25,10 @@ def test_a_noun_that_is_not_known_is_told_with_one_like_it(capsys: pytest.Captur
 
 
 def test_a_queue_that_is_not_there_is_told_with_those_that_are(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`queue show` finds it in what the node lists, so it says what that is."""
-    listener.tell("/admin/queues", {"queues": [{"name": "to-west"}, {"name": "to-north"}]})
+    listener.respond("/admin/queues", {"queues": [{"name": "to-west"}, {"name": "to-north"}]})
     assert cli.main(["queue", "show", "to-wset"]) == Exit.REFUSED
     assert 'did you mean "to-west"?' in capsys.readouterr().err
     assert cli.main(["queue", "show", "x"]) == Exit.REFUSED
@@ -47,21 +45,23 @@ def test_a_queue_that_is_not_there_is_told_with_those_that_are(
     ],
 )
 def test_gaps_that_were_not_closed_are_told(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], answer: object, code: Exit, sentence: str
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: object, code: Exit, sentence: str
 ) -> None:
     """Nobody takes a gap for closed that is not there, that grows, or whose node is silent."""
-    listener.tell("/admin/queues/q/gaps/close", answer)
+    listener.respond("/admin/queues/q/gaps/close", answer)
     assert cli.main(["queue", "gaps", "q", "--close", "4:1", "--close", "5:1", "--close", "5:1"]) == code
     shown = capsys.readouterr()
     assert sentence in shown.err
     assert shown.out in ("queue q: 1 gap closed\n", "queue q: 2 gaps closed\n")
 
 
-def test_dead_letters_that_are_not_there_are_told(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dead_letters_that_are_not_there_are_told(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Letters lie on the node that fetched them: who drops one at another node is told."""
-    listener.tell("/admin/sink/dead-letters/drop", {"dropped": 1})
+    listener.respond("/admin/sink/dead-letters/drop", {"dropped": 1})
     assert cli.main(["sink", "dead-letters", "drop", "4"]) == Exit.OK
-    listener.tell("/admin/sink/dead-letters", {"dead_letters": [{"id": 4}]})
+    listener.respond("/admin/sink/dead-letters", {"dead_letters": [{"id": 4}]})
     assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes"]) == Exit.OK
     assert capsys.readouterr().err == ""
     assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
@@ -70,36 +70,36 @@ def test_dead_letters_that_are_not_there_are_told(listener: ToldListener, capsys
     assert "1 of 2 are not kept by this node" in shown.err
 
 
-def test_a_queue_of_nobody_is_no_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_queue_of_nobody_is_no_unknown(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """That no cluster has fetched yet is known; "unknown" stands for what could not be found out."""
     lag = {"queue": "q", "cluster": None, "uuid": None, "bucket_type": "notes", "seconds": 0.0, "objects": 0,
            "bytes": 0, "proven_ms": None, "reason": ""}  # fmt: skip
-    listener.tell("/admin/lag", {"lag": [lag]})
-    listener.tell("/admin/gaps", {"gaps": []})
+    listener.respond("/admin/lag", {"lag": [lag]})
+    listener.respond("/admin/gaps", {"gaps": []})
     assert cli.main(["lag"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].startswith("nobody yet")
     sent = {"direction": "sent", "queue": "q", "cluster": None, "uuid": None, "state": "closed", "reason": ""}
-    listener.tell("/admin/ledger", {"ledger": [sent]})
+    listener.respond("/admin/ledger", {"ledger": [sent]})
     assert cli.main(["ledger"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].startswith("nobody yet")
 
 
-def test_a_limit_and_none_at_once_is_refused(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody has to guess which of the two holds; a single reference is told as one."""
     assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
     assert "--default alone" in capsys.readouterr().err
-    listener.tell("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
+    listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
     assert cli.main(["queue", "push", "q", "default", "b", "k"]) == Exit.OK
     assert capsys.readouterr().out == "queue q: 1 reference queued\n"
 
 
 @pytest.mark.parametrize("noun", [["queue", "suspend", "q"], ["sink", "suspend"], ["fullsync", "suspend"]])
 def test_all_nodes_may_be_said_aloud_but_not_beside_one(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], noun: list[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], noun: list[str]
 ) -> None:
     """--all-nodes is what holds without it; with --node it contradicts, in either order."""
     for path in ("queues/q", "sink", "fullsync"):
-        listener.tell(f"/admin/{path}/suspend", {"acted": {}})
+        listener.respond(f"/admin/{path}/suspend", {"acted": {}})
     assert cli.main([*noun, "--all-nodes"]) == Exit.OK
     assert listener.posted[-1][1]["node"] is None
     assert cli.main([*noun, "--node", "e1"]) == Exit.OK
@@ -111,10 +111,10 @@ def test_all_nodes_may_be_said_aloud_but_not_beside_one(
 
 
 def test_limits_of_a_queue_are_given_when_it_is_registered(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The three bounds that a config file sets are there at run time, too; a size that is none is refused."""
-    listener.tell("/admin/queues/register", {"queues": []})
+    listener.respond("/admin/queues/register", {"queues": []})
     bounds = ["--queue-limit", "9", "--object-limit", "0", "--object-size-limit", "2KB"]
     assert cli.main(["queue", "register", "q", *bounds]) == Exit.OK
     wish = listener.posted[-1][1]

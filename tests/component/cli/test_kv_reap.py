@@ -1,4 +1,4 @@
-"""`isthmus kv reap`, against an admin listener that answers as it is told."""
+"""`isthmus kv reap`, against an admin listener that answers from a script."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 
-def test_a_key_is_reaped_or_it_is_told_who_needs_it(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_reaped_or_it_is_told_who_needs_it(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line and code 0; else the reason and code 4; JSON is the node's answer either way."""
-    listener.tell("/admin/reaps", {"outcome": "reaped", "reason": ""})
+    listener.respond("/admin/reaps", {"outcome": "reaped", "reason": ""})
     assert cli.main(["kv", "reap", "notes/b", "k"]) == Exit.OK
     assert capsys.readouterr().out == "notes/b k: reaped\n"
     waits = {"outcome": "waits", "reason": "queue to-west: acknowledged below offset 3"}
-    listener.tell("/admin/reaps", waits)
+    listener.respond("/admin/reaps", waits)
     assert cli.main(["kv", "reap", "b", "k", "-o", "json"]) == Exit.REFUSED
     shown = capsys.readouterr()
     assert json.loads(shown.out) == waits

@@ -1,4 +1,4 @@
-"""`isthmus leader balance`, against a node that answers as it is told."""
+"""`isthmus leader balance`, against a node that answers from a script."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def a_run(outcome: str, moves: list[Any], number: int = 1) -> dict[str, Any]:
 UNEVEN = status((2, 2, 0), PLAN)
 
 
-class Told:
-    """Answers in order; the last one for ever."""
+class ScriptedNode:
+    """Replaces the admin client: answers in order, the last one for ever."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any]) -> None:
         self.answers = list(answers)
@@ -58,14 +58,14 @@ def test_a_dry_run_shows_the_plan_and_moves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Leaders as they are and as they would be, and each move; as JSON the node's own answer."""
-    told = Told(monkeypatch, UNEVEN)
+    node = ScriptedNode(monkeypatch, UNEVEN)
     assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["n3", "0", "2"] in rows
     assert ["7", "n2", "n3"] in rows
     assert cli.main(["leader", "balance", "--dry-run", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == UNEVEN
-    assert told.posted == []
+    assert node.posted == []
 
 
 def test_leaders_are_shown_by_bucket_type_where_there_are_several(
@@ -73,7 +73,7 @@ def test_leaders_are_shown_by_bucket_type_where_there_are_several(
 ) -> None:
     """What is even in the sum may not be for a bucket type: of each the table has who leads how much."""
     types = {"a": {"imbalance": 2, "leaders": {"n1": 2, "n3": 0}}, "b": {"imbalance": 0, "leaders": {"n1": 1}}}
-    Told(monkeypatch, {**UNEVEN, "bucket_types": types})
+    ScriptedNode(monkeypatch, {**UNEVEN, "bucket_types": types})
     assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert all(row in rows for row in (["a", "n1", "2"], ["a", "n3", "0"], ["b", "n1", "1"]))
@@ -81,10 +81,10 @@ def test_leaders_are_shown_by_bucket_type_where_there_are_several(
 
 def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An even cluster is left alone, and nobody is asked."""
-    told = Told(monkeypatch, status((2, 1, 1), []))
+    node = ScriptedNode(monkeypatch, status((2, 1, 1), []))
     assert cli.main(["leader", "balance"]) == Exit.OK
     assert "as even as they can be" in capsys.readouterr().out
-    assert told.posted == []
+    assert node.posted == []
 
 
 def test_what_is_in_the_way_is_told_and_not_called_even(
@@ -93,22 +93,22 @@ def test_what_is_in_the_way_is_told_and_not_called_even(
     """While partitions are being elected nobody knows what is even: code 3 with the reason, in a dry run, too. Moves
     that are under way are followed."""
     waits = {**status((2, 1, 1), []), "reason": "partition 3 is being elected"}
-    told = Told(monkeypatch, waits)
+    node = ScriptedNode(monkeypatch, waits)
     for options in ((), ("--dry-run",), ("--yes", "-o", "json")):
         assert cli.main(["leader", "balance", *options]) == Exit.UNAVAILABLE
         shown = capsys.readouterr()
         assert "partition 3 is being elected" in shown.err
         assert "as even as" not in shown.out
-    assert told.posted == []
+    assert node.posted == []
     moving = {**status((2, 1, 1), [], a_run("", [])), "state": "leadership-balancing", "reason": "1 under way"}
-    told = Told(monkeypatch, moving, moving, status((2, 1, 1), [], a_run("balanced", DONE)))
+    node = ScriptedNode(monkeypatch, moving, moving, status((2, 1, 1), [], a_run("balanced", DONE)))
     assert cli.main(["leader", "balance"]) == Exit.OK
     assert "balanced: 2 moved, 0 failed" in capsys.readouterr().out
 
 
 def test_moves_are_told_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan, then each move once, then the leaders as they are now."""
-    told = Told(
+    node = ScriptedNode(
         monkeypatch,
         UNEVEN,
         status((2, 2, 0), PLAN, a_run("", [{**PLAN[0], "state": "under-way", "reason": ""}])),
@@ -122,8 +122,8 @@ def test_moves_are_told_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         "partition 7 to n3: done",
     ]
     assert "balanced: 2 moved, 0 failed" in lines
-    assert len(told.posted) == 1
-    assert told.posted[0].keys() == {"by"}
+    assert len(node.posted) == 1
+    assert node.posted[0].keys() == {"by"}
 
 
 def test_a_move_that_failed_is_told_and_makes_code_1(
@@ -131,30 +131,30 @@ def test_a_move_that_failed_is_told_and_makes_code_1(
 ) -> None:
     """Why it failed, and what came of it all; the same in JSON."""
     after = status((1, 2, 1), PLAN[1:], a_run("as even as it can be now: refused", FAILED))
-    Told(monkeypatch, UNEVEN, after)
+    ScriptedNode(monkeypatch, UNEVEN, after)
     assert cli.main(["leader", "balance", "--yes"]) == Exit.DIFFERS
     out = capsys.readouterr().out
     assert "partition 7 to n3: failed: it lacks 2000 entries" in out
     assert "as even as it can be now: refused: 1 moved, 1 failed" in out
-    Told(monkeypatch, UNEVEN, after)
+    ScriptedNode(monkeypatch, UNEVEN, after)
     assert cli.main(["leader", "balance", "--yes", "-o", "json"]) == Exit.DIFFERS
     assert json.loads(capsys.readouterr().out) == after
 
 
 def test_nothing_moves_unasked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal to ask at, and for programs, --yes or --dry-run must be said."""
-    told = Told(monkeypatch, UNEVEN)
+    node = ScriptedNode(monkeypatch, UNEVEN)
     for arguments in (["leader", "balance"], ["leader", "balance", "-o", "json"]):
         assert cli.main(arguments) == Exit.USAGE
         assert "--yes" in capsys.readouterr().err
-    assert told.posted == []
+    assert node.posted == []
 
 
 def test_another_controller_ends_the_looking(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The moves that were begun are another node's now, so this command does not pretend to know how they end."""
-    Told(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [], 5)), status((2, 2, 0), PLAN))
+    ScriptedNode(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [], 5)), status((2, 2, 0), PLAN))
     assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
     assert "another node controls" in capsys.readouterr().err
 
@@ -164,7 +164,7 @@ def test_moves_that_never_end_are_not_waited_for(
 ) -> None:
     """After a silence the command gives up looking, with a code of its own."""
     monkeypatch.setattr(leader, "STALL_S", 0.0)
-    Told(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [])))
+    ScriptedNode(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [])))
     assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
     assert "no move has ended" in capsys.readouterr().err
 
@@ -179,7 +179,7 @@ def test_a_run_of_more_moves_than_a_node_keeps_is_followed_to_its_end(
     for n in range(0, 10, 1):
         run = a_run("balanced" if n == 9 else "", moves[max(0, n - kept) : n])
         looks.append(status((1, 1, 1), [], {**run, "done": n}))
-    Told(monkeypatch, UNEVEN, *looks)
+    ScriptedNode(monkeypatch, UNEVEN, *looks)
     clock = iter(range(0, 10_000, 20))
     monkeypatch.setattr(leader.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(leader, "STALL_S", 70.0)

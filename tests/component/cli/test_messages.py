@@ -1,4 +1,4 @@
-"""What commands say of half-right input, of refusals and of what they were answered: no more than is so."""
+"""Messages about incomplete input, refusals and unexpected answers: they claim no more than is known."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from isthmus.node.cli import kv
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import QUEUE, ToldListener, listener
-
-__all__ = ["listener"]
+from tests.component.cli.test_admin_client import QUEUE
+from tests.support.fake_admin_listener import FakeAdminListener
 
 
 @contextmanager
@@ -106,7 +105,7 @@ def test_a_listing_of_another_server_is_no_bug_of_the_command(
     ],
 )
 def test_each_suspension_is_told_with_who_made_it(
-    listener: ToldListener,
+    listener: FakeAdminListener,
     capsys: pytest.CaptureFixture[str],
     reason: str,
     suspensions: list[dict[str, Any]],
@@ -115,13 +114,13 @@ def test_each_suspension_is_told_with_who_made_it(
     """Who suspended stands behind the suspension, not behind whatever else is amiss; of publishing as of serving."""
     publishing = "suspended" if "publishing" in reason else "running"
     more = {"suspended": suspensions[0], "suspensions": suspensions, "publishing": publishing, "reason": reason}
-    listener.tell("/admin/queues", {"queues": [{**QUEUE, **more}]})
+    listener.respond("/admin/queues", {"queues": [{**QUEUE, **more}]})
     assert cli.main(["queue", "list"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].endswith(shown)
 
 
 def test_more_workers_at_one_peer_than_there_are_is_a_usage_error(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such a limit never binds; nobody is asked."""
     assert cli.main(["sink", "set-workers", "4", "--per-peer", "9"]) == Exit.USAGE
@@ -130,11 +129,11 @@ def test_more_workers_at_one_peer_than_there_are_is_a_usage_error(
 
 
 def test_a_filter_tried_on_a_type_that_is_not_there_says_so(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
     answer = {"offered": True, "reason": "rule any offers it", "filter": "any", "note": 'no such bucket type: "nots"'}
-    listener.tell("/admin/queues/q/filter?type=nots&bucket=b", answer)
+    listener.respond("/admin/queues/q/filter?type=nots&bucket=b", answer)
     assert cli.main(["queue", "test-filter", "q", "nots", "b"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1] == 'note: no such bucket type: "nots"'
 
@@ -149,7 +148,7 @@ def test_a_filter_tried_on_a_type_that_is_not_there_says_so(
     ],
 )
 def test_bytes_that_are_no_text_are_a_usage_error(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     """They came to the node as half characters, which it could not store, or stored and could not show."""
     assert cli.main(arguments) == Exit.USAGE
@@ -158,11 +157,11 @@ def test_bytes_that_are_no_text_are_a_usage_error(
 
 
 def test_half_a_character_in_an_answer_is_shown_as_an_escape(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """JSON can name it and no encoding can write it; what is printed is JSON of the same."""
     answer = {"queues": [{"name": "q", "reason": "\udcff"}]}
-    listener.tell("/admin/queues", answer)
+    listener.respond("/admin/queues", answer)
     assert cli.main(["queue", "list", "-o", "json"]) == Exit.OK
     out = capsys.readouterr().out
     assert "\\udcff" in out
@@ -172,17 +171,17 @@ def test_half_a_character_in_an_answer_is_shown_as_an_escape(
 @pytest.mark.parametrize(
     "arguments", [["lag", "--over", "nan"], ["local", "up", "x", "--dir", "x", "--timeout", "nan"]]
 )
-def test_a_number_that_is_none_is_a_usage_error(listener: ToldListener, arguments: list[str]) -> None:
+def test_a_number_that_is_none_is_a_usage_error(listener: FakeAdminListener, arguments: list[str]) -> None:
     """No lag is ever above it: a monitor would never have rung."""
-    listener.tell("/admin/lag", {"lag": []})
+    listener.respond("/admin/lag", {"lag": []})
     assert cli.main(arguments) == Exit.USAGE
 
 
 def test_links_that_fail_are_a_warning_of_a_whole_cluster(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are told in a line of their own; the code speaks of this cluster."""
-    listener.tell(
+    listener.respond(
         "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 link fails: x"]}
     )
     assert cli.main(["cluster", "status"]) == Exit.OK
@@ -190,13 +189,13 @@ def test_links_that_fail_are_a_warning_of_a_whole_cluster(
 
 
 def test_references_that_found_no_room_are_no_success(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Incomplete: whoever goes by the code would have taken all of them for queued."""
-    listener.tell("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
+    listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
     assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.UNAVAILABLE
     assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
-    listener.tell("/admin/queues/q/push", {"queued": 3, "refused": 0, "reason": ""})
+    listener.respond("/admin/queues/q/push", {"queued": 3, "refused": 0, "reason": ""})
     assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.OK
 
 
@@ -236,12 +235,12 @@ def test_plain_http_where_tls_is_spoken_is_unavailable_to_every_command(
     assert all("speaks TLS: write https://" in line for line in said)
 
 
-def test_what_a_node_says_of_full_sync_is_text(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_node_says_of_full_sync_is_text(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""
     bell = "\x1b]0;mine\x07"
     peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}
     running = {"peer": bell, "state": bell}
-    listener.tell("/admin/fullsync?results=5", {"node": "e1", "reason": bell, "running": running, "peers": [peer]})
+    listener.respond("/admin/fullsync?results=5", {"node": "e1", "reason": bell, "running": running, "peers": [peer]})
     assert cli.main(["fullsync", "status"]) == Exit.OK
     out = capsys.readouterr().out
     assert "\x1b" not in out

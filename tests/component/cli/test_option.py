@@ -1,4 +1,4 @@
-"""`isthmus option`, against an admin listener that answers as it is told."""
+"""`isthmus option`, against an admin listener that answers from a script."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 ROW = {
     "option": "replication.min.isr",
@@ -30,28 +28,28 @@ ROW = {
 
 
 def test_options_are_listed_for_people_and_for_programs(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row each, with who and when; what is not in force yet is said; JSON is the node's answer."""
-    listener.tell("/admin/options?bucket_type=no%2Ftes", {"options": [ROW]})
+    listener.respond("/admin/options?bucket_type=no%2Ftes", {"options": [ROW]})
     assert cli.main(["option", "list", "--bucket-type", "no/tes"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["OPTION", "FOR", "DEFAULT", "SET", "EFFECTIVE", "FROM", "BY", "WHEN"]
     assert lines[1].split()[0:7] == ["replication.min.isr", "cluster", "RF", "-", "1", "9", "3"]
     assert "ann@desk" in lines[1]
     assert lines[2].startswith("not yet in force in partitions 3, 4")
-    listener.tell("/admin/options/replication.min.isr", {"options": [ROW]})
+    listener.respond("/admin/options/replication.min.isr", {"options": [ROW]})
     assert cli.main(["option", "get", "replication.min.isr", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == {"options": [ROW]}
     assert cli.main(["option", "get", "replication.min.isr"]) == Exit.OK
     assert "range: 1 to the replication factor, clamped replicas" in capsys.readouterr().out
 
 
-def test_options_are_set_and_unset(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_set_and_unset(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """What is typed goes to the node as it is, negative numbers too; notes and what was set before are shown."""
     answer = {"outcome": "set", "before": 2, "options": [ROW], "warnings": ["-1 is clamped"]}
-    listener.tell("/admin/options/replication.min.isr/set", answer)
-    listener.tell("/admin/options/replication.min.isr/unset", {**answer, "outcome": "unset", "warnings": []})
+    listener.respond("/admin/options/replication.min.isr/set", answer)
+    listener.respond("/admin/options/replication.min.isr/unset", {**answer, "outcome": "unset", "warnings": []})
     assert cli.main(["option", "set", "replication.min.isr", "-1", "--by", "ann", "--bucket-type", "notes"]) == Exit.OK
     out = capsys.readouterr().out
     assert out.startswith("replication.min.isr: set (it was set to 2)\nnote: -1 is clamped\n")
@@ -66,13 +64,13 @@ def test_options_are_set_and_unset(listener: ToldListener, capsys: pytest.Captur
 
 
 def test_what_waits_is_said_once_and_not_of_a_dry_run(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cluster's row and that of a bucket type wait for the same partitions: one line names them. A dry run has set
     nothing, so nothing waits."""
     rows = [ROW, {**ROW, "bucket_type": "default", "waiting": [4, 3, 7]}]
     answer = {"outcome": "set", "before": None, "options": rows, "warnings": []}
-    listener.tell("/admin/options/replication.min.isr/set", answer)
+    listener.respond("/admin/options/replication.min.isr/set", answer)
     assert cli.main(["option", "set", "replication.min.isr", "9"]) == Exit.OK
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not yet")]
     assert said == ["not yet in force in partitions 3, 4, 7: their records wait for the controller"]
@@ -80,8 +78,10 @@ def test_what_waits_is_said_once_and_not_of_a_dry_run(
     assert "not yet in force" not in capsys.readouterr().out
 
 
-def test_a_refused_option_is_one_line_and_code_4(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_option_is_one_line_and_code_4(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The node's sentence, as it came."""
-    listener.tell("/admin/options/x/set", {"error": "no such option: x", "reason": "unknown-option"}, 404)
+    listener.respond("/admin/options/x/set", {"error": "no such option: x", "reason": "unknown-option"}, 404)
     assert cli.main(["option", "set", "x", "1"]) == Exit.REFUSED
     assert capsys.readouterr().err == "isthmus: no such option: x\n"

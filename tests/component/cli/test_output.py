@@ -1,4 +1,4 @@
-"""Claims about tables where there is little room."""
+"""Tables in narrow terminals."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ COLUMNS = ("partition", "replicas", "lag", "reason")
 ROW = ("default/0", ["east-1", "east-2", "east-3"], 0, "east-2 is out of sync: the node is gone since a while")
 
 
-def drawn(room: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def drawn(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of the table in a terminal of so many columns."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((room, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((width, 24)))
     output.echo_table(COLUMNS, [ROW])
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("room", [100, 78, 60, 44])
+@pytest.mark.parametrize("width", [100, 78, 60, 44])
 def test_a_table_in_a_narrow_terminal_breaks_no_word(
-    room: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Columns give way down to their longest word, the widest first, and the table keeps to the room."""
-    lines = drawn(room, monkeypatch, capsys)
-    assert max(map(len, lines)) <= room
+    """Columns give way down to their longest word, the widest first, and the table keeps to the width."""
+    lines = drawn(width, monkeypatch, capsys)
+    assert max(map(len, lines)) <= width
     words = {word for line in lines for word in line.split()}
     assert {"PARTITION", "REPLICAS", "default/0", "east-1,", "east-3", "out", "while"} <= words
 

@@ -1,4 +1,4 @@
-"""Times and files that a command line names: read by one rule, and refused by one code."""
+"""Times and files on the command line: parsed by one rule, refused with one code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.parameters import time_of
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 FEBRUARY_MS = int(datetime(2026, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1000
 
@@ -30,15 +28,15 @@ def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("in_berlin")
-def test_a_time_means_the_same_in_every_command(listener: ToldListener) -> None:
+def test_a_time_means_the_same_in_every_command(listener: FakeAdminListener) -> None:
     """UTC, whatever the zone of the machine: at a queue's release and registration, at full-sync's range, at a fold."""
     text = "2026-02-03T04:05"
-    listener.tell("/admin/queues/q/release", {})
-    listener.tell("/admin/queues/register", {})
-    listener.tell("/admin/fullsync/set-range", {})
-    listener.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
+    listener.respond("/admin/queues/q/release", {})
+    listener.respond("/admin/queues/register", {})
+    listener.respond("/admin/fullsync/set-range", {})
+    listener.respond("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     page = {"next": None, "matched": 0, "found": [], "done": 0, "refused": {}}
-    listener.tell("/admin/folds", page)
+    listener.respond("/admin/folds", page)
     assert cli.main(["queue", "release", "q", "--from", text, "--yes"]) == Exit.OK
     assert cli.main(["queue", "register", "q", "--from", text]) == Exit.OK
     assert cli.main(["fullsync", "set-range", text, "2026-02-04", "--peer", "p"]) == Exit.OK
@@ -58,7 +56,7 @@ def test_a_zone_that_is_named_counts() -> None:
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "20260203", "0", "1969-12-31", "0001-01-01", "0001-01-01T00:00+05:00"]
 )
-def test_what_is_no_time_is_a_usage_error(listener: ToldListener, text: str) -> None:
+def test_what_is_no_time_is_a_usage_error(listener: FakeAdminListener, text: str) -> None:
     """Nobody is asked. A date without dashes is none: elsewhere a number is milliseconds."""
     with pytest.raises(CommandFailed):
         time_of(text)
@@ -68,30 +66,32 @@ def test_what_is_no_time_is_a_usage_error(listener: ToldListener, text: str) -> 
 
 @pytest.mark.parametrize("more", [["--before", "1970-01-01"], ["--since", "2026-02-03", "--before", "2026-02-03"]])
 def test_a_fold_over_no_time_at_all_is_refused(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], more: list[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     """Before 1970 there is nothing; for a node the number 0 is no bound, so that everything would have been erased."""
-    listener.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
+    listener.respond("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     assert cli.main(["fold", "erase-keys", "--yes", *more]) == Exit.USAGE
     assert "nothing was modified before" in capsys.readouterr().err
     assert listener.posted == []
 
 
 @pytest.mark.parametrize("place", ["2:0:", "99:0:", "-1:0:", "0:-5:", "0:1048577:", "0:5:zz", "0", "x"])
-def test_a_fold_goes_on_only_from_a_place_that_there_is(listener: ToldListener, place: str) -> None:
+def test_a_fold_goes_on_only_from_a_place_that_there_is(listener: FakeAdminListener, place: str) -> None:
     """One beyond the last partition would have found nothing and said so as if all had been looked at."""
     found = [{"index": 0, "partition": 7}, {"index": 1, "partition": 8}]
-    listener.tell("/admin/partitions?bucket_type=default", {"partitions": found})
+    listener.respond("/admin/partitions?bucket_type=default", {"partitions": found})
     assert cli.main(["fold", "list-buckets", "--from", place]) == Exit.USAGE
     assert listener.posted == []
 
 
 def test_a_folds_bucket_type_is_asked_for_as_it_is_written(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A sign with a meaning in URLs does not make another type of it."""
-    listener.tell("/admin/partitions?bucket_type=notes%26x", {"error": "there is no bucket type", "reason": "u"}, 404)
-    listener.tell("/admin/partitions?bucket_type=notes&x", {"partitions": [{"index": 0, "partition": 7}]})
+    listener.respond(
+        "/admin/partitions?bucket_type=notes%26x", {"error": "there is no bucket type", "reason": "u"}, 404
+    )
+    listener.respond("/admin/partitions?bucket_type=notes&x", {"partitions": [{"index": 0, "partition": 7}]})
     assert cli.main(["fold", "erase-keys", "--yes", "--bucket-type", "notes&x"]) == Exit.REFUSED
     assert "there is no bucket type" in capsys.readouterr().err
 
@@ -116,7 +116,7 @@ def test_a_folds_bucket_type_is_asked_for_as_it_is_written(
     ],
 )
 def test_a_file_that_is_not_there_is_a_usage_error(
-    listener: ToldListener,
+    listener: FakeAdminListener,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""`isthmus partition plan` and `assign`: offline, and against an admin listener that answers as it is told."""
+"""`isthmus partition plan` and `assign`: offline, and against an admin listener that answers from a script."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _no_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Answers every POST with told["answer"] and told["status"]; told["posted"] is what came."""
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Answers every POST with node["answer"] and node["status"]; node["posted"] is what came."""
     state: dict[str, Any] = {"status": 200, "answer": {}, "posted": None}
 
     class Handler(BaseHTTPRequestHandler):
@@ -184,25 +184,25 @@ def test_a_right_file_is_valid_as_far_as_it_can_be_checked(capsys: pytest.Captur
     ],
 )
 def test_an_assignment_says_what_came_of_it(
-    told: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, outcome: str, words: str
+    node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, outcome: str, words: str
 ) -> None:
     """What is sent is the map, the type and whether only to check; -o json is the node's answer."""
-    told["answer"] = {"outcome": outcome, "bucket_type": "t", "partitions": 2}
+    node["answer"] = {"outcome": outcome, "bucket_type": "t", "partitions": 2}
     arguments = ["partition", "assign", "--file", map_file(tmp_path, RIGHT), "--bucket-type", "t"]
     assert cli.main(arguments) == Exit.OK
     assert capsys.readouterr().out == words
-    assert told["posted"] == ("/admin/partitions/assign", {"bucket_type": "t", "validate_only": False, **RIGHT})
+    assert node["posted"] == ("/admin/partitions/assign", {"bucket_type": "t", "validate_only": False, **RIGHT})
     assert cli.main([*arguments, "-o", "json", "--validate-only"]) == Exit.OK
-    assert json.loads(capsys.readouterr().out) == told["answer"]
-    assert told["posted"][1]["validate_only"] is True
+    assert json.loads(capsys.readouterr().out) == node["answer"]
+    assert node["posted"][1]["validate_only"] is True
 
 
 def test_a_node_that_refuses_is_believed(
-    told: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Nodes that do not live, or another placement: code 4, also when only validating."""
-    told["status"] = 409
-    told["answer"] = {"error": "placed otherwise", "reason": "placement-differs"}
+    node["status"] = 409
+    node["answer"] = {"error": "placed otherwise", "reason": "placement-differs"}
     for more in ([], ["--validate-only"]):
         assert cli.main(["partition", "assign", "--file", map_file(tmp_path, RIGHT), *more]) == Exit.REFUSED
         assert capsys.readouterr().err == "isthmus: placed otherwise\n"

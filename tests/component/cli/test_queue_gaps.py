@@ -1,4 +1,4 @@
-"""`isthmus gaps`, against an admin listener that answers as it is told."""
+"""`isthmus gaps`, against an admin listener that answers from a script."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 GAP = {
     "queue": "to-west", "node": "e1", "priority": 3, "id": "4:10", "partition": 4, "from_offset": 10, "upto_offset": 20,
@@ -18,14 +16,14 @@ GAP = {
 
 
 def test_gaps_of_partitions_and_of_lower_priorities_say_what_they_cover(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A gap of a partition has offsets, one that grows says so, and what died with a node is of any partition, with its
     bound."""
     grows = GAP | {"id": "5:1", "partition": 5, "upto_offset": None, "upto_ms": None}
     lower = {"partition": None, "from_offset": None, "upto_offset": None, "count_at_least": 0, "count_at_most": 256}
     crashed = GAP | lower | {"id": "e1:2:9", "what": "crashed", "by": "", "reason": ""}
-    listener.tell("/admin/gaps", {"gaps": [GAP, grows, crashed], "unknown": ["e3"]})
+    listener.respond("/admin/gaps", {"gaps": [GAP, grows, crashed], "unknown": ["e3"]})
     assert cli.main(["gaps"]) == Exit.OK
     shown = capsys.readouterr()
     head, *rows = [line.split() for line in shown.out.splitlines()]

@@ -1,4 +1,4 @@
-"""`isthmus queue show`, of the documents that a node's queues make."""
+"""`isthmus queue show`, with the documents of real queues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.queues.queue_documents import PUBLISHING
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD
-from tests.component.cli.test_admin_client import ToldListener, listener
+from tests.support.fake_admin_listener import FakeAdminListener
 from tests.support.queue_node import Home
 from tests.unit.queues.admin.test_acts import alive, keys, settled, told
 
-__all__ = ["listener"]
-
 
 def test_a_queue_tells_in_words_what_it_has_and_what_it_has_not(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not there is said and not called unknown; every act shows who, when and why; priorities are a table."""
     documents: list[dict[str, Any]] = []
@@ -38,7 +36,7 @@ def test_a_queue_tells_in_words_what_it_has_and_what_it_has_not(
     alive(test)
     shown = []
     for document in documents:
-        listener.tell("/admin/queues", {"queues": [document]})
+        listener.respond("/admin/queues", {"queues": [document]})
         assert cli.main(["queue", "show", "q"]) == Exit.OK
         shown.append(capsys.readouterr().out)
     fresh, busy = shown

@@ -1,4 +1,4 @@
-"""Changes of placement by command, against a node that answers as it is told."""
+"""Changes of placement by command, against a node that answers from a script."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ ENDED = {
 }
 
 
-class Told:
-    """Answers in order; the last one for ever."""
+class ScriptedNode:
+    """Replaces the admin client: answers in order, the last one for ever."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any]) -> None:
         self.answers = list(answers)
@@ -84,45 +84,45 @@ Captured = pytest.CaptureFixture[str]
 
 def test_the_plan_is_shown_and_just_that_is_ordered(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Partitions, replicas before and after, notes; then the order names the plan that was shown."""
-    told = Told(monkeypatch, PLAN, ORDERED)
+    node = ScriptedNode(monkeypatch, PLAN, ORDERED)
     assert cli.main(["partition", "reassign", "--spread", "--yes", "--by", "ann"]) == Exit.OK
     out = capsys.readouterr().out
     for part in ("t/1", "n1, n2", "n1, n3", "1 partition changes, 1 replica is copied", "note: look out", "order 7"):
         assert part in out
-    (path, first), (_, second) = told.posted
+    (path, first), (_, second) = node.posted
     assert (path, first["dry_run"], first["kind"]) == ("/admin/moves", True, "spread")
     assert (second["plan"], second["by"], "dry_run" in second) == ("abc", "ann", False)
 
 
 def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """With --dry-run, where nobody can be asked, and where nothing is to be moved, only the plan is asked for."""
-    told = Told(monkeypatch, PLAN)
+    node = ScriptedNode(monkeypatch, PLAN)
     assert cli.main(["bucket-type", "set-replication-factor", "t", "3", "--dry-run", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == PLAN
     assert cli.main(["partition", "reassign", "--replace", "n1", "n4"]) == Exit.USAGE
     assert "--yes says so" in capsys.readouterr().err
-    assert [path for path, _ in told.posted] == ["/admin/bucket-types/t/replication-factor", "/admin/moves"]
-    assert told.posted[1][1]["nodes"] == ["n1", "n4"]
+    assert [path for path, _ in node.posted] == ["/admin/bucket-types/t/replication-factor", "/admin/moves"]
+    assert node.posted[1][1]["nodes"] == ["n1", "n4"]
     assert cli.main(["partition", "reassign", "--replace", "n1", "n4", "-o", "json"]) == Exit.USAGE
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "--dry-run shows it" in json.loads(shown.err)["error"]
-    told = Told(monkeypatch, NOTHING)
+    node = ScriptedNode(monkeypatch, NOTHING)
     assert cli.main(["partition", "reassign", "--spread", "--yes"]) == Exit.OK
     assert "nothing to move" in capsys.readouterr().out
-    assert len(told.posted) == 1
+    assert len(node.posted) == 1
     assert cli.main(["partition", "reassign", "--spread", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == NOTHING, "one document, whatever the plan is"
 
 
 def test_a_file_may_name_nodes(monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path) -> None:
     """Names and ids are passed on as they stand; what is no map is told with the file's name."""
-    told = Told(monkeypatch, PLAN, ORDERED)
+    node = ScriptedNode(monkeypatch, PLAN, ORDERED)
     places = {"partitions": [{"id": 0, "replicas": ["n1", 2]}]}
     path = tmp_path / "map.json"
     path.write_text(json.dumps(places))
     assert cli.main(["partition", "reassign", "--file", str(path), "--bucket-type", "t", "--yes"]) == Exit.OK
-    assert told.posted[1][1]["partitions"] == places["partitions"]
+    assert node.posted[1][1]["partitions"] == places["partitions"]
     capsys.readouterr()
     for text in ("[1]", "{", '{"partitions": [], "partitions": []}'):
         path.write_text(text)
@@ -130,15 +130,15 @@ def test_a_file_may_name_nodes(monkeypatch: pytest.MonkeyPatch, capsys: Captured
         assert "map.json" in capsys.readouterr().err
     assert cli.main(["partition", "reassign", "--yes"]) == Exit.USAGE
     assert cli.main(["partition", "reassign", "--spread", "--cancel"]) == Exit.USAGE
-    assert len(told.posted) == 2
+    assert len(node.posted) == 2
 
 
 def test_an_order_is_cancelled_by_its_number_or_alone(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Without a number the only one is meant."""
-    told = Told(monkeypatch, {"outcome": "cancelled", "order": 7, "title": "drain n2"})
+    node = ScriptedNode(monkeypatch, {"outcome": "cancelled", "order": 7, "title": "drain n2"})
     assert cli.main(["partition", "reassign", "--cancel", "--by", "bob"]) == Exit.OK
     assert cli.main(["partition", "reassign", "--cancel", "7", "--by", "bob"]) == Exit.OK
-    assert [body for _, body in told.posted] == [{"order": None, "by": "bob"}, {"order": 7, "by": "bob"}]
+    assert [body for _, body in node.posted] == [{"order": None, "by": "bob"}, {"order": 7, "by": "bob"}]
     assert "order 7 (drain n2): cancelled; what is under way goes back" in capsys.readouterr().out
 
 
@@ -147,7 +147,7 @@ def test_moves_are_shown_until_they_are_over(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(reassignment, "WATCH_S", 0.0)
     busy = {"orders": [ORDER], "ended": [ENDED], "drained": [{"node": "n2", "by": "ann", "at_ms": 1_000}], "paused": ""}
     idle = {"orders": [], "ended": [ENDED], "drained": [], "paused": ""}
-    Told(monkeypatch, {**busy, "paused": "partition 3 is being elected"}, idle)
+    ScriptedNode(monkeypatch, {**busy, "paused": "partition 3 is being elected"}, idle)
     assert cli.main(["partition", "moves", "--watch"]) == Exit.OK
     out = capsys.readouterr().out
     for part in ("1 of 3 done (1 copying, 1 done, 1 waiting), time left: 12.3 s", "n3: round 1, 40 %", "n2 is drained"):
@@ -155,7 +155,7 @@ def test_moves_are_shown_until_they_are_over(monkeypatch: pytest.MonkeyPatch, ca
     assert "nothing new is begun: partition 3 is being elected" in out
     assert out.index("nothing is ordered") < out.index("4 of 4")
     assert "waits for its turn" not in out
-    Told(monkeypatch, busy)
+    ScriptedNode(monkeypatch, busy)
     assert cli.main(["partition", "moves", "--all"]) == Exit.OK
     assert "waits for its turn" in capsys.readouterr().out
     assert cli.main(["partition", "moves", "-o", "json"]) == Exit.OK
@@ -165,17 +165,17 @@ def test_moves_are_shown_until_they_are_over(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_nodes_are_drained_and_removed(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """A drain is ordered even where nothing is to be moved; its undo names what it cancelled; a removal asks first."""
-    told = Told(monkeypatch, NOTHING, NOTHING)
+    node = ScriptedNode(monkeypatch, NOTHING, NOTHING)
     assert cli.main(["node", "drain", "n2", "n3", "--yes"]) == Exit.OK
-    assert [path for path, _ in told.posted] == ["/admin/nodes/drain"] * 2
-    assert told.posted[1][1]["nodes"] == ["n2", "n3"]
-    Told(monkeypatch, {"outcome": "undone", "nodes": ["n2"], "cancelled": [7]})
+    assert [path for path, _ in node.posted] == ["/admin/nodes/drain"] * 2
+    assert node.posted[1][1]["nodes"] == ["n2", "n3"]
+    ScriptedNode(monkeypatch, {"outcome": "undone", "nodes": ["n2"], "cancelled": [7]})
     assert cli.main(["node", "drain", "n2", "--undo"]) == Exit.OK
     assert "undone; cancelled: order 7" in capsys.readouterr().out
-    told = Told(monkeypatch, {"outcome": "removed", "node": "n2"})
+    node = ScriptedNode(monkeypatch, {"outcome": "removed", "node": "n2"})
     assert cli.main(["node", "remove", "n2"]) == Exit.USAGE
     assert cli.main(["node", "remove", "n2", "--yes"]) == Exit.OK
-    assert [body.get("dry_run") for _, body in told.posted] == [True, True, None]
-    Told(monkeypatch, {"nodes": [{"name": "n1", "state": "live", "drained": True, "replicas": 4}]})
+    assert [body.get("dry_run") for _, body in node.posted] == [True, True, None]
+    ScriptedNode(monkeypatch, {"nodes": [{"name": "n1", "state": "live", "drained": True, "replicas": 4}]})
     assert cli.main(["node", "list"]) == Exit.OK
     assert "live" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Claims about `isthmus reconcile` seed, stats, export, import and trees: what is wrong is told before Spark starts."""
+"""`isthmus reconcile` seed, stats, export, import and trees: faults are reported before Spark starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run's documents that were damaged: which, in one line; and all other runs are shown."""
+"""Damaged documents of a run: one line names them, and all other runs are shown."""
 
 from __future__ import annotations
 

@@ -15,9 +15,7 @@ from isthmus.node.services.explain_key import joined
 from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_known_side, with_other_sides
 from isthmus.node.services.replication_lag import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
 from isthmus.repl.model.record import Incarnation, PartitionRecord
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 
 def led(partition: int, node: str) -> PartitionRecord:
@@ -32,7 +30,7 @@ def part(partition: int, seconds: float | None = 1.0, size: int | None = 10) -> 
             "in_flight": 1}  # fmt: skip
 
 
-def said(*parts: dict[str, Any], proven: int = 5, reason: str = "") -> dict[str, Any]:
+def node_lag(*parts: dict[str, Any], proven: int = 5, reason: str = "") -> dict[str, Any]:
     """A node's answer."""
     queue = {"queue": "q", "cluster": "west", "uuid": "bb", "reason": reason, "partitions": list(parts)}
     return {"queues": [queue], "proven": [{"queue": "q", "bucket_type": "notes", "at_ms": proven}]}
@@ -41,14 +39,14 @@ def said(*parts: dict[str, Any], proven: int = 5, reason: str = "") -> dict[str,
 def test_lag_is_the_worst_partitions_and_unknown_with_any_unknown() -> None:
     """Objects and bytes are sums, seconds the greatest; a node that is silent makes all of them unknown, never less."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
-    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, 7.0), proven=9)}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 7.0), proven=9)}, records)
     assert (row["seconds"], row["objects"], row["bytes"], row["proven_ms"], row["cluster"]) == (7.0, 4, 20, 9, "west")
-    (row,) = lag_rows({"e1": said(part(0)), "e2": None}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": None}, records)
     assert (row["seconds"], row["objects"], row["bytes"], row["unknown_partitions"]) == (None, None, None, [1])
     assert row["reason"] == "partition 1: node e2 does not answer"
-    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, None, None))}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, None, None))}, records)
     assert (row["seconds"], row["objects"], row["bytes"]) == (None, 4, None)
-    (row,) = lag_rows({"e1": said(part(0), part(1, 99.0)), "e2": said(part(1))}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0), part(1, 99.0)), "e2": node_lag(part(1))}, records)
     assert row["seconds"] == 1.0, "the leader by the record has the word"
 
 
@@ -56,11 +54,11 @@ def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
     """A sink that fetched and went leaves a batch under lease: the reason says that it comes again; what is just on its
     way is no cause."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
-    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, 7.0))}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 7.0))}, records)
     assert row["reason"] == "partition 1: 1 fetched and not acknowledged, offered again when their lease is over"
-    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, 4.0))}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 4.0))}, records)
     assert row["reason"] == ""
-    (row,) = lag_rows({"e1": said(part(0)), "e2": said({**part(1, 9.0), "in_flight": 0})}, records)
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag({**part(1, 9.0), "in_flight": 0})}, records)
     assert row["reason"] == ""
 
 
@@ -69,7 +67,7 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     records = {0: led(0, "e1"), 1: led(1, "e2"), 2: led(2, "e3")}
 
     def row(*reasons: str) -> str:
-        nodes = {f"e{n + 1}": said(part(n), reason=why) for n, why in enumerate(reasons)}
+        nodes = {f"e{n + 1}": node_lag(part(n), reason=why) for n, why in enumerate(reasons)}
         (found,) = lag_rows(nodes, records)
         return str(found["reason"])
 
@@ -78,7 +76,7 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     assert row("serving suspended", "gaps", "gaps") == "node e1: serving suspended; nodes e2, e3: gaps"
     assert row("", "a", "b") == "node e2: a; node e3: b"
     many = {n: led(n, f"e{n}") for n in range(9)}
-    (found,) = lag_rows({f"e{n}": said(part(n), reason=f"r{n}") for n in range(9)}, many)
+    (found,) = lag_rows({f"e{n}": node_lag(part(n), reason=f"r{n}") for n in range(9)}, many)
     assert found["reason"].endswith("node e3: r3; 5 more on other nodes: isthmus queue list --all")
 
 
@@ -140,14 +138,14 @@ def test_a_ledger_is_unknown_while_a_leader_has_no_queue_of_that_name() -> None:
 
 
 def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its state is no-sink, what waits is the count of the change index, and the exit code 0; once a cluster has
     fetched, not knowing all that waits is unknown again, and so is a silent node before."""
     never = one_ledger(closes=None, partitions_not_known=[0], partitions=[0], fetched=False, backlog=7)
     (row,) = ledger_rows({"e1": [never]}, {}, LED)
     assert (row["state"], row["closes"], row["waiting"]) == ("no-sink", None, 7)
-    listener.tell("/admin/ledger", {"ledger": [row], "unknown": []})
+    listener.respond("/admin/ledger", {"ledger": [row], "unknown": []})
     assert cli.main(["ledger"]) == Exit.OK
     assert "no cluster has fetched from it yet" in capsys.readouterr().out
     (row,) = ledger_rows({"e1": [{**never, "fetched": True}]}, {}, LED)
@@ -157,25 +155,25 @@ def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
 
 
 def test_a_queues_ledger_does_not_tell_what_waits_while_it_is_not_known(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a node whose window does not reach over all that waits, the number in memory is none to show."""
     nodes = [{"node": "e1", "ledger": one_ledger()}, {"node": "e2", "ledger": one_ledger(closes=None)}]
-    listener.tell("/admin/queues/q/ledger", {"nodes": nodes})
+    listener.respond("/admin/queues/q/ledger", {"nodes": nodes})
     assert cli.main(["queue", "ledger", "q"]) == Exit.OK
     told = capsys.readouterr().out.splitlines()
     assert told[1].split().count("unknown") + 1 == told[2].split().count("unknown")
 
 
 def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Monitors can tell late from unknown; without --over it is shown, with what was never to be sent, and the code is
     0."""
     row = {"cluster": "west", "queue": "q", "bucket_type": "notes", "seconds": 7.5, "objects": 2, "bytes": None,
            "proven_ms": None, "reason": ""}  # fmt: skip
-    listener.tell("/admin/lag", {"lag": [row], "at_ms": 1})
-    listener.tell("/admin/gaps", {"gaps": [{"queue": "q"}, {"queue": "q"}], "unknown": []})
+    listener.respond("/admin/lag", {"lag": [row], "at_ms": 1})
+    listener.respond("/admin/gaps", {"gaps": [{"queue": "q"}, {"queue": "q"}], "unknown": []})
     assert cli.main(["lag"]) == Exit.OK
     told = capsys.readouterr().out
     assert "unknown" in told
@@ -185,20 +183,20 @@ def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
     shown = capsys.readouterr()
     assert '"seconds": 7.5' in shown.out
     assert "queue q, bucket type notes: 7.5 s behind" in shown.err
-    listener.tell("/admin/lag", {"lag": [{**row, "seconds": None, "reason": "node e2 does not answer"}], "at_ms": 1})
+    listener.respond("/admin/lag", {"lag": [{**row, "seconds": None, "reason": "node e2 does not answer"}], "at_ms": 1})
     assert cli.main(["lag", "--over", "7"]) == Exit.UNAVAILABLE
     assert "node e2 does not answer" in capsys.readouterr().err
-    listener.tell("/admin/lag", {"lag": [], "at_ms": 1})
+    listener.respond("/admin/lag", {"lag": [], "at_ms": 1})
     assert cli.main(["lag"]) == Exit.OK
     assert "no queue is registered" in capsys.readouterr().out
 
 
 def test_a_ledger_that_does_not_close_is_exit_code_1(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both halves are shown; the alarm names the queue."""
     (row,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")}, LED)
-    listener.tell("/admin/ledger", {"ledger": [row], "unknown": []})
+    listener.respond("/admin/ledger", {"ledger": [row], "unknown": []})
     assert cli.main(["ledger"]) == Exit.DIFFERS
     shown = capsys.readouterr()
     assert "west" in shown.out
@@ -206,20 +204,20 @@ def test_a_ledger_that_does_not_close_is_exit_code_1(
 
 
 def test_a_ledger_of_which_a_part_is_unknown_is_exit_code_3(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """0 says that it closes: with a silent node nobody knows; one that is known not to close outweighs that."""
     (unknown,) = ledger_rows({"e1": [one_ledger()], "e2": None}, {"q": ("west", "bb")}, LED)
-    listener.tell("/admin/ledger", {"ledger": [unknown], "unknown": ["e2"]})
+    listener.respond("/admin/ledger", {"ledger": [unknown], "unknown": ["e2"]})
     for output in ("table", "json"):
         assert cli.main(["ledger", "-o", output]) == Exit.UNAVAILABLE
         assert "queue q: whether its ledger closes is not known: node e2 does not answer" in capsys.readouterr().err
     (off,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")}, LED)
-    listener.tell("/admin/ledger", {"ledger": [unknown, off], "unknown": ["e2"]})
+    listener.respond("/admin/ledger", {"ledger": [unknown, off], "unknown": ["e2"]})
     assert cli.main(["ledger"]) == Exit.DIFFERS
 
 
-def node_says(**changed: Any) -> dict[str, Any]:
+def explanation(**changed: Any) -> dict[str, Any]:
     """What a node says of a key."""
     return {"leads": False, "partition": 1, "segment": 5, "leader": "e2", "object": None, "queues": [], "lower": [],
             "reap": None, **changed}  # fmt: skip
@@ -229,19 +227,19 @@ def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
     """What only the leader knows is unknown without it; what waits at any node is named with that node."""
     queue = {"queue": "q", "state": "waiting", "next": "wait for it"}
     lower = {"queue": "q", "priority": "fold", "state": "waiting", "ahead": 0}
-    answer = joined({"e1": node_says(), "e2": node_says(leads=True, queues=[queue])}, {})
+    answer = joined({"e1": explanation(), "e2": explanation(leads=True, queues=[queue])}, {})
     assert (answer["known"], answer["leader"], answer["object"]) == (True, "e2", None)
     dot = {"uuid": "aa", "partition": 1, "epoch": 1, "offset": 2, "actor": "aa"}
     found = {"seen": [dict(dot)], "siblings": [dict(dot)]}
-    answer = joined({"e2": node_says(leads=True, queues=[queue], object=found)}, {"aa": "east"})
+    answer = joined({"e2": explanation(leads=True, queues=[queue], object=found)}, {"aa": "east"})
     assert (answer["object"]["seen"][0]["cluster"], answer["next"]) == ("east", "queue q: wait for it")
-    answer = joined({"e1": node_says(lower=[lower]), "e2": None}, {})
+    answer = joined({"e1": explanation(lower=[lower]), "e2": None}, {})
     assert (answer["known"], answer["queues"], answer["lower_unknown_at"]) == (False, None, ["e2"])
     assert answer["lower"] == [{"node": "e1", **lower}]
-    answer = joined({"e1": node_says(lower=[lower]), "e2": node_says(leads=True)}, {})
+    answer = joined({"e1": explanation(lower=[lower]), "e2": explanation(leads=True)}, {})
     assert answer["next"] == "queue q sends it at the fold priority from node e1"
     held = {**lower, "reason": "serving is suspended by ann", "next": "isthmus queue resume q"}
-    answer = joined({"e1": node_says(lower=[held]), "e2": node_says(leads=True)}, {})
+    answer = joined({"e1": explanation(lower=[held]), "e2": explanation(leads=True)}, {})
     assert answer["next"] == "queue q: isthmus queue resume q"
 
 
@@ -251,7 +249,7 @@ def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no
     def step(*states: str) -> str:
         queues = [{"queue": f"q{n}", "state": state, "next": f"do {n}"} for n, state in enumerate(states)]
         found = {"seen": [], "siblings": []}
-        return str(joined({"e1": node_says(leads=True, queues=queues, object=found)}, {})["next"])
+        return str(joined({"e1": explanation(leads=True, queues=queues, object=found)}, {})["next"])
 
     push = "isthmus queue push q1 sends it: no full-sync that runs compares it"
     assert step("not-read", "gap") == f"queue q1: {push}; queue q0: do 0"
@@ -260,26 +258,26 @@ def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no
 
 
 def test_a_key_that_a_sink_here_refused_is_told_with_its_letter(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The node that keeps it, why, and what to do, where the key is not here or older than what was refused; a letter
     that is older than what is here is shown, and nothing is to do about it."""
     letter = {"id": 4, "at_ms": 60, "queue": "to-cc", "source_cluster": "bb", "reason": "too-large", "error": "9 KB"}
-    refused = node_says(dead_letters=[letter])
-    answer = joined({"e1": node_says(leads=True), "e2": refused}, {})
+    refused = explanation(dead_letters=[letter])
+    answer = joined({"e1": explanation(leads=True), "e2": refused}, {})
     assert answer["dead_letters"] == [{"node": "e2", **letter}]
     right = "node e2 refused what bb sent (9 KB): once that would be taken, isthmus sink dead-letters retry 4 there"
     assert answer["next"] == right
-    listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
+    listener.respond("/admin/explain?type=default&bucket=b&key=k", answer)
     assert cli.main(["explain", "b", "k"]) == Exit.OK
     assert "dead letter 4 of e2: too-large: 9 KB (queue to-cc of bb," in capsys.readouterr().out
-    answer = joined({"e1": node_says(leads=True), "e2": node_says(dead_letters=None)}, {})
-    listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
+    answer = joined({"e1": explanation(leads=True), "e2": explanation(dead_letters=None)}, {})
+    listener.respond("/admin/explain?type=default&bucket=b&key=k", answer)
     assert cli.main(["explain", "b", "k"]) == Exit.OK
     assert "node e2: cannot read its dead letters" in capsys.readouterr().out
     for applied_ms, step in ((59, right), (61, "nothing: this cluster has no queue")):
         found = {"seen": [], "siblings": [], "applied_ms": applied_ms}
-        assert joined({"e1": node_says(leads=True, object=found), "e2": refused}, {})["next"] == step
+        assert joined({"e1": explanation(leads=True, object=found), "e2": refused}, {})["next"] == step
 
 
 def test_what_comes_next_goes_by_the_other_side() -> None:
@@ -290,7 +288,7 @@ def test_what_comes_next_goes_by_the_other_side() -> None:
 
     def step(*states: str, at_ms: int = 60, difference: str | None = None, queue: dict[str, Any] = sent) -> str:
         row = {"fullsync": "west", "difference": difference, "at_ms": at_ms}
-        says = {**node_says(leads=True, queues=[queue], object=found), "compared": [row]}
+        says = {**explanation(leads=True, queues=[queue], object=found), "compared": [row]}
         answer = with_other_sides(joined({"e2": says}, {}), [{"state": state} for state in states])
         assert answer["compared"][0]["changed_since"] is (at_ms <= 50)
         return str(answer["next"])
@@ -326,14 +324,14 @@ def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:
     assert compared(None, one) == "ahead"
 
 
-def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_what_a_node_answers(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Facts a line, the next step last; JSON is the node's answer."""
     looked = {"verdict": "diverged", "difference": "missing@sink", "reason": "", "check": "repaired", "by": "ann"}
     compared = {"fullsync": "west", **looked, "kind": "all", "at_ms": 1_700_000_000_000, "proven_ms": None}
     compared["suspended"] = "ann"
     never = {**compared, "fullsync": "north", "verdict": "unknown", "difference": None, "at_ms": None}
-    answer = joined({"e2": {**node_says(leads=True), "compared": [compared, never]}}, {})
-    listener.tell("/admin/explain?type=notes&bucket=b&key=k", answer)
+    answer = joined({"e2": {**explanation(leads=True), "compared": [compared, never]}}, {})
+    listener.respond("/admin/explain?type=notes&bucket=b&key=k", answer)
     assert cli.main(["explain", "notes/b", "k"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "key: notes/b k"
@@ -357,7 +355,7 @@ def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pyte
     ],
 )
 def test_what_another_cluster_has_decides_what_is_next(
-    listener: ToldListener,
+    listener: FakeAdminListener,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     before: str,
@@ -374,6 +372,6 @@ def test_what_another_cluster_has_decides_what_is_next(
         "known": True, "object": None, "queues": [], "lower": [], "compared": [], "next": before,
         "other_sides": sides * before.startswith("nothing: the"),
     }  # fmt: skip
-    listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
+    listener.respond("/admin/explain?type=default&bucket=b&key=k", answer)
     assert cli.main(["explain", "b", "k", "--other", "http://127.0.0.1:9", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["next"].startswith(after)

@@ -1,4 +1,4 @@
-"""`isthmus sink ...` against an admin listener that answers as it is told: what is asked, what is shown."""
+"""`isthmus sink ...` against an admin listener that answers from a script: what is asked, what is shown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from isthmus.node.cli import admin_client
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from tests.component.cli.test_admin_client import SINK, ToldListener, listener
-
-__all__ = ["listener"]
+from tests.component.cli.test_admin_client import SINK
+from tests.support.fake_admin_listener import FakeAdminListener
 
 OVERVIEW = {
     "node": "west-1",
@@ -35,10 +34,10 @@ OVERVIEW = {
 
 
 def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are told."""
-    listener.tell("/admin/sink", OVERVIEW)
+    listener.respond("/admin/sink", OVERVIEW)
     assert cli.main(["sink", "show"]) == Exit.OK
     told = capsys.readouterr().out
     for line in (
@@ -52,26 +51,28 @@ def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
     ):
         assert line in told.splitlines()
     assert "east to-west 9 8 1 0 0 0 0 1970-01-01 00:00:00Z" in [" ".join(line.split()) for line in told.splitlines()]
-    listener.tell("/admin/sink", {})
+    listener.respond("/admin/sink", {})
     assert cli.main(["sink", "show"]) == Exit.OK
     assert "node: unknown" in capsys.readouterr().out
 
 
 def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One row a link with its node's name; a node that does not answer has a row of unknowns."""
     nodes = [{"node": "w1", "sink": {"sinks": [SINK]}}, {"node": "w2", "sink": None}]
-    listener.tell("/admin/sink/nodes", {"nodes": nodes})
+    listener.respond("/admin/sink/nodes", {"nodes": nodes})
     assert cli.main(["sink", "list", "--all"]) == Exit.OK
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows[1].startswith("w1 west http://10.0.0.7:8098 operator fetching")
     assert rows[2].startswith("w2 unknown unknown unknown")
 
 
-def test_limits_are_asked_for_as_they_are_meant(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_are_asked_for_as_they_are_meant(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Workers, workers per peer and rates go as numbers, for one node or all; what makes no sense is a usage error."""
-    listener.tell("/admin/sink/limits", OVERVIEW)
+    listener.respond("/admin/sink/limits", OVERVIEW)
     by = admin_client.whoami()
     common = {"node": None, "by": by, "reason": ""}
     rates = "bytes_per_second", "objects_per_second"
@@ -92,24 +93,24 @@ def test_limits_are_asked_for_as_they_are_meant(listener: ToldListener, capsys: 
 
 
 def test_dead_letters_are_listed_retried_and_dropped(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ids or --all, never both or neither; a retry that is refused again ends with 1 and says why."""
     letter = {"id": 4, "at_ms": 0, "queue": "q", "source_cluster": "east", "key": ["default", "b", "k"],
               "size_bytes": 9, "object_kept": True, "tries": 1, "reason": "too-large", "error": "no room"}  # fmt: skip
     path = "/admin/sink/dead-letters"
-    listener.tell(path, {"dead_letters": [letter]})
+    listener.respond(path, {"dead_letters": [letter]})
     assert cli.main(["sink", "dead-letters", "list"]) == Exit.OK
     assert "4 1970-01-01 00:00:00Z q east default b k 9 yes 1 too-large no room" in " ".join(
         capsys.readouterr().out.split()
     )
     answer = {"id": 4, "outcome": "rejected", "reason": "too-large", "error": "still no room"}
-    listener.tell(f"{path}/retry", {"retried": [answer]})
+    listener.respond(f"{path}/retry", {"retried": [answer]})
     assert cli.main(["sink", "dead-letters", "retry", "4"]) == Exit.DIFFERS
     assert capsys.readouterr().out == "4: rejected: still no room\n"
-    listener.tell(f"{path}/retry", {"retried": [{"id": 4, "outcome": "applied", "reason": None, "error": None}]})
+    listener.respond(f"{path}/retry", {"retried": [{"id": 4, "outcome": "applied", "reason": None, "error": None}]})
     assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
-    listener.tell(f"{path}/drop", {"dropped": 1})
+    listener.respond(f"{path}/drop", {"dropped": 1})
     assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
     by = admin_client.whoami()
     assert [body for _, body in listener.posted] == [
@@ -121,14 +122,14 @@ def test_dead_letters_are_listed_retried_and_dropped(
 
 
 def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A letter may wait for its source or for a leader as long as a request has, so each has a request of its own; one
     that gets no answer ends the command, which has told what became of those before it, and says which it was."""
     path = "/admin/sink/dead-letters"
-    listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
+    listener.respond(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
     taken = {"id": 4, "outcome": "applied", "reason": None, "error": None}
-    listener.tell(f"{path}/retry", {"retried": [taken]})
+    listener.respond(f"{path}/retry", {"retried": [taken]})
     assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
     assert [body["ids"] for _, body in listener.posted] == [[4], [5], [9]]
     assert capsys.readouterr().out.splitlines()[-1] == "taken: 3 of 3"
@@ -149,32 +150,32 @@ def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
 
 
 def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody can be asked --yes is needed; what was counted is dropped, and nothing that came since."""
     monkeypatch.setattr("isthmus.node.cli.sink.IDS_MAX", 2)
     path = "/admin/sink/dead-letters"
-    listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
+    listener.respond(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
     assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.USAGE
     assert "nothing was done" in capsys.readouterr().err
     assert listener.posted == []
-    listener.tell(f"{path}/drop", {"dropped": 1})
+    listener.respond(f"{path}/drop", {"dropped": 1})
     assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes"]) == Exit.OK
     assert capsys.readouterr().out == "dropped: 2 of 3\n"
     assert [body["ids"] for _, body in listener.posted] == [[4, 5], [9]]
     assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == {"dropped": 2}
-    listener.tell(path, {"dead_letters": []})
+    listener.respond(path, {"dead_letters": []})
     assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.OK
     assert capsys.readouterr().out == "dropped: 0 of 0\n"
 
 
 def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is added, removed and limited goes as it was written, with who and why; contradictions are slips."""
     for path in ("peers/add", "peers/remove", "limits"):
-        listener.tell(f"/admin/sink/{path}", OVERVIEW)
+        listener.respond(f"/admin/sink/{path}", OVERVIEW)
     act = {"by": "ann", "reason": "site"}
     said = ["--by", "ann", "--reason", "site"]
     url = "https://10.0.0.7:8098"

@@ -1,4 +1,4 @@
-"""`partition force-leader`, `cluster reseed` and `node new-identity`: shown first, asked, and never by accident."""
+"""`partition force-leader`, `cluster reseed` and `node new-identity`: plan first, confirmation, no accidents."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.repl.storage.identity import NodeIdentity
-from tests.component.cli.test_admin_client import ToldListener, listener
-
-__all__ = ["listener"]
+from tests.support.fake_admin_listener import FakeAdminListener
 
 PLAN = {
     "outcome": "would be ordered",
@@ -33,10 +31,10 @@ RESEED = "/admin/cluster/reseed"
 
 
 def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a terminal and without --yes nothing is done; with it the very state that was shown is acted upon."""
-    listener.tell(FORCE, PLAN)
+    listener.respond(FORCE, PLAN)
     assert cli.main(["partition", "force-leader", "3", "n2", "--by", "ann"]) == Exit.USAGE
     out, err = capsys.readouterr()
     assert "note: n1 did not answer" in out
@@ -46,20 +44,20 @@ def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
     assert [body.get("dry_run") for _, body in listener.posted] == [True, True]
     assert cli.main(["partition", "force-leader", "3", "n2", "--by", "ann", "--yes"]) == Exit.OK
     assert listener.posted[-1] == (FORCE, {"node": "n2", "by": "ann", "version": 7})
-    listener.tell(FORCE, {"error": "partition 3 is online", "reason": "has-leader"}, 409)
+    listener.respond(FORCE, {"error": "partition 3 is online", "reason": "has-leader"}, 409)
     assert cli.main(["partition", "force-leader", "3", "n2", "--yes"]) == Exit.REFUSED
 
 
 def test_a_reseed_says_what_it_did_and_ends_with_1_when_something_was_left(
-    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing behind: nothing is asked and nothing done; what was left or forgotten is named."""
-    listener.tell(RESEED, {"partitions": [], "forgotten": [], "looked_at": 12})
+    listener.respond(RESEED, {"partitions": [], "forgotten": [], "looked_at": 12})
     assert cli.main(["cluster", "reseed"]) == Exit.OK
     assert capsys.readouterr().out == "no record is behind its replicas, of 12\n"
     assert len(listener.posted) == 1
     left = {**PLAN, "outcome": "left", "reason": "n1 did not answer and may hold more"}
-    listener.tell(RESEED, {"partitions": [left], "forgotten": [8], "looked_at": 12})
+    listener.respond(RESEED, {"partitions": [left], "forgotten": [8], "looked_at": 12})
     assert cli.main(["cluster", "reseed", "--yes", "--incomplete", "--by", "ann"]) == Exit.DIFFERS
     assert listener.posted[-1] == (RESEED, {"by": "ann", "incomplete": True, "dry_run": False})
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A supervisor run inside the test, children that cost nothing, and clusters made of stand-ins."""
+"""A supervisor run inside the test, cheap children, and clusters of fake nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from isthmus.node.local.child_process import ChildSpec, Restart
 from isthmus.node.local.supervisor import Spec, Supervisor
 
 
-class Desk:
-    """Asks one directory's supervisor, as other processes do."""
+class SupervisorClient:
+    """Sends commands to the supervisor of one directory, as other processes do."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -37,7 +37,7 @@ class Desk:
         assert process is not None
         return int(process["pid"])
 
-    async def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async def eventually(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The child's state once the condition holds for it."""
         deadline = time.monotonic() + 15
         while not condition(child := await self.child(name)):
@@ -45,7 +45,7 @@ class Desk:
             await asyncio.sleep(0.02)
         return child
 
-    async def until_path(self, path: Path, exists: bool = True) -> None:
+    async def wait_for_path(self, path: Path, exists: bool = True) -> None:
         """Wait for a file that another process makes or removes."""
         deadline = time.monotonic() + 15
         while await asyncio.to_thread(path.exists) is not exists:
@@ -53,12 +53,12 @@ class Desk:
             await asyncio.sleep(0.01)
 
     def recorded(self) -> dict[str, Any]:
-        """What the state file says."""
+        """The content of the state file."""
         state: dict[str, Any] = json.loads((self.directory / "state.json").read_bytes())
         return state
 
 
-Supervised = Callable[[Path, Spec], AbstractAsyncContextManager[Desk]]
+Supervised = Callable[[Path, Spec], AbstractAsyncContextManager[SupervisorClient]]
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def supervised() -> Supervised:
     """Runs a supervisor on this loop while the body runs; then stops it and everything that it owns."""
 
     @asynccontextmanager
-    async def run(directory: Path, spec: Spec) -> AsyncIterator[Desk]:
+    async def run(directory: Path, spec: Spec) -> AsyncIterator[SupervisorClient]:
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
         task = asyncio.create_task(Supervisor(directory, spec).run())
-        desk = Desk(directory)
-        await desk.until_path(directory / "supervisor.sock")
+        client = SupervisorClient(directory)
+        await client.wait_for_path(directory / "supervisor.sock")
         try:
-            yield desk
+            yield client
         finally:
             await asyncio.to_thread(supervisor_client.stop, directory)
             await task
@@ -82,7 +82,7 @@ def supervised() -> Supervised:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Path]:
-    """A directory for a supervisor process of its own; what runs there at the end is stopped."""
+    """A directory for a separate supervisor process, which is stopped at the end."""
     yield tmp_path / "launched"
     supervisor_client.stop(tmp_path / "launched")
 
@@ -106,7 +106,7 @@ def shell_child(tmp_path: Path) -> MakeChild:
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place for clusters whose children are stand-ins; whatever runs there at the end is stopped."""
+    """A directory for clusters of fake nodes and ZooKeepers; its processes are stopped at the end."""
 
     def fake_zookeeper(name: str, home: Path, port: int, java: object, ensemble: Any = ()) -> ChildSpec:
         return ChildSpec(name, ("sleep", str(100_000 + port)), str(tmp_path), str(tmp_path / f"{name}.log"))

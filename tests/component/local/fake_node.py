@@ -1,4 +1,4 @@
-"""A stand-in for a node: reads its file, answers the two questions that `local` asks, and does as its data says.
+"""A fake node: reads its config file, answers the two requests of `local`, and behaves as files in its data say.
 
 `data/broken` makes it end with a complaint; `data/slow` keeps it from being ready, `data/behind` its replicas from
 being in sync.
@@ -18,7 +18,7 @@ SETTINGS = tomllib.loads(FILE.read_text())
 DATA = FILE.parent / "data"
 
 
-class Face(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         online = 0 if (DATA / "slow").exists() else 12
         if self.path == "/admin/cluster":
@@ -42,4 +42,4 @@ if (DATA / "broken").exists():
     sys.exit("isthmus: the data directory is another node's")
 for listener in ("http", "admin"):
     host, _, port = SETTINGS["listen"][listener].rpartition(":")
-    Thread(target=ThreadingHTTPServer((host, int(port)), Face).serve_forever).start()
+    Thread(target=ThreadingHTTPServer((host, int(port)), Handler).serve_forever).start()

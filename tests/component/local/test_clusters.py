@@ -1,4 +1,4 @@
-"""Clusters on this machine, brought up and down with stand-ins for nodes and ZooKeepers."""
+"""Clusters on this machine, started and stopped, with fake nodes and ZooKeepers."""
 
 from __future__ import annotations
 

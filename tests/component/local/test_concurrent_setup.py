@@ -1,4 +1,4 @@
-"""Two that set up one directory at the same moment, and a `down` right after."""
+"""Two processes that set up one directory at the same time, and a `down` right after."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ def test_no_supervisor_waits_for_the_end_of_one_that_serves(tmp_path: Path, supe
     """It would start everything anew once somebody has stopped it: what was taken down ran again, and nobody knew."""
     spec = Spec((shell_child(),))
 
-    async def story() -> None:
-        async with supervised(tmp_path, spec) as desk:
-            before = await desk.pid("a")
+    async def scenario() -> None:
+        async with supervised(tmp_path, spec) as client:
+            before = await client.pid("a")
             began = time.monotonic()
             with pytest.raises(OSError, match="temporarily unavailable"):
                 await Supervisor(tmp_path, spec).run()
             assert time.monotonic() - began < LOCK_TIMEOUT_S / 2
-            assert await desk.pid("a") == before
+            assert await client.pid("a") == before
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """`down` and then `up` at once: the next one waits for the lock, and starts."""
     spec = Spec((shell_child(line="trap 'touch told; sleep 0.5; exit 0' TERM; touch set; sleep 1000 & wait"),))
 
-    async def story() -> None:
-        async with supervised(tmp_path, spec) as desk:
-            before = await desk.pid("a")
-            await desk.until_path(tmp_path / "set")
+    async def scenario() -> None:
+        async with supervised(tmp_path, spec) as client:
+            before = await client.pid("a")
+            await client.wait_for_path(tmp_path / "set")
             stopping = asyncio.create_task(asyncio.to_thread(supervisor_client.stop, tmp_path))
-            await desk.until_path(tmp_path / "told")
+            await client.wait_for_path(tmp_path / "told")
             async with supervised(tmp_path, spec) as other:
                 assert await stopping
                 while await asyncio.to_thread(supervisor_client.running_state, tmp_path) is None:
                     await asyncio.sleep(0.02)
                 assert await other.pid("a") != before
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_two_ups_at_once_start_one_of_each(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Single nodes of running clusters: stopped, killed, started, restarted; what is said of those that do not stay up."""
+"""Single nodes of running clusters: stopped, killed, started, restarted; and messages about those that keep failing."""
 
 from __future__ import annotations
 

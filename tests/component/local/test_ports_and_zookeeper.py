@@ -1,4 +1,4 @@
-"""Ports that stay the same, and the embedded ZooKeeper that a single node keeps."""
+"""Ports that stay the same, and the embedded ZooKeeper of a single node."""
 
 from __future__ import annotations
 

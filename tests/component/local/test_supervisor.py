@@ -1,4 +1,4 @@
-"""What a supervisor promises of its children: owned, restarted, stopped, and never mistaken for a stranger."""
+"""Children of a supervisor: owned, restarted, stopped, and never confused with other processes."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_killed_child_comes_back_and_its_end_is_told(tmp_path: Path, supervise
     """With policy always a killed child has a new pid soon, one restart more, and the reason is kept."""
 
     async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),))) as desk:
-            before = await desk.pid("a")
+        async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
+            before = await client.pid("a")
             os.kill(before, signal.SIGKILL)
-            child = await desk.until("a", lambda c: c["restarts"] == 1 and c["state"] == "running")
+            child = await client.eventually("a", lambda c: c["restarts"] == 1 and c["state"] == "running")
             assert child["process"]["pid"] != before
             assert "SIGKILL" in child["reason"]
-            assert desk.recorded()["children"]["a"] == child
+            assert client.recorded()["children"]["a"] == child
 
     asyncio.run(run())
 
@@ -66,21 +66,21 @@ def test_a_child_that_is_not_restarted_stays_ended_until_started(
 
     async def run() -> None:
         child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
-        async with supervised(tmp_path / "s", Spec((child,))) as desk:
-            pid = await desk.pid("a")
-            await desk.ask("start", child="a")
-            assert await desk.pid("a") == pid
-            await desk.until_path(tmp_path / "set")
+        async with supervised(tmp_path / "s", Spec((child,))) as client:
+            pid = await client.pid("a")
+            await client.ask("start", child="a")
+            assert await client.pid("a") == pid
+            await client.wait_for_path(tmp_path / "set")
             os.kill(pid, signal.SIGUSR1)
-            ended = await desk.until("a", lambda c: c["state"] == "ended")
+            ended = await client.eventually("a", lambda c: c["state"] == "ended")
             assert ended["reason"] == "exit code 7"
-            await desk.ask("start", child="a")
-            second = await desk.pid("a")
-            await desk.ask("restart", child="a")
-            third = await desk.pid("a")
+            await client.ask("start", child="a")
+            second = await client.pid("a")
+            await client.ask("restart", child="a")
+            third = await client.pid("a")
             assert len({pid, second, third}) == 3
-            await desk.ask("stop-child", child="a")
-            assert (await desk.child("a"))["state"] == "stopped"
+            await client.ask("stop-child", child="a")
+            assert (await client.child("a"))["state"] == "stopped"
 
     asyncio.run(run())
 
@@ -90,9 +90,9 @@ def test_a_child_that_cannot_be_started_says_why(tmp_path: Path, supervised: Any
 
     async def run() -> None:
         missing = ChildSpec("a", ("/no/such/program",), str(tmp_path), str(tmp_path / "a.log"), restart=Restart.NEVER)
-        async with supervised(tmp_path / "s", Spec((missing, shell_child("b")))) as desk:
-            assert "No such file" in (await desk.until("a", lambda c: c["state"] == "ended"))["reason"]
-            assert (await desk.child("b"))["state"] == "running"
+        async with supervised(tmp_path / "s", Spec((missing, shell_child("b")))) as client:
+            assert "No such file" in (await client.eventually("a", lambda c: c["state"] == "ended"))["reason"]
+            assert (await client.child("b"))["state"] == "running"
 
     asyncio.run(run())
 
@@ -107,9 +107,9 @@ def test_children_of_higher_rank_stop_first(tmp_path: Path, supervised: Any, she
             child: ChildSpec = shell_child(name, line, rank=rank)
             return child
 
-        async with supervised(tmp_path / "s", Spec((leaving("low", 0), leaving("high", 1)))) as desk:
+        async with supervised(tmp_path / "s", Spec((leaving("low", 0), leaving("high", 1)))) as client:
             for name in ("low", "high"):
-                await desk.until_path(tmp_path / name)
+                await client.wait_for_path(tmp_path / name)
 
     asyncio.run(run())
     assert order.read_text().split() == ["high", "low"]
@@ -122,9 +122,9 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
 
     async def run() -> ProcessId | None:
         stubborn = shell_child(line="trap '' TERM; touch set; while :; do sleep 0.01; done", stop_timeout_ms=200)
-        async with supervised(tmp_path / "s", Spec((stubborn,))) as desk:
-            await desk.until_path(tmp_path / "set")
-            return ProcessId.of(await desk.pid("a"))
+        async with supervised(tmp_path / "s", Spec((stubborn,))) as client:
+            await client.wait_for_path(tmp_path / "set")
+            return ProcessId.of(await client.pid("a"))
 
     process = asyncio.run(run())
     assert process is not None
@@ -197,8 +197,8 @@ def test_a_recorded_pid_that_now_is_a_strangers_is_left_alone(
         (directory / "state.json").write_text(json.dumps({"children": {"a": recorded, "gone": recorded}}))
 
         async def run() -> None:
-            async with supervised(directory, Spec((child,))) as desk:
-                assert await desk.pid("a") != stranger.pid
+            async with supervised(directory, Spec((child,))) as client:
+                assert await client.pid("a") != stranger.pid
 
         asyncio.run(run())
         assert not supervisor_client.stop(directory)
@@ -216,16 +216,16 @@ def test_without_its_owner_a_supervisor_lingers_and_ends(tmp_path: Path, supervi
     assert successor is not None
 
     async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=1_000)) as desk:
+        async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=1_000)) as client:
             first.kill()
             first.wait()
-            await desk.ask("own", owner=successor.to_json(), linger_ms=300)
+            await client.ask("own", owner=successor.to_json(), linger_ms=300)
             await asyncio.sleep(1.4)  # longer than both
-            child = ProcessId.of(await desk.pid("a"))
+            child = ProcessId.of(await client.pid("a"))
             assert child is not None
             second.kill()
             second.wait()
-            await desk.until_path(tmp_path / "s" / "supervisor.sock", exists=False)
+            await client.wait_for_path(tmp_path / "s" / "supervisor.sock", exists=False)
             assert not child.alive()
 
     asyncio.run(run())
@@ -258,11 +258,11 @@ def test_a_line_that_is_no_command_is_answered_with_an_error(
             return sock.makefile("rb").readline()
 
     async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),))) as desk:
+        async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
             answer = json.loads(await asyncio.to_thread(send, tmp_path / "s"))
             assert answer["ok"] is False
             assert answer["error"]
-            assert (await desk.child("a"))["state"] == "running"
+            assert (await client.child("a"))["state"] == "running"
 
     asyncio.run(run())
 
@@ -271,8 +271,8 @@ def test_a_directory_with_a_long_name_serves(tmp_path: Path, supervised: Any, sh
     """The 107 bytes of a socket's address limit no directory."""
 
     async def run() -> None:
-        async with supervised(tmp_path / ("x" * 200), Spec((shell_child(),))) as desk:
-            assert (await desk.child("a"))["state"] == "running"
+        async with supervised(tmp_path / ("x" * 200), Spec((shell_child(),))) as client:
+            assert (await client.child("a"))["state"] == "running"
 
     asyncio.run(run())
 

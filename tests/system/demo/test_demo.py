@@ -11,8 +11,8 @@ from isthmus.node.demo.live_view import DemoProgress
 from isthmus.node.demo.run import DemoOptions, run_demo
 
 
-class Lines:
-    """A view that keeps its lines."""
+class RecordingView:
+    """A view that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -36,17 +36,17 @@ def test_a_killed_leader_returns_and_both_clusters_are_what_the_history_says(tmp
     subprocess.run(["git", "init", "-q", "-b", "main", str(git)], check=True)
     script = b"commit refs/heads/main\ncommitter a <a@b.example> 0 +0000\ndata 1\nx\nM 100644 inline f\ndata 1\nx\n"
     subprocess.run(["git", "-C", str(git), "fast-import", "--quiet"], input=script, check=True)
-    view = Lines()
+    view = RecordingView()
     options = DemoOptions(git=git, rate=30.0, seed=4, directory=tmp_path / "clusters", made_count=1_500)
     outcome = run_demo(options, view).outcome
-    story = "\n".join(view.lines)
-    assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{story}"
-    assert outcome.in_sync == {"east": "36 of 36", "west": "36 of 36"}, story
+    log = "\n".join(view.lines)
+    assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{log}"
+    assert outcome.in_sync == {"east": "36 of 36", "west": "36 of 36"}, log
     told = [sentence.split()[0] for sentence in outcome.breaks]
-    assert told == ["killed", "started", f"{outcome.breaks[0].split()[1]}:", "killed"], story
+    assert told == ["killed", "started", f"{outcome.breaks[0].split()[1]}:", "killed"], log
     assert "the others lead its partitions" in outcome.breaks[1]
     victim = outcome.breaks[0].split()[1]
-    assert f"{victim} 0" in story
-    assert "24 of 36 replicas in sync" in story
-    assert outcome.longest_pause_seconds < 30, story
+    assert f"{victim} 0" in log
+    assert "24 of 36 replicas in sync" in log
+    assert outcome.longest_pause_seconds < 30, log
     assert outcome.retries, "no request met the dead node"

@@ -66,14 +66,14 @@ def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, opt
     git = repository_of_single_writes(tmp_path / "repo", once)
     view = Killer(moments)
     demo = run_demo(DemoOptions(git=git, directory=tmp_path / "clusters", **options), view)  # type: ignore[arg-type]
-    story = "\n".join(view.lines)
+    log = "\n".join(view.lines)
     outcome = demo.outcome
-    assert sorted(view.killed) == sorted(name for _, name in moments), story
-    assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{story}"
+    assert sorted(view.killed) == sorted(name for _, name in moments), log
+    assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{log}"
     assert outcome.keys_compared >= once
-    assert sum(outcome.retries.values()) > 0, f"no request met a dead node\n{story}"
+    assert sum(outcome.retries.values()) > 0, f"no request met a dead node\n{log}"
     for name in PROCESSES:
-        assert outcome.restarts[name] >= view.killed.count(name), story
+        assert outcome.restarts[name] >= view.killed.count(name), log
     return demo
 
 

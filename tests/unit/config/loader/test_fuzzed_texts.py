@@ -1,4 +1,4 @@
-"""Any text is a configuration or a list of its faults, each with what would be right; never anything else."""
+"""Any text is either a configuration or a list of faults, each with what would be right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ name = "to-west"
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
 
 
-def judged(text: str) -> None:
+def check_text(text: str) -> None:
     """Load `text`; its faults are sentences."""
     faults = ["sound"]
     try:
@@ -47,16 +47,16 @@ def test_the_sample_is_sound() -> None:
 
 @EXAMPLES
 @given(st.text(max_size=60))
-def test_any_text_is_judged(text: str) -> None:
+def test_any_text_is_check_text(text: str) -> None:
     """Text of any kind is loaded or refused with sentences."""
-    judged(text)
+    check_text(text)
 
 
 @EXAMPLES
 @given(st.integers(0, len(SAMPLE)), st.integers(0, 12), st.text('[]"=.,{}\n 019-amMBTrue\x00é', max_size=8))
-def test_a_damaged_sample_is_judged(place: int, length: int, instead: str) -> None:
+def test_a_damaged_sample_is_check_text(place: int, length: int, instead: str) -> None:
     """A piece of a sound file replaced by anything else is loaded or refused with sentences."""
-    judged(SAMPLE[:place] + instead + SAMPLE[place + length :])
+    check_text(SAMPLE[:place] + instead + SAMPLE[place + length :])
 
 
 @EXAMPLES
@@ -66,6 +66,6 @@ def test_a_damaged_sample_is_judged(place: int, length: int, instead: str) -> No
         ['""', "0", "-1", "1e999", "nan", "9223372036854775808", "[]", "{}", "true", '"\\u0000"', "1979-05-27"]
     ),
 )
-def test_a_value_of_another_kind_is_judged(key: str, value: str) -> None:
+def test_a_value_of_another_kind_is_check_text(key: str, value: str) -> None:
     """Each kind of TOML value in each kind of place is loaded or refused with sentences."""
-    judged(f"{key} = {value}\n")
+    check_text(f"{key} = {value}\n")

@@ -1,4 +1,4 @@
-"""The replay against a node that refuses, forgets to answer and hangs up, and still every key ends as it must."""
+"""The replay against a node that refuses, does not answer and disconnects: every key ends as expected."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 class FakeNode(ThreadingHTTPServer):
     """Objects with causal contexts over Riak's HTTP face: a context is the set of writes that a client has seen.
 
-    A share of the writes fails: refused with 503 before or answered 504 after taking effect, or taking effect only
-    once the next write of the key has come, or the connection is closed before or after. A write without the
-    context of what is there makes siblings, as in the real thing. `heeds_ids` False: request ids are forgotten at once.
-    """
+    A share of the writes fails: refused with 503 before or answered 504 after taking effect, or taking effect only once
+    the next write of the key has come, or the connection is closed before or after. A write without the context of what
+    is there makes siblings, as in the real thing. `remembers_ids` False: request ids are forgotten at once."""
 
     daemon_threads = True
 
@@ -44,7 +43,7 @@ class FakeNode(ThreadingHTTPServer):
         self.writes = 0
         self.sibling_writes = 0
         self.fixed_status: int | None = None
-        self.heeds_ids = True
+        self.remembers_ids = True
         self.known_ids: set[str] = set()
         self.written: dict[str, tuple[bytes, bytes | None]] = {}
         """What came under each request id."""
@@ -58,7 +57,7 @@ class FakeNode(ThreadingHTTPServer):
     def write(self, key: bytes, value: bytes | None, context: str | None, request_id: str) -> None:
         with self.lock:
             assert self.written.setdefault(request_id, (key, value)) == (key, value), "an id names one write"
-            if self.heeds_ids and request_id in self.known_ids:
+            if self.remembers_ids and request_id in self.known_ids:
                 return
             self.known_ids.add(request_id)
             self.writes += 1
@@ -166,13 +165,13 @@ def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
     return verdict
 
 
-@pytest.mark.parametrize(("fault_share", "heeds_ids"), [(0.0, True), (0.1, True), (0.1, False)])
-def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, heeds_ids: bool) -> None:
+@pytest.mark.parametrize(("fault_share", "remembers_ids"), [(0.0, True), (0.1, True), (0.1, False)])
+def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, remembers_ids: bool) -> None:
     """Whatever fails, the end is the history's end, nothing has siblings, and each key saw its values in order; also
     where the node has forgotten the request id that a write is repeated under."""
     history = MadeHistory(3, 1000)
     with running(fault_share) as node:
-        node.heeds_ids = heeds_ids
+        node.remembers_ids = remembers_ids
         replay = HistoryReplay([node.url], [history], rate=0)
         replay.start()
         assert replay.wait(50)
@@ -181,7 +180,7 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, hee
     assert replay.done_count == replay.total_count == history.count()
     assert (replay.failures.total() > 30) == (fault_share > 0)
     assert set(replay.failures) <= {"refused", "unknown", "unreachable"}
-    assert (node.sibling_writes > 0) == (not heeds_ids), "a late write meets its repetition"
+    assert (node.sibling_writes > 0) == (not remembers_ids), "a late write meets its repetition"
     values: dict[bytes, list[bytes | None]] = {}
     for key, token in history.operations():
         values.setdefault(key, []).append(None if token is None else history.value(token))

@@ -1,4 +1,4 @@
-"""Which histories a demo replays, what it refuses to start from, and what it tells its user."""
+"""Histories that a demo replays, directories that it refuses, and its output."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from isthmus.node.local.clusters import LocalClusters
 from isthmus.repl.model.errors import LocalFault
 
 
-class Lines:
-    """A view that keeps its lines."""
+class RecordingView:
+    """A view that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -48,7 +48,7 @@ def repository(path: Path, files: int) -> Path:
 
 def test_a_short_repository_is_followed_by_a_made_history(tmp_path: Path) -> None:
     """Below the least number of changes both are replayed, in different buckets, and the seed is told."""
-    view = Lines()
+    view = RecordingView()
     histories = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3), seed=17), view)
     assert [type(history) for history in histories] == [GitHistory, MadeHistory]
     assert len({history.bucket for history in histories}) == 2
@@ -59,7 +59,7 @@ def test_a_short_repository_is_followed_by_a_made_history(tmp_path: Path) -> Non
 def test_a_long_repository_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With enough changes nothing is made up."""
     monkeypatch.setattr(run, "CHANGES_MIN", 3)
-    (history,) = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3)), Lines())
+    (history,) = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3)), RecordingView())
     assert isinstance(history, GitHistory)
 
 
@@ -68,7 +68,7 @@ def test_without_git_a_made_history_serves_but_not_for_a_named_repository(
 ) -> None:
     """No git at all still gives a demo with a seed of its own; a repository that was asked for must be readable."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    view = Lines()
+    view = RecordingView()
     (history,) = choose_histories(DemoOptions(), view)
     assert isinstance(history, MadeHistory)
     assert any("no git history" in line for line in view.lines)
@@ -82,7 +82,7 @@ def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data" / "file").touch()
     options = DemoOptions(git=repository(tmp_path / "r", 1), directory=tmp_path / "data")
     with pytest.raises(LocalFault, match="not empty"):
-        run_demo(options, Lines())
+        run_demo(options, RecordingView())
 
 
 def test_what_was_started_is_stopped_though_nobody_reads_any_more(
@@ -91,7 +91,7 @@ def test_what_was_started_is_stopped_though_nobody_reads_any_more(
     """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters and their directory go all the same."""
     done: list[str] = []
 
-    class Gone(Lines):
+    class Gone(RecordingView):
         def note(self, line: str) -> None:
             if line.startswith(("interrupted", "stopp")):
                 raise BrokenPipeError

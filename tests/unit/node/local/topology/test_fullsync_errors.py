@@ -1,4 +1,4 @@
-"""Slips in topology files about full-sync, which no node's own file could show."""
+"""Errors about full-sync in topology files that a node's own config file could not show."""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+"""An admin listener with scripted answers, for tests of commands."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class FakeAdminListener:
+    """An admin listener with an answer for each path; records what was posted."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.posted: list[tuple[str, Any]] = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                fake.posted.append((self.path, json.loads(body)))
+                self._answer()
+
+            def _answer(self) -> None:
+                status, body = fake.answers.get(
+                    self.path, (404, b'{"error": "no such queue", "reason": "unknown-queue"}')
+                )
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def respond(self, path: str, answer: Any, status: int = 200) -> None:
+        """Answer requests of `path` with a JSON value, or with bytes as they are."""
+        self.answers[path] = (status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+    def close(self) -> None:
+        """Stop and wait."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
