@@ -1,5 +1,5 @@
 """Typed, frozen settings from TOML files, and the dynamic options and bucket properties of a cluster.
 
-Imports nothing of Isthmus. Start at `settings` for the values, `loader` for how a file becomes settings, and
-`validation` for the rules between settings; `schema` lists every key with its type.
+Imports nothing of Isthmus. Start at `settings` for the values, whose fields are annotated with forms of `validation`,
+`relations` for the rules between them, and `loader` for how a file becomes settings; `schema` lists every key.
 """

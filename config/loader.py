@@ -2,7 +2,7 @@
 right.
 
 The only place that reads a config file. The keys come from the dataclasses (`config.schema`), the rules for values from
-`config.validation`, the lines from `config.toml_lines`.
+`config.validation` and `config.relations`, the lines from `config.toml_lines`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from isthmus.config import validation
+from isthmus.config import relations
 from isthmus.config.schema import SettingKey, SettingKind, as_text, keys_of, range_text
-from isthmus.config.settings import (
-    FullSyncSettings,
-    ListenSettings,
-    MetastoreSettings,
-    NodeSettings,
-    PeerSettings,
-    QueueSettings,
-    Settings,
-)
+from isthmus.config.settings import Settings
 from isthmus.config.text import shown
 from isthmus.config.toml_lines import KeyPath, line_of_keys
 from isthmus.config.units import parse_duration, parse_size
-from isthmus.config.validation import check_filter
+from isthmus.config.validation import Choice, TextForm, ValueRange, parse_address
 
 FILE_BYTES_MAX: Final = 1_000_000
 """A config file has some hundred lines; a larger file was named by mistake."""
@@ -113,7 +104,7 @@ def load_text(text: str, path: Path) -> Settings:
     reader = _SettingsReader(path, lines)
     settings: Settings = reader.table(Settings, values, (), "")
     settings = dataclasses.replace(settings, origins=reader.origins)
-    for broken in chain(validation.broken_relations(settings), validation.broken_fullsync(settings)):
+    for broken in chain(relations.broken_relations(settings), relations.broken_fullsync(settings)):
         reader.relation(broken)
     if reader.faults:
         raise ConfigError(str(path), sorted(reader.faults, key=lambda fault: (fault.line, fault.path)))
@@ -178,7 +169,7 @@ class _SettingsReader:
                 fields[key.field] = self._value(key, value, here, path)
         return section(**fields)
 
-    def relation(self, broken: validation.RelationViolation) -> None:
+    def relation(self, broken: relations.RelationViolation) -> None:
         """Report a broken relation at the first of its keys that is set, unless one of its values has a fault."""
         if any(
             path == fault.path or path.startswith(f"{fault.path}.") for path in broken.paths for fault in self.faults
@@ -246,7 +237,6 @@ class _SettingsReader:
 
 def converted(key: SettingKey, value: Any, file: Path) -> Any:
     """The value of a setting. ValueError with a sentence: what is wrong and what would be right."""
-    section = (key.section, key.field)
     match key.kind:
         case SettingKind.NUMBER:
             if type(value) is not int:
@@ -261,34 +251,18 @@ def converted(key: SettingKey, value: Any, file: Path) -> Any:
         case SettingKind.SIZE:
             return _in_range(key, parse_size(_text(value, 'a size; write it with its unit in quotes: "200KB"')))
         case SettingKind.ADDRESS:
-            return validation.parse_address(_text(value, 'an address; write HOST:PORT in quotes: "127.0.0.1:8098"'))
+            return parse_address(_text(value, 'an address; write HOST:PORT in quotes: "127.0.0.1:8098"'))
         case _:
             text = _text(value, "a text; write it in quotes")
     if key.kind is SettingKind.PATH:
         return None if not text and not key.required else _path(text, file)
-    if section in validation.CHOICES:
-        return validation.check_choice(text, validation.CHOICES[section])
-    return _FORMS.get(section, validation.check_name)(text)
-
-
-_FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
-    (NodeSettings, "rack"): validation.check_rack,
-    (ListenSettings, "advertise"): validation.check_host,
-    (MetastoreSettings, "hosts"): validation.check_hosts,
-    (MetastoreSettings, "root"): validation.check_root,
-    (PeerSettings, "url"): validation.check_peer_url,
-    (QueueSettings, "filter"): check_filter,
-    (PeerSettings, "cluster"): validation.check_cluster,
-    (FullSyncSettings, "cluster"): validation.check_cluster,
-    (FullSyncSettings, "peer_queue"): validation.check_cluster,
-    (FullSyncSettings, "urls"): validation.check_urls,
-    (FullSyncSettings, "bucket_types"): validation.check_types,
-    (FullSyncSettings, "all_window"): validation.check_window,
-}
+    assert isinstance(key.form, Choice | TextForm)
+    return key.form.check(text)
 
 
 def _in_range(key: SettingKey, value: int) -> int:
-    least, most = validation.RANGES[key.section, key.field]
+    assert isinstance(key.form, ValueRange)
+    least, most = key.form
     if not least <= value <= most:
         written = as_text(key, value) if 0 <= value < 1 << 63 else shown(value)
         raise ValueError(f"{written} is out of range; allowed is {range_text(key)}")

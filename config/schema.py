@@ -11,22 +11,12 @@ import dataclasses
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
-from isthmus.config import validation
-from isthmus.config.settings import (
-    Address,
-    FullSyncSettings,
-    ListenSettings,
-    LogSettings,
-    MetastoreSettings,
-    NodeSettings,
-    PeerSettings,
-    QueueSettings,
-    Settings,
-)
+from isthmus.config.settings import Address, LogSettings, Settings
 from isthmus.config.text import toml_text
 from isthmus.config.units import format_duration, format_size
+from isthmus.config.validation import Choice, Form, TextForm, ValueRange
 
 
 class SettingKind(Enum):
@@ -53,6 +43,7 @@ class SettingKey(NamedTuple):
     required: bool
     default: Any
     inner: type | None
+    form: Form | None
 
 
 RELOADED: Final = frozenset({(LogSettings, "level")})
@@ -65,15 +56,17 @@ NO_DEFAULT: Final = None
 @cache
 def keys_of(section: type) -> dict[str, SettingKey]:
     """Key name in a file -> key, in the order of the dataclass; `Settings.origins` is not a key."""
-    hints = get_type_hints(section)
+    hints = get_type_hints(section, include_extras=True)
     keys = {}
     for field in dataclasses.fields(section):
         if section is Settings and field.name == "origins":
             continue
-        kind, inner = _kind(field.name, hints[field.name])
+        hint, form = _unwrapped(hints[field.name])
+        kind, inner = _kind(field.name, hint)
+        assert form is not None or kind not in _WITH_FORM, f"{section.__name__}.{field.name} has no form"
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         default = NO_DEFAULT if required else field.default
-        key = SettingKey(section, field.name, file_name(field.name), kind, required, default, inner)
+        key = SettingKey(section, field.name, file_name(field.name), kind, required, default, inner, form)
         assert key.name not in keys, f"two settings of {section.__name__} would share the key {key.name}"
         keys[key.name] = key
     return keys
@@ -104,51 +97,28 @@ def as_text(key: SettingKey, value: Any) -> str:
 
 def range_text(key: SettingKey) -> str:
     """The values of a key, for messages and docs: "100ms to 1h", a list of choices, or a form."""
-    where = (key.section, key.field)
-    if where in validation.RANGES:
-        least, most = validation.RANGES[where]
-        match key.kind:
-            case SettingKind.DURATION:
-                return f"{format_duration(least)} to {format_duration(most)}"
-            case SettingKind.SIZE:
-                return f"{format_size(least)} to {format_size(most)}"
-            case _:
-                return f"{least} to {most}"
-    if where in validation.CHOICES:
-        return ", ".join(toml_text(choice) for choice in validation.CHOICES[where])
-    if where in validation.NAMES or where in _NAME_OR_NONE:
-        return "a name"
-    if where == (ListenSettings, "advertise"):
-        return "a host"
-    if where == (MetastoreSettings, "hosts"):
-        return "HOST:PORT,..."
-    if where == (QueueSettings, "filter"):
-        return "rules"
-    if where == (PeerSettings, "url"):
-        return "http(s)://HOST:PORT"
-    if where in _FULLSYNC_FORMS:
-        return _FULLSYNC_FORMS[where]
-    forms = {
-        SettingKind.ADDRESS: "HOST:PORT",
-        SettingKind.PATH: "a path",
-        SettingKind.FLAG: "true, false",
-        SettingKind.TEXT: "a path of nodes",
-    }
+    match key.form:
+        case ValueRange(least, most):
+            written = {SettingKind.DURATION: format_duration, SettingKind.SIZE: format_size}.get(key.kind, str)
+            return f"{written(least)} to {written(most)}"
+        case Choice():
+            return ", ".join(toml_text(choice) for choice in key.form.values)
+        case TextForm():
+            return key.form.title
+    forms = {SettingKind.ADDRESS: "HOST:PORT", SettingKind.PATH: "a path", SettingKind.FLAG: "true, false"}
     return forms[key.kind]
 
 
-_NAME_OR_NONE: Final = (
-    (NodeSettings, "rack"),
-    (PeerSettings, "cluster"),
-    (FullSyncSettings, "cluster"),
-    (FullSyncSettings, "peer_queue"),
-)
+_WITH_FORM: Final = (SettingKind.NUMBER, SettingKind.DURATION, SettingKind.SIZE, SettingKind.TEXT)
+"""Kinds whose fields are annotated with a form."""
 
-_FULLSYNC_FORMS: Final[dict[tuple[type, str], str]] = {
-    (FullSyncSettings, "urls"): "http(s)://HOST:PORT,...",
-    (FullSyncSettings, "bucket_types"): "*, NAME,...",
-    (FullSyncSettings, "all_window"): "FIRST-END, always, never",
-}
+
+def _unwrapped(hint: Any) -> tuple[Any, Form | None]:
+    """The type of a field, and the form that it is annotated with."""
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    plain, form = get_args(hint)
+    return plain, form
 
 
 def _kind(name: str, hint: Any) -> tuple[SettingKind, type | None]:

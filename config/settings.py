@@ -2,14 +2,40 @@
 
 Parsed once by `config.loader`; nothing here reads a file. Units stand in the names; texts such as "200KB" and "1s"
 exist in files only (`config.units`). The docstring of each field is its text in docs/config.md, which is generated. No
-secret is a setting: certificates, keys and tokens lie in files, and settings are their paths."""
+secret is a setting: certificates, keys and tokens lie in files, and settings are their paths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from isthmus.config.validation import ALL_TYPES as ALL_TYPES
+from isthmus.config.validation import (
+    BUCKET_TYPES,
+    FILTER,
+    HOST,
+    HOSTS,
+    HOURS,
+    METASTORE_PATH,
+    NAME,
+    NAME_OR_NONE,
+    PEER_URL,
+    PEER_URLS,
+    PORT_MAX,
+    Choice,
+    ValueRange,
+)
+from isthmus.config.validation import Address as Address
+
+KB: Final = 1000
+MB: Final = 1000 * KB
+GB: Final = 1000 * MB
+
+SECOND: Final = 1_000
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +62,24 @@ class TlsSettings:
     http_key: Path | None = None
     """Its private key."""
 
-    http: str = "require"
+    http: Annotated[str, Choice("require", "allow", "off")] = "require"
     """The `http` listener. `allow` takes connections with and without TLS, on the same port."""
 
-    admin: str = "require"
+    admin: Annotated[str, Choice("require", "allow", "off")] = "require"
     """The `admin` listener."""
 
-    cluster: str = "require"
+    cluster: Annotated[str, Choice("require", "prefer", "allow", "off")] = "require"
     """Between nodes of the cluster. `allow` takes both and dials without, `prefer` takes both and dials with TLS. These
     two are for turning it on node by node."""
 
-    client_certificates: str = "optional"
+    client_certificates: Annotated[str, Choice("optional", "required")] = "optional"
     """`required`: a connection to `http` or `admin` without a certificate is refused, whatever token it has."""
 
     metastore: bool = False
     """Speak TLS to the ZooKeepers of `metastore.hosts`, whose certificates name their hosts. It shows this node's
     certificate and trusts `authority`."""
 
-    expiry_warning_ms: int = 1_209_600_000
+    expiry_warning_ms: Annotated[int, ValueRange(1 * HOUR, 365 * 24 * HOUR)] = 1_209_600_000
     """How long before a certificate expires logs and `isthmus cluster status` warn. Two weeks leave time to act."""
 
     def mode(self, listener: str) -> str:
@@ -83,7 +109,7 @@ class TokenSettings:
     admin: Path | None = None
     """May do everything."""
 
-    http_open: str = "nothing"
+    http_open: Annotated[str, Choice("nothing", "read", "write")] = "nothing"
     """What the `http` listener answers without a token."""
 
     metrics_open: bool = False
@@ -104,44 +130,17 @@ NO_TOKENS: Final = TokenSettings()
 UNENCRYPTED: Final = ": without one nothing is encrypted, and nobody is asked for theirs"
 
 
-def broken_tls_relations(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Relations within [tls] that do not hold, as `config.validation.RelationViolation`. `named_metastore`: it is no
-    embedded one."""
-    if tls.certificate is None:
-        for key in ("http", "admin", "cluster"):
-            if getattr(tls, key) in ("allow", "prefer"):
-                yield (f"tls.{key}", "tls.certificate"), f'"{getattr(tls, key)}" needs tls.certificate{UNENCRYPTED}'
-        if tls.client_certificates == "required":
-            yield ("tls.client_certificates", "tls.certificate"), f'"required" needs tls.certificate{UNENCRYPTED}'
-    for certificate, key in (("certificate", "key"), ("http_certificate", "http_key")):
-        has = getattr(tls, certificate) is not None, getattr(tls, key) is not None
-        if has[0] != has[1]:
-            given, missing = (certificate, key) if has[0] else (key, certificate)
-            yield (f"tls.{given}",), f"a certificate and its key belong together: set tls.{missing}, too"
-    if tls.certificate is not None and tls.authority is None:
-        yield ("tls.certificate",), "set tls.authority, too: who may sign for the other nodes"
-    if tls.http_certificate is not None and tls.certificate is None:
-        yield ("tls.http_certificate",), "set tls.certificate, too: it is what other nodes and clusters know"
-    if tls.metastore and tls.authority is None:
-        yield ("tls.metastore",), "set tls.authority, too: who may sign for the ZooKeepers"
-    if tls.metastore and not named_metastore:
-        yield ("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts"
-
-
-_MB = 1_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
     """[[sink.peers]]: one queue at one node of another cluster."""
 
-    url: str
+    url: Annotated[str, PEER_URL]
     """The peer's `listen.http`."""
 
-    queue: str
+    queue: Annotated[str, NAME]
     """The queue's name there."""
 
-    cluster: str = ""
+    cluster: Annotated[str, NAME_OR_NONE] = ""
     """The cluster that must answer there, and that the peer's certificate must name. Empty: it must name the URL's
     host, and whichever cluster answers first counts until the node's next start."""
 
@@ -155,64 +154,65 @@ class SinkSettings:
 
     peers: tuple[PeerSettings, ...] = ()
 
-    workers: int = 24
+    workers: Annotated[int, ValueRange(1, 256)] = 24
     """How many fetches and pushes may run at once; most of them wait for something to come. Riak has as many threads.
     `isthmus sink set-workers` changes it live."""
 
-    peer_limit_count: int = 0
+    peer_limit_count: Annotated[int, ValueRange(0, 256)] = 0
     """Workers that may be busy with one peer; 0: an equal share for each peer. A peer that hangs holds no more."""
 
-    batch_count: int = 512
+    batch_count: Annotated[int, ValueRange(1, 100_000)] = 512
     """Changes asked for in one fetch."""
 
-    batch_bytes: int = 4 * _MB
+    batch_bytes: Annotated[int, ValueRange(1 * KB, 1 * GB)] = 4 * MB
     """Bytes asked for in one fetch; a single larger object still comes."""
 
-    poll_ms: int = 5_000
+    poll_ms: Annotated[int, ValueRange(0, 5 * MINUTE)] = 5_000
     """How long a fetch waits at the source when there is nothing."""
 
-    delay_min_ms: int = 10
+    delay_min_ms: Annotated[int, ValueRange(1, 1 * HOUR)] = 10
     """First delay after an error; at most `delay_max`."""
 
-    delay_max_ms: int = 8_000
+    delay_max_ms: Annotated[int, ValueRange(1, 1 * HOUR)] = 8_000
     """Longest delay after errors; the first success ends it."""
 
-    delay_factor: int = 2
+    # 1 never lengthens the delay; above 10 the second error reaches the longest delay anyway.
+    delay_factor: Annotated[int, ValueRange(1, 10)] = 2
     """By how much each further error or empty answer in a row lengthens the delay."""
 
-    empty_delay_min_ms: int = 5
+    empty_delay_min_ms: Annotated[int, ValueRange(1, 1 * MINUTE)] = 5
     """What an empty answer adds that the source did not hold; at most `empty_delay_max`."""
 
-    empty_delay_max_ms: int = 250
+    empty_delay_max_ms: Annotated[int, ValueRange(1, 1 * MINUTE)] = 250
     """Longest delay after empty answers. A suspended source is asked four times a second at most."""
 
-    compression: str = "none"
+    compression: Annotated[str, Choice("none", "zstd")] = "none"
     """Have sources compress what they send. For links that are narrower than the machines are fast."""
 
-    rate_limit_bytes: int = 0
+    rate_limit_bytes: Annotated[int, ValueRange(0, 10 * GB)] = 0
     """Bytes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
 
-    object_rate_limit_count: int = 0
+    object_rate_limit_count: Annotated[int, ValueRange(0, 10_000_000)] = 0
     """Changes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
 
     discover: bool = True
     """Fetch from every live node of a peer's cluster; `false`: only from those listed ([sinks](sinks.md)). The second
     is for nodes behind a load balancer or NAT."""
 
-    discovery_interval_ms: int = 5_000
+    discovery_interval_ms: Annotated[int, ValueRange(1 * SECOND, 1 * HOUR)] = 5_000
     """How often peers are asked which nodes live. A new node waits this long at most before it is fetched from."""
 
-    conflicts_count: int = 1_000
+    conflicts_count: Annotated[int, ValueRange(0, 100_000)] = 1_000
     """Newest changes kept that were concurrent with ours, for `isthmus sink conflicts`; what goes is counted. 0: none
     is kept. Each takes about 500 bytes."""
 
-    dead_letters_count: int = 1_000
+    dead_letters_count: Annotated[int, ValueRange(1, 100_000)] = 1_000
     """Most dead letters kept: changes that were refused for good. A further one becomes a gap at its source."""
 
-    dead_letters_bytes: int = 256 * _MB
+    dead_letters_bytes: Annotated[int, ValueRange(0, 100 * GB)] = 256 * MB
     """Disk for their objects; beyond it the oldest objects go, and their names stay."""
 
-    request_timeout_ms: int = 30_000
+    request_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 30_000
     """How long a fetch may take beyond its `poll`."""
 
 
@@ -220,80 +220,74 @@ NO_SINK: Final = SinkSettings()
 """Without peers: the sink is idle."""
 
 
-ALL_TYPES = "*"
-"""`bucket_types` that names all of them."""
-
-SECOND = 1_000
-HOUR = 3_600 * SECOND
-
-
 @dataclass(frozen=True, slots=True)
 class FullSyncSettings:
     """[[fullsync]]: one other cluster to compare with, and how often. Several nodes may have the same one: they share
     nothing, and their checks fall on different moments of a slot."""
 
-    name: str
+    name: Annotated[str, NAME]
     """What operators call it; unique in the file."""
 
-    urls: str
+    urls: Annotated[str, PEER_URLS]
     """Base URLs of the HTTP listeners of some of its nodes, separated by commas: when one fails, the next is asked."""
 
-    queue: str
+    queue: Annotated[str, NAME]
     """The queue of this cluster that repairs go into, at full-sync's priority; its filter selects what is compared."""
 
-    cluster: str = ""
+    cluster: Annotated[str, NAME_OR_NONE] = ""
     """The cluster that must answer there and that its certificates must name. Empty: as for [[sink.peers]]."""
 
     token_file: Path | None = None
     """Holds the token to show there: its first line that is one."""
 
-    bucket_types: str = ALL_TYPES
+    bucket_types: Annotated[str, BUCKET_TYPES] = ALL_TYPES
     """Bucket types that are compared, separated by commas. `"*"`: all of this cluster that the queue's filter lets out,
     those made later included; one that the other cluster lacks is skipped with a warning until it is made there."""
 
-    all_count: int = 0
+    # More than one check in six minutes is of no use; see `aae.scheduling.schedule`.
+    all_count: Annotated[int, ValueRange(0, 240)] = 0
     """Checks a day that look at everything. All counts 0: nothing is done by itself."""
 
-    day_count: int = 0
+    day_count: Annotated[int, ValueRange(0, 240)] = 0
     """Checks a day of what changed in the last 24 hours."""
 
-    hour_count: int = 0
+    hour_count: Annotated[int, ValueRange(0, 240)] = 0
     """Checks a day of what changed in the last hour."""
 
-    range_count: int = 0
+    range_count: Annotated[int, ValueRange(0, 240)] = 0
     """Checks a day of the learned range, or else of what changed since the last check that ended in sync."""
 
-    auto_count: int = 24
+    auto_count: Annotated[int, ValueRange(0, 240)] = 24
     """Checks a day that choose by what the last ones found. In sync they cost some hundredths of a second."""
 
-    none_count: int = 0
+    none_count: Annotated[int, ValueRange(0, 240)] = 0
     """Slots a day in which nothing is done."""
 
-    all_window: str = "0-6"
+    all_window: Annotated[str, HOURS] = "0-6"
     """Hours (UTC) in which `auto` may check everything: "FIRST-END", "always" or "never"."""
 
-    cluster_slice: int = 0
+    cluster_slice: Annotated[int, ValueRange(0, 4)] = 0
     """Which quarter of each slot the checks begin in, 1 to 4, of clusters that compare with each other each another
     one; 0: anywhere in it. With as many checks a day on both sides, their checks do not begin at the same time."""
 
-    pause_ms: int = 1 * SECOND
+    pause_ms: Annotated[int, ValueRange(0, 1 * MINUTE)] = 1 * SECOND
     """Between two looks at what differs, half to one and a half of it: must be longer than the usual lag, or changes on
     their way are looked at in vain."""
 
-    timeout_ms: int = 60 * SECOND
+    timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 60 * SECOND
     """How long the other cluster may take for one answer."""
 
-    run_timeout_ms: int = 4 * HOUR
+    run_timeout_ms: Annotated[int, ValueRange(1 * SECOND, 24 * HOUR)] = 4 * HOUR
     """How long a check may take in all; then it ends as timed-out, with its progress."""
 
-    repair_rate_limit_count: int = 5_000
+    repair_rate_limit_count: Annotated[int, ValueRange(0, 10_000_000)] = 5_000
     """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
 
-    segment_limit_count: int = 0
+    segment_limit_count: Annotated[int, ValueRange(0, 1 << 20)] = 0
     """Segments that differ of which a check reads and compares the keys, at most; the next one goes on. It bounds the
     work of one check, where much differs; 0: no limit."""
 
-    auto_suppress_count: int = 2
+    auto_suppress_count: Annotated[int, ValueRange(0, 240)] = 2
     """Checks of kind `auto` that are left out after one that found only what cannot be repaired from here."""
 
     compress: bool = False
@@ -302,77 +296,64 @@ class FullSyncSettings:
     bidirectional: bool = False
     """Tell the other cluster to queue what is ahead there. Without it that is counted and left alone."""
 
-    peer_queue: str = ""
+    peer_queue: Annotated[str, NAME_OR_NONE] = ""
     """The other cluster's queue for that; needed with `bidirectional`."""
 
     repair_log: bool = False
     """Write every key that is queued for repair to the node's log."""
 
 
-KB = 1000
-MB = 1000 * KB
-GB = 1000 * MB
-
-
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """[node]: who this node is and where its data lies."""
 
-    name: str
+    name: Annotated[str, NAME]
     """Unique in its cluster, and part of the identity of the data directory: the two cannot be mixed up later."""
 
-    cluster: str
+    cluster: Annotated[str, NAME]
     """The cluster's name, the same on all its nodes."""
 
     data_dir: Path
     """Log, store and identity. A relative path begins at the config file's folder, wherever the node is started."""
 
-    id: int = 0
+    # Placement files of other systems have 32-bit numbers.
+    id: Annotated[int, ValueRange(0, 2**31 - 1)] = 0
     """The node's number, unique in its cluster; placement files name nodes by it. A node keeps it while it is down,
     until `isthmus node remove`."""
 
-    rack: str = ""
+    rack: Annotated[str, NAME_OR_NONE] = ""
     """Where the node stands: a rack, a zone. Replicas of a partition are spread over racks. Empty: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """host:port; port 0 means any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
     """[listen]: loopback by default, so that a new node is not open to the world."""
 
-    http: Address = Address("127.0.0.1", 8098)
+    http: Address = Address("127.0.0.1", 8098)  # noqa: RUF009 -- frozen
     """Clients, and the sinks of other clusters. 8098 is the port that Riak's HTTP clients expect."""
 
-    admin: Address = Address("127.0.0.1", 8099)
+    admin: Address = Address("127.0.0.1", 8099)  # noqa: RUF009 -- frozen
     """Operators and metrics; must differ from `http`."""
 
-    cluster: Address = Address("127.0.0.1", 0)
+    cluster: Address = Address("127.0.0.1", 0)  # noqa: RUF009 -- frozen
     """The other nodes of the cluster. They learn the port from the metastore; give one where a firewall wants to know
     it."""
 
-    advertise: str = ""
+    advertise: Annotated[str, HOST] = ""
     """Host under which others reach this node's listeners. Empty: the host of each listener."""
 
-    connections_limit: int = 4096
+    # Below 1 no client connects; above 100,000 the usual limit of open files is exceeded.
+    connections_limit: Annotated[int, ValueRange(1, 100_000)] = 4096
     """Open connections per listener; one more is answered 503. Each costs about 30 KB."""
 
-    header_limit_bytes: int = 64 * KB
+    # From what clients' ordinary headers need to what a connection may cost in memory.
+    header_limit_bytes: Annotated[int, ValueRange(4 * KB, 1 * MB)] = 64 * KB
     """Request line and headers together; above it the request is answered 431 and the connection closed."""
 
-    request_timeout_ms: int = 60_000
+    request_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 60_000
     """How long a write may wait for its outcome; then 504, `outcome=unknown`."""
 
-    body_timeout_ms: int = 30_000
+    body_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 30_000
     """How long the body of a request may take to arrive; then 408 and the connection is closed."""
 
 
@@ -380,22 +361,23 @@ class ListenSettings:
 class MetastoreSettings:
     """[metastore]: ZooKeeper. Without `hosts` an embedded one is started and owned by a supervisor."""
 
-    hosts: str = ""
+    hosts: Annotated[str, HOSTS] = ""
     """The ensemble, `"zk1:2181,zk2:2181,zk3:2181"`. Empty: an embedded one, for a cluster of one node."""
 
-    root: str = "/isthmus"
+    root: Annotated[str, METASTORE_PATH] = "/isthmus"
     """Everything of a cluster lies below ROOT/CLUSTER, so clusters may share an ensemble."""
 
-    session_timeout_ms: int = 6_000
+    # ZooKeeper grants at least two of its ticks; over a minute a dead node would block its partitions too long.
+    session_timeout_ms: Annotated[int, ValueRange(1 * SECOND, 1 * MINUTE)] = 6_000
     """How long a silent node keeps its registration. Under 4 s a busy machine loses sessions without a fault."""
 
-    connect_timeout_ms: int = 20_000
+    connect_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 20_000
     """How long a start waits for the metastore before it gives up."""
 
-    embedded_port: int = 0
+    embedded_port: Annotated[int, ValueRange(0, PORT_MAX)] = 0
     """Port of the embedded one, on loopback. 0: any free one, kept in the data directory."""
 
-    linger_ms: int = 600_000
+    linger_ms: Annotated[int, ValueRange(0, 24 * HOUR)] = 600_000
     """How long the embedded one outlives a node that was killed, so that the node finds it again."""
 
 
@@ -403,101 +385,106 @@ class MetastoreSettings:
 class ReplicationSettings:
     """[replication]: log, store and the write path. (Dynamic options are not here.)"""
 
-    durability: str = "fsync"
+    durability: Annotated[str, Choice("fsync", "async")] = "fsync"
     """With `fsync`, what is acknowledged is on disk. With `async` it is in the page cache, and after a power loss this
     copy is not believed any more: where it is the only one, its partitions stay offline."""
 
-    factor: int = 0
+    # 0 is the default; more than seven replicas have no known use.
+    factor: Annotated[int, ValueRange(0, 7)] = 0
     """Replicas of each partition of the bucket type `default`; counts when the cluster is created. 0: 3 where
     `metastore.hosts` is set, 1 with the embedded metastore."""
 
-    min_isr: int = 0
+    min_isr: Annotated[int, ValueRange(0, 7)] = 0
     """Replicas that must hold a write before it is acknowledged, clamped to 1 .. factor; counts when the cluster is
     created, later the [option](options.md) `replication.min.isr` does. 0: one less than the factor, at least 1."""
 
-    placement: str = "computed"
+    placement: Annotated[str, Choice("computed", "file")] = "computed"
     """How `default` is placed when the cluster is created. `file`: the cluster waits for `isthmus partition assign`."""
 
     ignore_rack_assignment: bool = False
     """Place without regard to racks; without it, racks on some nodes only are refused."""
 
-    max_time_lag_ms: int = 3_000
+    max_time_lag_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 3_000
     """How long a member in sync may take to acknowledge an entry before it leaves the ISR. Below the session's
     time-out, so that a node that hangs leaves before it is declared dead."""
 
-    max_record_lag_count: int = 10_000
+    max_record_lag_count: Annotated[int, ValueRange(10, 1_000_000)] = 10_000
     """How many records a member may be behind before it leaves the ISR; never below `min_isr`."""
 
-    max_near_sync_message_lag_count: int = 20_000
+    max_near_sync_message_lag_count: Annotated[int, ValueRange(10, 10_000_000)] = 20_000
     """How many entries a follower may be behind and still catch up from the log. At least `window_entries`."""
 
-    catch_up_rate_limit_bytes: int = 100 * MB
+    catch_up_rate_limit_bytes: Annotated[int, ValueRange(64 * KB, 10 * GB)] = 100 * MB
     """Bytes a second that a node sends to followers out of sync, in all. It keeps them from starving the others."""
 
-    read_isolation: str = "committed"
+    read_isolation: Annotated[str, Choice("committed", "uncommitted")] = "committed"
     """What a read without `isolation` gets. `committed` is linearizable, `uncommitted` shows what may yet be taken
     back."""
 
-    dedup_window_count: int = 10_000
+    dedup_window_count: Annotated[int, ValueRange(1, 1_000_000)] = 10_000
     """How many of a partition's last log offsets are searched for a request id that was seen before."""
 
-    handover_timeout_ms: int = 5_000
+    handover_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 5_000
     """How long a leader may drain before a hand-over is given up and it leads on."""
 
-    removed_copy_grace_ms: int = 600_000
+    # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted.
+    removed_copy_grace_ms: Annotated[int, ValueRange(1 * SECOND, 720 * HOUR)] = 600_000
     """How long a node keeps its copy of a partition after it has read that it is no replica of it any more, before it
     deletes it. A record that names it again within that time finds the copy as it was. That is time for an operator to
     take a move back without copying everything again; the length is a guess."""
 
-    tree_rebuild_ms: int = 604_800_000
+    tree_rebuild_ms: Annotated[int, ValueRange(0, 8760 * HOUR)] = 604_800_000
     """How often each full-sync tree is rebuilt from the key store beside the one that serves, and compared with it;
     rebuilds of partitions are spread. 0: only on demand. A week: a check of the disk at negligible cost."""
 
     balance: bool = True
     """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
 
-    balance_delay_ms: int = 3_000
+    balance_delay_ms: Annotated[int, ValueRange(0, 1 * HOUR)] = 3_000
     """How long leaderships must have been uneven, without nodes joining or leaving or elections, before they are moved.
     Sinks and clients of a node that has just come back are about to reconnect; the length is a guess."""
 
-    balance_moves: int = 4
+    # From one at a time to the largest number of partitions, which is no limit.
+    balance_moves: Annotated[int, ValueRange(1, 1024)] = 4
     """Leaderships that are handed over at the same time; then a new plan is made. During a hand-over the partition's
     writes wait."""
 
-    balance_cool_down_ms: int = 10_000
+    balance_cool_down_ms: Annotated[int, ValueRange(0, 1 * HOUR)] = 10_000
     """How long a partition that got a new leader stays where it is, and a hand-over that failed is not tried again. It
     bounds what a node that comes and goes can cost."""
 
-    partitions: int = 12
+    # Each partition costs a metastore record and rows of its own; with 1,024 both stay small.
+    partitions: Annotated[int, ValueRange(1, 1024)] = 12
     """Partitions of the bucket type `default`; counts when the cluster is created, never later. 12 divides evenly by 2,
     3, 4 and 6."""
 
-    log_size_bytes: int = 1 * GB
+    log_size_bytes: Annotated[int, ValueRange(1 * MB, 1000 * GB)] = 1 * GB
     """Size of the node's log above which its oldest file goes, once the store has it durably; above it a full log file
     makes a checkpoint due at once. So the log may be larger by two files and what is written during a checkpoint; by as
     much as this again while a follower takes rows; and by more while entries are not applied (a partition without
     enough in sync, a store slower than the log)."""
 
-    log_file_bytes: int = 64 * MB
+    log_file_bytes: Annotated[int, ValueRange(64 * KB, 4 * GB)] = 64 * MB
     """Size at which a log file is closed and the next begun; smaller than `log_size`."""
 
-    log_batch_bytes: int = 4 * MB
+    log_batch_bytes: Annotated[int, ValueRange(4 * KB, 256 * MB)] = 4 * MB
     """Largest group commit, which bounds how long one fsync takes; at most `log_file_size`."""
 
-    window_entries: int = 10_000
+    # The upper end is the default of max_near_sync_message_lag; see broken_relations for why.
+    window_entries: Annotated[int, ValueRange(1, 20_000)] = 10_000
     """Writes of one partition that may be under way at once; more are refused as overloaded. It bounds the memory of a
     stalled partition, and what a new leader has to apply before it serves."""
 
-    window_bytes: int = 64 * MB
+    window_bytes: Annotated[int, ValueRange(64 * KB, 16 * GB)] = 64 * MB
     """The same in bytes for the whole node: bounds memory. At least `limits.object_size`."""
 
-    write_buffer_bytes: int = 64 * MB
+    write_buffer_bytes: Annotated[int, ValueRange(64 * KB, 1 * GB)] = 64 * MB
     """LevelDB's write buffer; smaller ones write slower. 64 MB wrote three times as fast as 4 MB."""
 
-    block_cache_bytes: int = 32 * MB
+    block_cache_bytes: Annotated[int, ValueRange(64 * KB, 64 * GB)] = 32 * MB
     """LevelDB's cache of blocks."""
 
-    checkpoint_interval_ms: int = 30_000
+    checkpoint_interval_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 30_000
     """How often the store is made durable, at the least (see `log_size`); bounds what is replayed after a power
     loss."""
 
@@ -506,23 +493,23 @@ class ReplicationSettings:
 class TransportSettings:
     """[transport]: the connections between the nodes of one cluster."""
 
-    ping_interval_ms: int = 1_000
+    ping_interval_ms: Annotated[int, ValueRange(50, 1 * MINUTE)] = 1_000
     """How often the side that dialled checks that a silent connection still answers; below `dead_after`."""
 
-    dead_after_ms: int = 4_000
+    dead_after_ms: Annotated[int, ValueRange(100, 10 * MINUTE)] = 4_000
     """A connection silent for this long is closed and dialled again."""
 
-    dial_delay_max_ms: int = 2_000
+    dial_delay_max_ms: Annotated[int, ValueRange(20, 1 * MINUTE)] = 2_000
     """Longest pause between two tries to connect. The first pause is a twentieth of it."""
 
-    live_limit_bytes: int = 64 * MB
+    live_limit_bytes: Annotated[int, ValueRange(1 * MB, 16 * GB)] = 64 * MB
     """Bytes that may wait for one node in the live lane; above it the connection is closed, and the node gets from the
     log what it missed."""
 
-    catch_up_limit_bytes: int = 8 * MB
+    catch_up_limit_bytes: Annotated[int, ValueRange(64 * KB, 1 * GB)] = 8 * MB
     """Bytes that may wait for one node in the catch-up lane; the sender waits then."""
 
-    catch_up_share_percent: int = 20
+    catch_up_share_percent: Annotated[int, ValueRange(1, 90)] = 20
     """Least share of a busy connection that the catch-up lane gets."""
 
 
@@ -530,31 +517,32 @@ class TransportSettings:
 class LimitSettings:
     """[limits]: sizes that a request may have; each has its status in docs/http.md."""
 
-    object_bytes: int = 50 * MB
+    object_bytes: Annotated[int, ValueRange(1 * KB, 1 * GB)] = 50 * MB
     """Largest value of one object; above it 413. An object with all its siblings may take twice that and 1 MB, where it
     is written or merged, and so in every cluster with the same setting. 50 MB is Riak's limit."""
 
-    object_warn_bytes: int = 5 * MB
+    object_warn_bytes: Annotated[int, ValueRange(0, 1 * GB)] = 5 * MB
     """Larger values are taken, logged and counted; 0: none."""
 
-    key_bytes: int = 4096
+    # 64 KB is the limit of Riak's clients; each key is stored three times.
+    key_bytes: Annotated[int, ValueRange(16, 64 * KB)] = 4096
     """Longest bucket or key after percent-decoding; above it 400. A key is held in three rows of the store."""
 
-    siblings: int = 100
+    siblings: Annotated[int, ValueRange(1, 10_000)] = 100
     """Most siblings of one object: a write that would make more is refused with 422; what comes from another cluster is
     kept."""
 
-    siblings_warn: int = 25
+    siblings_warn: Annotated[int, ValueRange(0, 10_000)] = 25
     """Objects with more siblings are logged and counted; 0: none."""
 
-    listings: int = 8
+    listings: Annotated[int, ValueRange(1, 1_000)] = 8
     """Most listings that run at once on a node; one more is refused with 503. Each holds a snapshot of the store and
     reads every key row in its range. The default is a guess: enough for people, too few to starve writers."""
 
-    batch_items: int = 10_000
+    batch_items: Annotated[int, ValueRange(1, 100_000)] = 10_000
     """Most items of one `/batch` request; above it 413."""
 
-    batch_bytes: int = 64 * MB
+    batch_bytes: Annotated[int, ValueRange(1 * KB, 1 * GB)] = 64 * MB
     """Largest body of a `/batch` request; above it 413."""
 
 
@@ -562,36 +550,36 @@ class LimitSettings:
 class QueueSettings:
     """[[queues]]: one source queue."""
 
-    name: str
+    name: Annotated[str, NAME]
     """Unique in the file."""
 
-    filter: str = "any"
+    filter: Annotated[str, FILTER] = "any"
     """Which changes the queue offers, in rules separated by commas: see [queues](queues.md)."""
 
     cascade: bool = False
     """Offer also what came from another cluster (never back to that one)."""
 
-    object_size_limit_bytes: int = 200 * KB
+    object_size_limit_bytes: Annotated[int, ValueRange(0, 1 * GB)] = 200 * KB
     """Larger objects are held as references, and read when they are served."""
 
-    object_limit_count: int = 1_000
+    object_limit_count: Annotated[int, ValueRange(0, 10_000_000)] = 1_000
     """Whole objects held in memory per queue; beyond it they are read from the store."""
 
-    queue_limit_count: int = 300_000
+    queue_limit_count: Annotated[int, ValueRange(1, 10_000_000)] = 300_000
     """References held in memory per queue and priority; beyond it `overflow` applies to changes, and producers of a
     lower priority wait."""
 
-    overflow: str = "replay"
+    overflow: Annotated[str, Choice("replay", "discard")] = "replay"
     """At the limit: the rest waits in the store and nothing is lost; or it is given up, counted, and kept as a gap
     until a full-sync closes it."""
 
-    rate_limit_bytes: int = 0
+    rate_limit_bytes: Annotated[int, ValueRange(0, 10 * GB)] = 0
     """Payload bytes a second that this node gives out; 0: no limit. `isthmus queue throttle` changes it live."""
 
-    object_rate_limit_count: int = 0
+    object_rate_limit_count: Annotated[int, ValueRange(0, 10_000_000)] = 0
     """Changes a second that this node gives out; 0: no limit."""
 
-    lease_ms: int = 30_000
+    lease_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 30_000
     """How long a sink may take to acknowledge a batch before it is served again."""
 
     riak_fetch: bool = False
@@ -613,10 +601,10 @@ class SourceSettings:
 class LogSettings:
     """[log]: structured events."""
 
-    level: str = "info"
+    level: Annotated[str, Choice("debug", "info", "warning", "error")] = "info"
     """The least that is written."""
 
-    format: str = "auto"
+    format: Annotated[str, Choice("auto", "json", "text")] = "auto"
     """`auto` is text on a terminal, else JSON, one object a line."""
 
 

@@ -1,7 +1,8 @@
 """Lines of keys in a TOML text: key path -> line, which `tomllib` does not give.
 
 A scan of text that `tomllib` has accepted: it finds where keys, strings and brackets begin and end, and parses no
-value. Other text gives undefined results."""
+value. Other text gives undefined results.
+"""
 
 from __future__ import annotations
 

@@ -1,178 +1,34 @@
-"""Rules for settings: ranges, choices, forms of single values, and relations between settings.
+"""Values of settings: ranges, choices and forms of texts, which the fields of `config.settings` are annotated with.
 
-Pure functions over values and finished `Settings`: no file, no line numbers. `config.loader` calls them and adds where
-each value stands; docs/config.md shows the same ranges, generated from these tables. The meaning of a queue's filter is
+Pure functions over single values; `config.relations` has the rules between settings. The meaning of a queue's filter is
 `queues.filters`; its form is checked here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
-from isthmus.config.settings import (
-    ALL_TYPES,
-    GB,
-    KB,
-    MB,
-    Address,
-    FullSyncSettings,
-    LimitSettings,
-    ListenSettings,
-    LogSettings,
-    MetastoreSettings,
-    NodeSettings,
-    PeerSettings,
-    QueueSettings,
-    ReplicationSettings,
-    Settings,
-    SinkSettings,
-    TlsSettings,
-    TokenSettings,
-    TransportSettings,
-    broken_tls_relations,
-)
 from isthmus.config.text import shown
-
-SECOND: Final = 1_000
-MINUTE: Final = 60 * SECOND
-HOUR: Final = 60 * MINUTE
-
-
-class ValueRange(NamedTuple):
-    """Least and greatest value, both allowed, in the unit of the field's name."""
-
-    least: int
-    most: int
-
 
 PORT_MAX: Final = 65_535
 
-RANGES: Final[Mapping[tuple[type, str], ValueRange]] = {
-    # Below 1 no client connects; above 100,000 the usual limit of open files is exceeded.
-    (ListenSettings, "connections_limit"): ValueRange(1, 100_000),
-    # From what clients' ordinary headers need to what a connection may cost in memory.
-    (ListenSettings, "header_limit_bytes"): ValueRange(4 * KB, 1 * MB),
-    (ListenSettings, "request_timeout_ms"): ValueRange(100, 1 * HOUR),
-    (ListenSettings, "body_timeout_ms"): ValueRange(100, 1 * HOUR),
-    # ZooKeeper grants at least two of its ticks; over a minute a dead node would block its partitions too long.
-    (MetastoreSettings, "session_timeout_ms"): ValueRange(1 * SECOND, 1 * MINUTE),
-    (MetastoreSettings, "connect_timeout_ms"): ValueRange(100, 1 * HOUR),
-    (MetastoreSettings, "embedded_port"): ValueRange(0, PORT_MAX),
-    (MetastoreSettings, "linger_ms"): ValueRange(0, 24 * HOUR),
-    # Placement files of other systems have 32-bit numbers.
-    (NodeSettings, "id"): ValueRange(0, 2**31 - 1),
-    # 0 is the default; more than seven replicas have no known use.
-    (ReplicationSettings, "factor"): ValueRange(0, 7),
-    (ReplicationSettings, "min_isr"): ValueRange(0, 7),
-    (ReplicationSettings, "max_time_lag_ms"): ValueRange(100, 1 * HOUR),
-    (ReplicationSettings, "max_record_lag_count"): ValueRange(10, 1_000_000),
-    (ReplicationSettings, "max_near_sync_message_lag_count"): ValueRange(10, 10_000_000),
-    (ReplicationSettings, "catch_up_rate_limit_bytes"): ValueRange(64 * KB, 10 * GB),
-    (ReplicationSettings, "dedup_window_count"): ValueRange(1, 1_000_000),
-    (ReplicationSettings, "handover_timeout_ms"): ValueRange(100, 1 * HOUR),
-    # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted.
-    (ReplicationSettings, "removed_copy_grace_ms"): ValueRange(1 * SECOND, 720 * HOUR),
-    (ReplicationSettings, "tree_rebuild_ms"): ValueRange(0, 8760 * HOUR),
-    (ReplicationSettings, "balance_delay_ms"): ValueRange(0, 1 * HOUR),
-    # From one at a time to the largest number of partitions, which is no limit.
-    (ReplicationSettings, "balance_moves"): ValueRange(1, 1024),
-    (ReplicationSettings, "balance_cool_down_ms"): ValueRange(0, 1 * HOUR),
-    (TransportSettings, "ping_interval_ms"): ValueRange(50, 1 * MINUTE),
-    (TransportSettings, "dead_after_ms"): ValueRange(100, 10 * MINUTE),
-    (TransportSettings, "dial_delay_max_ms"): ValueRange(20, 1 * MINUTE),
-    (TransportSettings, "live_limit_bytes"): ValueRange(1 * MB, 16 * GB),
-    (TransportSettings, "catch_up_limit_bytes"): ValueRange(64 * KB, 1 * GB),
-    (TransportSettings, "catch_up_share_percent"): ValueRange(1, 90),
-    # Each partition costs a metastore record and rows of its own; with 1,024 both stay small.
-    (ReplicationSettings, "partitions"): ValueRange(1, 1024),
-    (ReplicationSettings, "log_size_bytes"): ValueRange(1 * MB, 1000 * GB),
-    (ReplicationSettings, "log_file_bytes"): ValueRange(64 * KB, 4 * GB),
-    (ReplicationSettings, "log_batch_bytes"): ValueRange(4 * KB, 256 * MB),
-    # The upper end is the default of max_near_sync_message_lag; see broken_relations for why.
-    (ReplicationSettings, "window_entries"): ValueRange(1, 20_000),
-    (ReplicationSettings, "window_bytes"): ValueRange(64 * KB, 16 * GB),
-    (ReplicationSettings, "write_buffer_bytes"): ValueRange(64 * KB, 1 * GB),
-    (ReplicationSettings, "block_cache_bytes"): ValueRange(64 * KB, 64 * GB),
-    (ReplicationSettings, "checkpoint_interval_ms"): ValueRange(100, 1 * HOUR),
-    (TlsSettings, "expiry_warning_ms"): ValueRange(1 * HOUR, 365 * 24 * HOUR),
-    (LimitSettings, "object_bytes"): ValueRange(1 * KB, 1 * GB),
-    # 64 KB is the limit of Riak's clients; each key is stored three times.
-    (LimitSettings, "key_bytes"): ValueRange(16, 64 * KB),
-    (LimitSettings, "siblings"): ValueRange(1, 10_000),
-    (LimitSettings, "object_warn_bytes"): ValueRange(0, 1 * GB),
-    (LimitSettings, "siblings_warn"): ValueRange(0, 10_000),
-    (LimitSettings, "listings"): ValueRange(1, 1_000),
-    (LimitSettings, "batch_items"): ValueRange(1, 100_000),
-    (LimitSettings, "batch_bytes"): ValueRange(1 * KB, 1 * GB),
-    (QueueSettings, "object_size_limit_bytes"): ValueRange(0, 1 * GB),
-    (QueueSettings, "object_limit_count"): ValueRange(0, 10_000_000),
-    (QueueSettings, "queue_limit_count"): ValueRange(1, 10_000_000),
-    (QueueSettings, "lease_ms"): ValueRange(100, 1 * HOUR),
-    (QueueSettings, "rate_limit_bytes"): ValueRange(0, 10 * GB),
-    (QueueSettings, "object_rate_limit_count"): ValueRange(0, 10_000_000),
-    (SinkSettings, "workers"): ValueRange(1, 256),
-    (SinkSettings, "peer_limit_count"): ValueRange(0, 256),
-    (SinkSettings, "batch_count"): ValueRange(1, 100_000),
-    (SinkSettings, "batch_bytes"): ValueRange(1 * KB, 1 * GB),
-    (SinkSettings, "poll_ms"): ValueRange(0, 5 * MINUTE),
-    (SinkSettings, "delay_min_ms"): ValueRange(1, 1 * HOUR),
-    (SinkSettings, "delay_max_ms"): ValueRange(1, 1 * HOUR),
-    # 1 never lengthens the delay; above 10 the second error reaches the longest delay anyway.
-    (SinkSettings, "delay_factor"): ValueRange(1, 10),
-    (SinkSettings, "empty_delay_min_ms"): ValueRange(1, 1 * MINUTE),
-    (SinkSettings, "empty_delay_max_ms"): ValueRange(1, 1 * MINUTE),
-    (SinkSettings, "rate_limit_bytes"): ValueRange(0, 10 * GB),
-    (SinkSettings, "object_rate_limit_count"): ValueRange(0, 10_000_000),
-    (SinkSettings, "discovery_interval_ms"): ValueRange(1 * SECOND, 1 * HOUR),
-    (SinkSettings, "conflicts_count"): ValueRange(0, 100_000),
-    (SinkSettings, "dead_letters_count"): ValueRange(1, 100_000),
-    (SinkSettings, "dead_letters_bytes"): ValueRange(0, 100 * GB),
-    (SinkSettings, "request_timeout_ms"): ValueRange(100, 1 * HOUR),
-    # More than one check in six minutes is of no use; see `aae.scheduling.schedule`.
-    (FullSyncSettings, "all_count"): ValueRange(0, 240),
-    (FullSyncSettings, "day_count"): ValueRange(0, 240),
-    (FullSyncSettings, "hour_count"): ValueRange(0, 240),
-    (FullSyncSettings, "range_count"): ValueRange(0, 240),
-    (FullSyncSettings, "auto_count"): ValueRange(0, 240),
-    (FullSyncSettings, "none_count"): ValueRange(0, 240),
-    (FullSyncSettings, "cluster_slice"): ValueRange(0, 4),
-    (FullSyncSettings, "segment_limit_count"): ValueRange(0, 1 << 20),
-    (FullSyncSettings, "auto_suppress_count"): ValueRange(0, 240),
-    (FullSyncSettings, "pause_ms"): ValueRange(0, 1 * MINUTE),
-    (FullSyncSettings, "timeout_ms"): ValueRange(100, 1 * HOUR),
-    (FullSyncSettings, "run_timeout_ms"): ValueRange(1 * SECOND, 24 * HOUR),
-    (FullSyncSettings, "repair_rate_limit_count"): ValueRange(0, 10_000_000),
-}
-"""Every whole number among the settings. Extremes serve tests (small) and large machines."""
+ALL_TYPES: Final = "*"
+"""`bucket_types` for all of them."""
 
-CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
-    (ReplicationSettings, "durability"): ("fsync", "async"),
-    (ReplicationSettings, "placement"): ("computed", "file"),
-    (ReplicationSettings, "read_isolation"): ("committed", "uncommitted"),
-    (TlsSettings, "http"): ("require", "allow", "off"),
-    (TlsSettings, "admin"): ("require", "allow", "off"),
-    (TlsSettings, "cluster"): ("require", "prefer", "allow", "off"),
-    (TlsSettings, "client_certificates"): ("optional", "required"),
-    (TokenSettings, "http_open"): ("nothing", "read", "write"),
-    (QueueSettings, "overflow"): ("replay", "discard"),
-    (SinkSettings, "compression"): ("none", "zstd"),
-    (LogSettings, "level"): ("debug", "info", "warning", "error"),
-    (LogSettings, "format"): ("auto", "json", "text"),
-}
 
-NAMES: Final = frozenset(
-    [
-        (NodeSettings, "name"),
-        (NodeSettings, "cluster"),
-        (QueueSettings, "name"),
-        (PeerSettings, "queue"),
-        (FullSyncSettings, "name"),
-        (FullSyncSettings, "queue"),
-    ]
-)
+@dataclass(frozen=True, slots=True)
+class Address:
+    """host:port; port 0 means any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 NAME_RULE: Final = "1 to 64 letters, digits, - _ . and begins with a letter or digit"
 """Names become parts of metastore paths, file names and URLs, so "..", "/" and spaces must not occur."""
@@ -190,13 +46,8 @@ def check_name(value: str) -> str:
     return value
 
 
-def check_rack(value: str) -> str:
-    """The name of a rack, or "" for none; ValueError otherwise."""
-    return check_name(value) if value else value
-
-
-def check_cluster(value: str) -> str:
-    """The name of a cluster, or "" for any; ValueError otherwise."""
+def check_name_or_none(value: str) -> str:
+    """A name, or "" for none; ValueError otherwise."""
     return check_name(value) if value else value
 
 
@@ -282,124 +133,6 @@ def _without_secrets(url: str) -> str:
     return scheme + separator + ("***@" if user else "") + re.sub(r"([?#]).*", r"\1***", rest)
 
 
-class RelationViolation(NamedTuple):
-    """A relation between settings that does not hold; `paths` are its keys, the likeliest cause first."""
-
-    paths: tuple[str, ...]
-    message: str
-
-
-def broken_relations(settings: Settings) -> Iterator[RelationViolation]:
-    """Every relation that does not hold between values that are each valid.
-
-    Key paths are those of the file ("replication.log_file_size"), as `config.schema` derives them.
-    """
-    yield from _addresses_apart(settings)
-    log = settings.replication
-    if log.log_file_bytes >= log.log_size_bytes:
-        yield RelationViolation(
-            ("replication.log_file_size", "replication.log_size"),
-            "a log file must be smaller than the whole log (log_file_size < log_size), or nothing could ever be freed",
-        )
-    if log.log_batch_bytes > log.log_file_bytes:
-        yield RelationViolation(
-            ("replication.log_batch_size", "replication.log_file_size"),
-            "one group commit must fit into a log file (log_batch_size <= log_file_size)",
-        )
-    if log.window_entries > log.max_near_sync_message_lag_count:
-        yield RelationViolation(
-            ("replication.window_entries", "replication.max_near_sync_message_lag"),
-            "a member in sync must be able to catch up from the log "
-            "(window_entries <= max_near_sync_message_lag), or a stall would put it out of reach",
-        )
-    if settings.transport.ping_interval_ms >= settings.transport.dead_after_ms:
-        yield RelationViolation(
-            ("transport.ping_interval", "transport.dead_after"),
-            "a connection must be checked before it counts as dead (ping_interval < dead_after)",
-        )
-    if log.factor and log.min_isr > log.factor:
-        yield RelationViolation(
-            ("replication.min_isr", "replication.factor"),
-            f"no more than replication.factor ({log.factor}) replicas can hold a write",
-        )
-    if settings.limits.object_bytes > log.window_bytes:
-        yield RelationViolation(
-            ("limits.object_size", "replication.window_size"),
-            "the largest object must fit into the window of unapplied writes "
-            "(limits.object_size <= replication.window_size), or it could never be written",
-        )
-    sink = settings.sink
-    if sink.delay_min_ms > sink.delay_max_ms:
-        yield RelationViolation(
-            ("sink.delay_min", "sink.delay_max"),
-            "the first delay must not be longer than the longest (delay_min <= delay_max)",
-        )
-    if sink.empty_delay_min_ms > sink.empty_delay_max_ms:
-        yield RelationViolation(
-            ("sink.empty_delay_min", "sink.empty_delay_max"),
-            "the first delay must not be longer than the longest (empty_delay_min <= empty_delay_max)",
-        )
-    yield from (
-        RelationViolation(*each)
-        for each in broken_tls_relations(settings.tls, named_metastore=bool(settings.metastore.hosts))
-    )
-    yield from _lists(settings)
-
-
-def _addresses_apart(settings: Settings) -> Iterator[RelationViolation]:
-    http, admin, cluster = settings.listen.http, settings.listen.admin, settings.listen.cluster
-    for key, other in (("listen.http", http), ("listen.admin", admin)):
-        if cluster.port and cluster.port == other.port and _may_clash(cluster.host, other.host):
-            yield RelationViolation(("listen.cluster", key), f"port {cluster.port} is given to {key} already")
-    if http.port and http.port == admin.port and _may_clash(http.host, admin.host):
-        yield RelationViolation(
-            ("listen.admin", "listen.http"),
-            f"clients and operators need listeners of their own, but both are given port {http.port}",
-        )
-    port = settings.metastore.embedded_port
-    if port and not settings.metastore.hosts:
-        for key, address in (("listen.http", http), ("listen.admin", admin), ("listen.cluster", cluster)):
-            if address.port == port:
-                yield RelationViolation(("metastore.embedded_port", key), f"port {port} is given to {key} already")
-
-
-def _lists(settings: Settings) -> Iterator[RelationViolation]:
-    first_queue: dict[str, int] = {}
-    for number, queue in enumerate(settings.queues):
-        if queue.name in first_queue:
-            yield RelationViolation(
-                (f"queues[{number}].name", f"queues[{first_queue[queue.name]}].name"),
-                f'two queues are called "{queue.name}"; every queue needs a name of its own',
-            )
-        first_queue.setdefault(queue.name, number)
-    first_peer: dict[tuple[str, str], int] = {}
-    for number, peer in enumerate(settings.sink.peers):
-        same = (peer.url, peer.queue)
-        if same in first_peer:
-            yield RelationViolation(
-                (f"sink.peers[{number}].url", f"sink.peers[{first_peer[same]}].url"),
-                f'queue "{peer.queue}" of {peer.url} is listed twice; once is enough for any number of workers',
-            )
-        first_peer.setdefault(same, number)
-        own = settings.listen.http
-        if own.port and is_own(peer.url, own):
-            yield RelationViolation(
-                (f"sink.peers[{number}].url", "listen.http"),
-                f"{peer.url} is this node itself; a peer is a node of another cluster",
-            )
-
-
-def is_own(url: str, own: Address) -> bool:
-    """True for the URL of the listener at `own`."""
-    address = urlsplit(url)
-    return (address.hostname, address.port) == (own.host.lower(), own.port)
-
-
-def _may_clash(one: str, other: str) -> bool:
-    anywhere = ("0.0.0.0", "::")  # noqa: S104 -- compared with, not bound to
-    return one == other or one in anywhere or other in anywhere
-
-
 URLS_MAX: Final = 32
 """Most nodes of another cluster in a list; one that answers is enough."""
 
@@ -436,31 +169,6 @@ def check_window(value: str) -> str:
     return value
 
 
-def broken_fullsync(settings: Settings) -> Iterator[RelationViolation]:
-    """Every relation of [[fullsync]] that does not hold."""
-    first: dict[str, int] = {}
-    for number, peer in enumerate(settings.fullsync):
-        path = f"fullsync[{number}]"
-        if peer.name in first:
-            yield RelationViolation(
-                (f"{path}.name", f"fullsync[{first[peer.name]}].name"),
-                f'two full-syncs are called "{peer.name}"; each needs a name of its own',
-            )
-        first.setdefault(peer.name, number)
-        own = settings.listen.http
-        for url in peer.urls.split(",") if own.port else ():
-            if is_own(url, own):
-                yield RelationViolation(
-                    (f"{path}.urls", "listen.http"),
-                    f"{url} is this node itself; what it is compared with is another cluster",
-                )
-        if peer.bidirectional and not peer.peer_queue:
-            yield RelationViolation(
-                (f"{path}.bidirectional", f"{path}.peer_queue"),
-                "the other cluster must know which of its queues to repair by; set peer_queue",
-            )
-
-
 FILTER_RULES: Final = "any, block_rtq, buckettype:T, bucketname:B, bucketprefix:P, or ! before one of the last three"
 
 _FILTER_RULE = re.compile(r"any|block_rtq|!?\s*(buckettype|bucketname|bucketprefix):\S.*")
@@ -493,3 +201,43 @@ def check_filter(value: str) -> str:
     if "any" in parts and any(part != "any" and not part.startswith("!") for part in parts):
         raise ValueError(f'{shown(value)}: "any" offers everything; beside it only negations (!...) change something')
     return value
+
+
+class ValueRange(NamedTuple):
+    """Form of a whole number: least and greatest value, both allowed, in the unit of the field's name."""
+
+    least: int
+    most: int
+
+
+class Choice:
+    """Form of a text that is one of a few values."""
+
+    def __init__(self, *values: str) -> None:
+        self.values = values
+
+    def check(self, value: str) -> str:
+        """The value; ValueError names the choices."""
+        return check_choice(value, self.values)
+
+
+class TextForm(NamedTuple):
+    """Form of a text: `check` returns it in its normal form or raises ValueError; `title` is its name in the docs."""
+
+    check: Callable[[str], str]
+    title: str
+
+
+Form = ValueRange | Choice | TextForm
+"""Form of a setting's value: an annotation of the settings' fields."""
+
+NAME: Final = TextForm(check_name, "a name")
+NAME_OR_NONE: Final = TextForm(check_name_or_none, "a name")
+HOST: Final = TextForm(check_host, "a host")
+HOSTS: Final = TextForm(check_hosts, "HOST:PORT,...")
+METASTORE_PATH: Final = TextForm(check_root, "a path of nodes")
+PEER_URL: Final = TextForm(check_peer_url, "http(s)://HOST:PORT")
+PEER_URLS: Final = TextForm(check_urls, "http(s)://HOST:PORT,...")
+BUCKET_TYPES: Final = TextForm(check_types, "*, NAME,...")
+HOURS: Final = TextForm(check_window, "FIRST-END, always, never")
+FILTER: Final = TextForm(check_filter, "rules")

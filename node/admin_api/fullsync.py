@@ -18,9 +18,10 @@ from isthmus.aae.scheduling.operator_documents import FullSyncAuditInfo, FullSyn
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.aae.scheduling.scheduler import CheckScheduler, UnknownPeer
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
+from isthmus.config.relations import is_own
 from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
-from isthmus.config.validation import check_name, is_own
+from isthmus.config.validation import check_name
 from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, ReasonedRequest, right

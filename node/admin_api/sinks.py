@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from isthmus.config.relations import is_own
 from isthmus.config.settings import PeerSettings
-from isthmus.config.validation import check_name, check_peer_url, is_own
+from isthmus.config.validation import check_name, check_peer_url
 from isthmus.node.admin_api.body import acting_user
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, ReasonedRequest, right

@@ -1,7 +1,8 @@
 """`isthmus fold`: queries and actions over all keys, page by page, over every partition of a bucket type.
 
 The node that answers passes each page on to the partition's leader. No state is held between two pages, so Ctrl-C ends
-a fold, and `--from PARTITION:PLACE` goes on from there. docs/fullsync.md explains kinds and scopes."""
+a fold, and `--from PARTITION:PLACE` goes on from there. docs/fullsync.md explains kinds and scopes.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ the empty tree), without rename detection. A key is a path's bytes, a value its 
 submodules (mode 160000) are left out. Memory holds path names and one blob at most.
 
 Generated: the same shape, adds, changes, deletes and adds again, over keys of which a few change often, with values
-from 10 bytes to 100 KB. The same seed gives the same operations and the same end on every machine."""
+from 10 bytes to 100 KB. The same seed gives the same operations and the same end on every machine.
+"""
 
 from __future__ import annotations
 

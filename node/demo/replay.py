@@ -4,7 +4,8 @@ Every write carries the causal context that its key was read with, so a replay m
 or restarting node (refused connections, 503, 504 with an unknown outcome) are retried with back-off at the cluster's
 next node: the same write, with the same context and request id, so that it takes effect once. The cluster remembers
 request ids for a limited time; so after an unknown outcome the key is read once more, and written again where the lost
-write has taken effect beside the repeated one. Nothing here prints."""
+write has taken effect beside the repeated one. Nothing here prints.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Asks the supervisor and every node's admin listener, in a thread of its own, so that a node that is dead or paused
 delays nothing else. Counts of several nodes are added up; a count is None (unknown) unless the answers cover all
-partitions. Changes of processes, leaders and replicas in sync become notes."""
+partitions. Changes of processes, leaders and replicas in sync become notes.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from isthmus.config.loader import FILE_BYTES_MAX, ConfigError, Fault, load_text
 from isthmus.config.settings import Address
 from isthmus.config.text import no_such, shown
 from isthmus.config.toml_lines import KeyPath, line_of_keys
-from isthmus.config.validation import PORT_MAX, check_name, check_rack, parse_address
+from isthmus.config.validation import PORT_MAX, check_name, check_name_or_none, parse_address
 from isthmus.node.local.topology_model import (
     ANY_PORT,
     AUTHORITY,
@@ -171,7 +171,7 @@ class _TopologyReader:
         return NodePlan(
             name,
             self._number(values, where, "id", position, ID_MAX),
-            self._checked(partial(check_rack, rack), (*where, "rack")) or "",
+            self._checked(partial(check_name_or_none, rack), (*where, "rack")) or "",
             {listener: self._address(values, where, listener) for listener in LISTENERS},
         )
 

@@ -8,18 +8,19 @@ import re
 import pytest
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
+from isthmus.config.schema import keys_of
 from isthmus.config.settings import ReplicationSettings
-from isthmus.config.validation import RANGES
 
 
 def test_an_option_that_a_file_may_set_has_the_files_default_and_range() -> None:
     """One number must not have two truths."""
     defaults = {field.name: field.default for field in dataclasses.fields(ReplicationSettings)}
+    forms = {key.field: key.form for key in keys_of(ReplicationSettings).values()}
     for option in OPTIONS.values():
         if option.setting:
             assert option.default == defaults[option.setting], option.name
             if not option.choices:
-                assert (option.least, option.most) == RANGES[ReplicationSettings, option.setting][:2], option.name
+                assert (option.least, option.most) == forms[option.setting], option.name
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -151,25 +150,19 @@ def test_ports_may_agree_where_nothing_clashes() -> None:
 
 
 def test_every_number_has_a_range_and_every_default_lies_in_it() -> None:
-    """A limit on everything: no whole number among the settings is unbounded, and no rule is left over."""
-    numbers = {
-        (key.section, key.field): key.default
-        for key in every_key()
-        if key.kind in (SettingKind.NUMBER, SettingKind.DURATION, SettingKind.SIZE)
-    }
-    assert set(numbers) == set(validation.RANGES)
-    for where, default in numbers.items():
-        assert validation.RANGES[where].least <= default <= validation.RANGES[where].most, where
+    """A limit on everything: no whole number among the settings is unbounded."""
+    for key in every_key():
+        if key.kind in (SettingKind.NUMBER, SettingKind.DURATION, SettingKind.SIZE):
+            assert isinstance(key.form, validation.ValueRange), key
+            assert key.form.least <= key.default <= key.form.most, key
 
 
-def test_rules_name_fields_that_exist() -> None:
-    """A renamed field cannot leave its rule behind."""
-    known = {(key.section, key.field) for key in every_key()}
-    assert set(validation.CHOICES) <= known
-    assert known >= validation.NAMES
-    for section, field in validation.CHOICES:
-        default = {each.name: each.default for each in dataclasses.fields(section)}[field]
-        assert default in validation.CHOICES[section, field]
+def test_every_default_text_has_the_form_of_its_field() -> None:
+    """A default is accepted by the choices or the check of its field, and each text has one."""
+    for key in every_key():
+        if key.kind is SettingKind.TEXT:
+            assert isinstance(key.form, validation.Choice | validation.TextForm), key
+            assert key.default in (None, "") or key.form.check(key.default) == key.default, key
 
 
 def test_keys_in_files_carry_no_unit() -> None:
