@@ -326,7 +326,7 @@ class Node:
             status=self,
             certified_sinks=self._credentials.certified_sinks,
         )
-        add_members(self.client_api, services.membership.document)
+        add_members(self.client_api, services.membership)
         PropertyRoutes(services.properties, self.client_api)
         cluster, cluster_name = services.cluster_uuid, settings.node.cluster
         TreeRoutes(

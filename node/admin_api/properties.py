@@ -47,7 +47,7 @@ class PropertiesAdmin:
 
     async def listed(self, _request: Request) -> Reply:
         """Every bucket that has properties of its own, with these properties."""
-        places = self._services.properties.book.settings.places
+        places = self._services.properties.cache.settings.places
         found = sorted((p for p in places if p.bucket is not None), key=lambda p: (p.bucket_type, p.bucket or b""))
         return json_reply(
             {"buckets": [{**_named(place), "props": {n: s.value for n, s in places[place].items()}} for place in found]}

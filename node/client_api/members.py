@@ -5,21 +5,24 @@ Names and client addresses only; operators read the rest through the admin API. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply
 
-Members = Callable[[], dict[str, Any]]
-"""{"v", "cluster", "cluster_uuid", "tls", "nodes": [{"node", "http"}, ...]}: the nodes that live and are not leaving,
-and the mode of the answering node's own listener."""
+
+class Membership(Protocol):
+    """The nodes of the cluster (`node.services.membership.ClusterMembership`)."""
+
+    def document(self) -> dict[str, Any]:
+        """{"v", "cluster", "cluster_uuid", "tls", "nodes": [{"node", "http"}, ...]}: the nodes that are alive and not
+        leaving, and the TLS mode of the answering node's own listener."""
 
 
-def add_members(api: HttpApplication, members: Members) -> None:
+def add_members(api: HttpApplication, membership: Membership) -> None:
     """Add the route."""
 
     async def nodes(_request: Request) -> Reply:
-        return json_reply(members())
+        return json_reply(membership.document())
 
     api.router.add("GET", "/cluster/nodes", nodes)

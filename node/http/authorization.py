@@ -112,7 +112,7 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_unauthorized_total": Family(
         "Requests refused for want of a token or a role, by listener and status.",
         "requests",
-        "locks",
+        "security",
         ("listener", "status"),
     ),
 }

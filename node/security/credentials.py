@@ -36,13 +36,13 @@ TELL_EVERY_S: Final = 3600.0
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_tls_certificate_expiry_timestamp_seconds": Family(
-        "When the first certificate of a file expires, by its key.", "seconds", "locks", ("file",)
+        "When the first certificate of a file expires, by its key.", "seconds", "security", ("file",)
     ),
     "isthmus_tls_peer_certificate_expiry_timestamp_seconds": Family(
-        "When a connected node's certificate expires, by node.", "seconds", "locks", ("node",)
+        "When a connected node's certificate expires, by node.", "seconds", "security", ("node",)
     ),
     "isthmus_secret_file_reloads_total": Family(
-        "Times that changed files of certificates were read again, by outcome.", "reads", "locks", ("outcome",)
+        "Times that changed files of certificates were read again, by outcome.", "reads", "security", ("outcome",)
     ),
 }
 """Name -> metric definition (see repl.telemetry)."""

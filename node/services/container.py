@@ -192,7 +192,7 @@ class NodeServices:
             self.property_cache,
             metastore,
             self.time,
-            records=lambda: self.controller.records,
+            partitions=self.controller,
             key_limit_bytes=settings.limits.key_bytes,
         )
         self.options.attach(self.controller, self.runtime, self.coordinator, self.links)

@@ -7,8 +7,8 @@ as soon as their watch fires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from isthmus.config.bucket_properties import (
     PROPERTIES,
@@ -33,27 +33,35 @@ from isthmus.repl.model.properties import BadProperty
 from isthmus.repl.model.record import PartitionRecord
 
 
+class PartitionRecords(Protocol):
+    """The cluster's partitions, as this node last read them (`repl.controller.controller.Controller`)."""
+
+    @property
+    def records(self) -> Mapping[int, PartitionRecord]:
+        """Partition -> its record."""
+
+
 class PropertyService:
-    """The properties of one node. `records` are the cluster's partitions, as this node last read them."""
+    """The properties in force on one node, and changes of them."""
 
     def __init__(
         self,
-        book: PropertyCache,
+        cache: PropertyCache,
         metastore: Metastore,
         time: TimeSource,
         *,
-        records: Callable[[], Mapping[int, PartitionRecord]],
+        partitions: PartitionRecords,
         key_limit_bytes: int,
     ) -> None:
-        self.book = book
+        self.cache = cache
         self._metastore = metastore
         self._time = time
-        self._records = records
+        self._partitions = partitions
         self._key_limit = key_limit_bytes
 
     def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
         """The scope of a bucket type or bucket. Raises UnknownBucketType, BadInput for an impossible bucket."""
-        kinds = {record.bucket_type for record in self._records().values()}
+        kinds = {record.bucket_type for record in self._partitions.records.values()}
         name = bucket_type.decode(errors="replace")
         if name not in kinds:
             raise UnknownBucketType(f"bucket type {name!r} does not exist: known are {', '.join(sorted(kinds))}")
@@ -63,12 +71,12 @@ class PropertyService:
 
     def shown(self, place: PropertyScope) -> dict[str, Any]:
         """All properties in force for a scope, by Riak's names."""
-        return shown_properties(self.book.settings.values(place), self.factor(place))
+        return shown_properties(self.cache.settings.values(place), self.factor(place))
 
     def rows(self, place: PropertyScope) -> list[dict[str, Any]]:
         """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
         whom and when, whether it has an effect, and its meaning."""
-        own, of_type = self.book.settings.own(place), self.book.settings.own(PropertyScope(place.bucket_type))
+        own, of_type = self.cache.settings.own(place), self.cache.settings.own(PropertyScope(place.bucket_type))
         rows = []
         for name, known in sorted(PROPERTIES.items()):
             setting = own.get(name) or of_type.get(name)
@@ -104,19 +112,19 @@ class PropertyService:
         values = self.judged(wanted, self.factor(place))
         changes = {name: PropertySetting(value, by[:WHO_MAX], at_ms) for name, value in values.items()}
         if changes:
-            self.book.learn(await change_properties(self._metastore, place, changes))
+            self.cache.learn(await change_properties(self._metastore, place, changes))
 
     async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
         """Unset properties, all with no names; returns those that were set. Raises as `set`."""
         check_names(names)
-        own = self.book.settings.own(place)
+        own = self.cache.settings.own(place)
         changes: dict[str, PropertySetting | None] = dict.fromkeys(names)
-        self.book.learn(await change_properties(self._metastore, place, changes, alone=not names))
+        self.cache.learn(await change_properties(self._metastore, place, changes, alone=not names))
         return sorted(name for name in own if not names or name in names)
 
     def factor(self, place: PropertyScope) -> int | None:
         """The replication factor of a scope; None when its partitions differ."""
-        factors = {r.factor for r in self._records().values() if r.bucket_type == place.bucket_type}
+        factors = {r.factor for r in self._partitions.records.values() if r.bucket_type == place.bucket_type}
         return factors.pop() if len(factors) == 1 else None
 
 

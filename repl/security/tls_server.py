@@ -49,12 +49,12 @@ CUT: Final = TlsFailure("crowded", "others waited for the place of this handshak
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_tls_handshakes": Family(
-        "TLS handshakes under way now, by listener.", "connections", "locks", ("listener",)
+        "TLS handshakes under way now, by listener.", "connections", "security", ("listener",)
     ),
     "isthmus_tls_refused_total": Family(
         "Connections whose TLS handshake failed, by listener and reason.",
         "connections",
-        "locks",
+        "security",
         ("listener", "reason"),
     ),
 }

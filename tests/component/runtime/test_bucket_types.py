@@ -31,7 +31,7 @@ async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[i
     settings = Settings(NodeSettings(house.node, "east", Path("data")))
     controller, time = house.controller, house.runtime.time
     book = PropertyCache(house.metastore)
-    properties = PropertyService(book, house.metastore, time, records=lambda: controller.records, key_limit_bytes=1_000)
+    properties = PropertyService(book, house.metastore, time, partitions=controller, key_limit_bytes=1_000)
     node = SimpleNamespace(controller=controller, options=EffectiveOptions(settings), time=time, properties=properties)
     BucketTypesAdmin(node, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []

@@ -28,8 +28,8 @@ class Standstill:
         return 1_700_000_000_000
 
 
-class World:
-    """A client face whose properties lie in a metastore in memory; `notes` has three replicas."""
+class PropertyApi:
+    """A client API whose properties lie in a metastore in memory; `notes` has three replicas."""
 
     def __init__(self, room: Any, ask_face: Any) -> None:
         self.face, self._ask = room.face, ask_face
@@ -38,11 +38,15 @@ class World:
             0: PartitionRecord(0, "default", 0, 1, ("n1",)),
             1: PartitionRecord(1, "notes", 0, 1, ("n1", "n2", "n3")),
         }
-        self.office = PropertyService(
-            PropertyCache(self.metastore), self.metastore, Standstill(), records=lambda: records, key_limit_bytes=100
+        self.properties = PropertyService(
+            PropertyCache(self.metastore),
+            self.metastore,
+            Standstill(),
+            partitions=SimpleNamespace(records=records),
+            key_limit_bytes=100,
         )
-        PropertyRoutes(self.office, self.face)
-        PropertiesAdmin(SimpleNamespace(properties=self.office), self.face.router)  # type: ignore[arg-type]
+        PropertyRoutes(self.properties, self.face)
+        PropertiesAdmin(SimpleNamespace(properties=self.properties), self.face.router)  # type: ignore[arg-type]
 
     async def ask(self, method: str, target: str, body: Any = None) -> tuple[int, Any, str | None]:
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -55,19 +59,19 @@ class World:
 
 
 @pytest.fixture
-def world(room, ask_face):
-    return World(room, ask_face)
+def api(room, ask_face):
+    return PropertyApi(room, ask_face)
 
 
-def told(world: World, story: Any) -> None:
+def told(api: PropertyApi, story: Any) -> None:
     async def run() -> None:
-        await world.metastore.start(lambda _state: None)
-        await story(world.ask)
+        await api.metastore.start(lambda _state: None)
+        await story(api.ask)
 
     asyncio.run(run())
 
 
-def test_a_bucket_shows_riaks_properties_and_takes_them_back(world):
+def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
     """GET, PUT of one, GET again, PUT of all that was read, DELETE: as Riak's clients do it, by all three forms."""
 
     async def story(ask):
@@ -87,10 +91,10 @@ def test_a_bucket_shows_riaks_properties_and_takes_them_back(world):
         assert (await ask("GET", "/buckets/b/props"))[1] == before
         assert (await ask("GET", "/buckets/a%2Fb%FF/props"))[1]["props"]["name"] == "a%2Fb%FF"
 
-    told(world, story)
+    told(api, story)
 
 
-def test_a_bucket_type_has_properties_that_its_buckets_have(world):
+def test_a_bucket_type_has_properties_that_its_buckets_have(api):
     """Set for the type they count for its buckets, but for those with their own; n_val is the type's factor."""
 
     async def story(ask):
@@ -100,7 +104,7 @@ def test_a_bucket_type_has_properties_that_its_buckets_have(world):
         assert (await ask("GET", "/types/notes/buckets/b/props"))[1]["props"]["last_write_wins"] is True
         assert (await ask("GET", "/buckets/b/props"))[1]["props"]["last_write_wins"] is False
 
-    told(world, story)
+    told(api, story)
 
 
 @pytest.mark.parametrize(
@@ -115,19 +119,19 @@ def test_a_bucket_type_has_properties_that_its_buckets_have(world):
         (b"{", "not JSON"),
     ],
 )
-def test_what_cannot_be_set_is_a_400_that_says_why_and_sets_nothing(world, body, text):
+def test_what_cannot_be_set_is_a_400_that_says_why_and_sets_nothing(api, body, text):
     """The whole request is refused, whatever else it holds."""
 
     async def story(ask):
         status, answer, reason = await ask("PUT", "/buckets/b/props", body)
         assert (status, reason in ("bad-property", "bad-json")) == (400, True)
         assert text in answer
-        assert world.office.book.settings.places == {}
+        assert api.properties.cache.settings.places == {}
 
-    told(world, story)
+    told(api, story)
 
 
-def test_unknown_types_methods_and_full_documents_are_refused(world, monkeypatch):
+def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
     """404 with the types that there are, 405 with what is answered, 422 at the bound."""
     monkeypatch.setattr(properties_room, "OWN_BUCKETS_MAX", 1)
 
@@ -141,17 +145,17 @@ def test_unknown_types_methods_and_full_documents_are_refused(world, monkeypatch
         assert (status, reason) == (422, "too-many-properties")
         assert (await ask("GET", f"/buckets/{'x' * 101}/props"))[0] == 400
 
-    told(world, story)
+    told(api, story)
 
 
-def test_operators_see_who_set_what_and_where_it_comes_from(world):
+def test_operators_see_who_set_what_and_where_it_comes_from(api):
     """Rows with value, origin, who and when; a dry run judges and changes nothing; names are taken back one by one."""
 
     async def story(ask):
         base = "/admin/bucket-types/notes/properties"
         wish = {"props": {"delete_mode": "3s"}, "by": "ann", "dry_run": True}
         assert (await ask("POST", f"{base}/set", wish))[1]["outcome"] == "would be set"
-        assert world.office.book.settings.places == {}
+        assert api.properties.cache.settings.places == {}
         assert (await ask("POST", f"{base}/set", {**wish, "dry_run": False}))[1]["outcome"] == "set"
         own = "/admin/buckets/notes/a%2Fb/properties"
         assert (await ask("POST", f"{own}/set", {"props": {"r": "one"}, "by": "bob"}))[0] == 200
@@ -168,4 +172,4 @@ def test_operators_see_who_set_what_and_where_it_comes_from(world):
         assert (await ask("GET", "/admin/buckets"))[1] == {"buckets": []}
         assert (await ask("POST", f"{base}/set", {"props": {}}))[0] == 400
 
-    told(world, story)
+    told(api, story)
