@@ -1,9 +1,8 @@
 """Batch jobs on Spark: read clusters as tables, compare, seed, export.
 
 Only this package imports pyspark and pyarrow, and only the command line imports it, when a job is asked for.
-Modules that run on executors (`client`, `arrow_rows`, `row_reader`, `row_writer`, `stream_reader`, `datasource`)
-must not import `config`. `register(spark)` makes `format("isthmus")` known to a session. Start at `job`;
-docs/spark.md shows the use.
+Modules that run on executors (contract `executors` of pyproject.toml) must not import `config` or msgspec.
+`register(spark)` makes `format("isthmus")` known to a session. Start at `job`; docs/spark.md shows the use.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ def register(spark: Any) -> None:
     """Make `spark.read.format("isthmus")`, `df.write` and `spark.readStream` of it known to a session. No setting of
     the session is changed. Raises BadInput where the workers' interpreter, on this machine, has no Isthmus."""
     from isthmus.aae.reconcile.datasource import IsthmusSource
-    from isthmus.aae.reconcile.python_workers import check_workers
+    from isthmus.aae.reconcile.spark_session import check_workers
 
     check_workers(spark)
     spark.dataSource.register(IsthmusSource)

@@ -1,12 +1,4 @@
-"""`job` as an application of spark-submit; as `isthmus reconcile run`, with nothing of the command line.
-
-    spark-submit --master URL --py-files isthmus.zip application.py --left URL --right URL --output DIR --run-id ID
-
-The file stands alone: everything else comes out of what `--py-files` names. Spark's own settings (master, memory,
-cores) are spark-submit's. The last line of stdout is the summary as JSON; progress goes to stderr, which spark-submit
-mixes into it. The exit code is the run's: 0 equal, 1 differ, 2 error or options that mean nothing, 3 incomplete. Where
-the driver runs on the cluster it may be hidden: summary.json has it. The story goes on in `aae.reconcile.job`.
-"""
+"""`isthmus reconcile run` as an application for spark-submit, without the command line's dependencies."""
 
 from __future__ import annotations
 
@@ -83,7 +75,7 @@ has the same ones."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do a run, or what is left of it; its exit code."""
+    """Run, or resume, a comparison; returns its exit code."""
     from isthmus.aae.reconcile.job import ReconcileOptions, check, run
     from isthmus.aae.reconcile.spark_session import session
     from isthmus.repl.model.errors import IsthmusError
@@ -97,11 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check(left, right, options)
         spark = session(f"isthmus reconcile {given['run_id']}")
         try:
-            summary = run(spark, left, right, options, _told)
+            summary = run(spark, left, right, options, _progress)
         finally:
             spark.stop()
     except IsthmusError as error:
-        _told(f"error: {error}")
+        _progress(f"error: {error}")
         return ERROR
     except Exception:  # noqa: BLE001 - the last door: an interpreter that ends by an exception says 1, which is `differ`
         traceback.print_exc()
@@ -126,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _told(line: str) -> None:
+def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

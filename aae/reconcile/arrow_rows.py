@@ -1,9 +1,4 @@
-"""The tables that Spark sees: their columns, and how rows of the store become columns of Arrow.
-
-Frames are decoded whole: all key rows of a frame abreast (`key_rows`), strings cut out of the joined bytes as they
-came, so that a row costs less than a microsecond. A row that cannot be read is a row of the table all the same, with
-its names, `fault` saying what is wrong, and nothing in the other columns: damage is data here, not a crash.
-"""
+"""The tables that Spark sees: their columns, and the conversion of stored rows to Arrow columns."""
 
 from __future__ import annotations
 
@@ -74,13 +69,13 @@ KEY_COLUMNS: Final[Mapping[str, t.DataType]] = {
     "apply_offset": t.LongType(),
     "fault": t.StringType(),
 }
-"""Columns of the view `keys`. `clock`: its canonical bytes, equal where clocks are equal; `clock_hash`: their
-`xxhash64`, as Spark computes it; `object_hash`: xxh64 (seed 0) of the object's canonical bytes; hashes are signed as
-Spark's are. `change_offset`: of the key's latest change in its partition of this cluster. `partition`, `apply_epoch`,
-`apply_offset`: what the row is as of. `fault`: null when the row is sound."""
+"""Columns of the view `keys`. `clock`: canonical bytes, equal where clocks are equal; `clock_hash`: their `xxhash64` as
+Spark computes it; `object_hash`: xxh64 (seed 0) of the object's canonical bytes; hashes are signed. `change_offset`: of
+the key's newest change in its partition of this cluster. `partition`, `apply_epoch`, `apply_offset`: what the row is as
+of. `fault`: null for a sound row."""
 
 ENTRY_COLUMNS: Final[Mapping[str, t.DataType]] = {"clock_entries": t.ArrayType(_ENTRY)}
-"""Known in both views, chosen by the option `columns`: the clock taken apart, the counter as epoch and offset."""
+"""Optional columns of both views: the clock's entries, with the counter split into epoch and offset."""
 
 OBJECT_COLUMNS: Final[Mapping[str, t.DataType]] = {
     "value": t.BinaryType(),
@@ -89,8 +84,8 @@ OBJECT_COLUMNS: Final[Mapping[str, t.DataType]] = {
     "contents": t.ArrayType(_CONTENT),
     "object": t.BinaryType(),
 }
-"""What the view `objects` has besides: value, content type and metadata of the latest sibling that is no tombstone,
-all siblings, and the object's canonical bytes, which `df.write.format("isthmus")` takes back as they are."""
+"""Further columns of the view `objects`: value, content type and metadata of the newest sibling that is not a
+tombstone, all siblings, and the object's canonical bytes, which `df.write.format("isthmus")` accepts."""
 
 _KNOWN: Final[Mapping[RowView, Mapping[str, t.DataType]]] = {
     RowView.KEYS: {**KEY_COLUMNS, **ENTRY_COLUMNS},
@@ -104,7 +99,7 @@ _DEFAULT: Final[Mapping[RowView, Sequence[str]]] = {
 
 
 def schema_of(view: RowView, columns: Sequence[str] = ()) -> t.StructType:
-    """The table of a view, with `columns` alone, in their order, when there are any. Raises BadInput."""
+    """The schema of a view, reduced to `columns` in their order if given. Raises BadInput."""
     known = _KNOWN[view]
     names = list(columns or _DEFAULT[view])
     unknown = [name for name in names if name not in known]
@@ -114,7 +109,7 @@ def schema_of(view: RowView, columns: Sequence[str] = ()) -> t.StructType:
 
 
 def check_schema(view: RowView, schema: t.StructType) -> None:
-    """Raises BadInput when a schema that was asked for has other columns or types than the view."""
+    """Raises BadInput for a requested schema with other columns or types than the view's."""
     for field in schema.fields:
         wanted = _KNOWN[view].get(field.name)
         if wanted is None:
@@ -130,7 +125,7 @@ _APART: Final = OBJECT_COLUMNS.keys() - {"object"}
 
 
 class Columns:
-    """Makes record batches of frames, for one schema."""
+    """Makes record batches of one schema from frames."""
 
     def __init__(self, bucket_type: str, schema: t.StructType) -> None:
         self._bucket_type = bucket_type
@@ -139,7 +134,7 @@ class Columns:
         self._objects = not _APART.isdisjoint(self._names)
 
     def batch(self, head: Head, rows: Rows) -> pa.RecordBatch:
-        """The rows of a frame. Raises CodecError for names that are none."""
+        """The rows of a frame. Raises CodecError for invalid names."""
         frame = _Frame(self._bucket_type, head, rows, self._objects)
         made = {name: _MAKERS[name](frame, self._arrow.field(name).type) for name in self._names if name != _FAULT}
         if _FAULT in self._names:  # last: the others say what is wrong
@@ -213,7 +208,7 @@ class _Frame:
         return found
 
     def note(self, at: int, fault: str) -> None:
-        """What is wrong with a row; the first fault stays."""
+        """Record the fault of a row; the first one stays."""
         if self.faults is None:
             self.faults = [None] * self.count
         self.faults[at] = self.faults[at] or fault
@@ -296,7 +291,7 @@ def _latest(obj: Object | None) -> Sibling | None:
 
 
 def _text(raw: bytes) -> str:
-    """Names and headers are bytes here and text there; what is not UTF-8 is shown with replacements."""
+    """Bytes as text; invalid UTF-8 is replaced."""
     return raw.decode("utf-8", "replace")
 
 
@@ -349,7 +344,7 @@ def _field(at: int, make: Callable[[Any, pa.DataType], pa.Array] = _plain) -> _M
 
 
 def _object(frame: _Frame, kind: pa.DataType) -> pa.Array:
-    """As they came; null for one that is not there."""
+    """The objects' bytes; null for a missing one."""
     places = frame.data.places
     if int(np.diff(places).min(initial=1)) == 0:
         return pa.array([data or None for data in frame.data], kind)

@@ -1,9 +1,5 @@
-"""Other batch jobs: what is in a cluster, copies of it as Parquet, and trees built anew to be held against the nodes'.
-
-Each is some lines over `format("isthmus")`, as a library call and as `isthmus reconcile VERB`; what the columns mean
-stands in `rows`, what `options` are in `options`. `trees` is a proof of the daemons' work by other means: Spark hashes
-every key row, or every object of an export, and adds up the leaves, and what the nodes answer must be the same.
-"""
+"""Smaller batch jobs: statistics of buckets, and trees built from rows or an export to compare with the nodes'
+trees."""
 
 from __future__ import annotations
 
@@ -41,14 +37,14 @@ def read(
     options: Mapping[str, str] = NO_OPTIONS,
     **more: str,
 ) -> DataFrame:
-    """A view of a cluster."""
+    """A view of a cluster as a DataFrame."""
     return spark.read.format("isthmus").options(**source_options(urls, bucket_type, bucket, options, **more)).load()
 
 
 def source_options(
     urls: str, bucket_type: str, bucket: str = "", options: Mapping[str, str] = NO_OPTIONS, **more: str
 ) -> dict[str, str]:
-    """The options of a read, checked before Spark is asked for anything. Raises BadInput."""
+    """The options of a read, validated before Spark starts. Raises BadInput."""
     found = {"urls": urls, "bucket_type": bucket_type, **options, **more} | ({"bucket": bucket} if bucket else {})
     parse_options(found)
     return found
@@ -57,8 +53,8 @@ def source_options(
 def stats(
     spark: SparkSession, urls: str, bucket_type: str, bucket: str = "", options: Mapping[str, str] = NO_OPTIONS
 ) -> DataFrame:
-    """A row a bucket: live objects, tombstones, damaged rows; of live ones bytes, siblings, how many have several, and
-    how many are how old."""
+    """One row per bucket: live objects, tombstones and damaged rows; of live objects bytes, siblings, how many have
+    several, and a histogram of age."""
     columns = "bucket,last_modified,size,siblings,tombstone,fault"
     rows = read(spark, urls, bucket_type, bucket, options, columns=columns)
     live = ~F.col("tombstone") & F.col("fault").isNull()
@@ -91,8 +87,8 @@ def trees(
     options: Mapping[str, str] = NO_OPTIONS,
     export: str = "",
 ) -> list[int]:
-    """Segments whose leaf, built by Spark from the key rows or from an export, is not what the nodes answer; none when
-    all are the same. Under writes, those that were written between the two. Raises BadInput, PeerFault."""
+    """Segments whose leaf, built by Spark from key rows or from an export, differs from the nodes' trees. Includes
+    segments written between both reads. Raises BadInput, PeerFault."""
     wanted = parse_options(source_options(urls, bucket_type, "", options))
     if wanted.bucket or wanted.modified_since_ms or wanted.modified_before_ms:
         raise BadInput("a tree has all keys of its segments: of buckets and times there is none; segments there are")
@@ -126,7 +122,7 @@ def _differing(side: SideSpec, mine: Any, first: int, end: int) -> list[int]:
 
 
 def _of_objects(rows: DataFrame) -> DataFrame:
-    """(segment, leaf) of exported objects, by their bytes alone."""
+    """(segment, leaf contribution) of exported objects, from their bytes alone."""
     made = F.arrow_udf(_exported_leaves, "struct<segment:int, leaf:bigint>")("bucket", "key", "object")
     return rows.select(made.alias("made")).select("made.segment", "made.leaf")
 
@@ -134,7 +130,7 @@ def _of_objects(rows: DataFrame) -> DataFrame:
 def _leaves(
     bucket: pa.Array, key: pa.Array, clock: pa.Array, object_hash: pa.Array, tombstone: pa.Array, fault: pa.Array
 ) -> pa.Array:
-    """In a task: what each row adds to the leaf of its segment; nothing of one that cannot be read."""
+    """In a task: leaf contribution of each row; 0 for rows that cannot be decoded."""
     columns = (bucket, key, clock, object_hash, tombstone, fault)
     rows = zip(*(column.to_pylist() for column in columns), strict=True)
     hashes = [
@@ -145,7 +141,7 @@ def _leaves(
 
 
 def _exported_leaves(bucket: pa.Array, key: pa.Array, data: pa.Array) -> pa.Array:
-    """In a task: the segment of each object, and what it adds to its leaf. Raises CodecError for what is no object."""
+    """In a task: (segment, leaf contribution) of each object. Raises CodecError."""
     segments, hashes = [], []
     for place, name, one in zip(bucket.to_pylist(), key.to_pylist(), data.to_pylist(), strict=True):
         summary = summarize_encoded(one)

@@ -1,8 +1,8 @@
-"""A cluster as batch jobs see it, from the driver and from executors: plans, streams of rows, pushes.
+"""Requests of batch jobs to a cluster, from the driver and from executors: plans, streams of rows, pushes.
 
-Blocking, one question at a time, through the one door for outgoing HTTP. Says what went wrong and leaves to its callers
-(`row_reader`, `row_writer`) to ask another node. Tokens and certificates are files, read where the work runs: nothing
-secret stands in an option. What is asked and answered is `aae.row_stream.wire`'s.
+Blocking, one request at a time; errors are raised, and the callers (`row_reader`, `row_writer`) try another node.
+Tokens and certificates are files, read where the work runs, so options contain no secrets. For the format see
+`aae.row_stream.wire`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -26,18 +26,18 @@ from isthmus.repl.security.tls import TlsFiles, client_contexts
 from isthmus.repl.security.tokens import read_token
 
 PLAN_TIMEOUT_MS: Final = 15_000
-"""How long a node may take to ask all others who holds what."""
+"""Time-out of a plan, for which the node sends requests to all others."""
 
 STREAM_TIMEOUT_MS: Final = 30_000
-"""How long a node may take for the next frame. With filters it may read many rows for few, and says so after every
-4,096 of them; a busy one rests long between two."""
+"""Time-out of the next frame. With filters a node may read many rows for few, and sends a mark after every 4,096; a
+busy node sleeps long between two frames."""
 
 FRAME_TIMEOUT_S: Final = 60.0
-"""How long a frame may take from its first byte to its last: 1 MB over 140 kbit/s. A node that trickles would hold a
-task for ever."""
+"""Time-out of a frame from its first byte to its last: 1 MB over 140 kbit/s. A node that sends byte by byte must not
+hold a task forever."""
 
 PUSH_TIMEOUT_MS: Final = 60_000
-"""How long a node may take to have a batch applied."""
+"""Time-out of a batch, until it is applied."""
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -46,8 +46,7 @@ PARTITIONS_MAX: Final = 65_536
 
 
 class Credentials(NamedTuple):
-    """Paths of a token, of the authorities to believe, and of a certificate with its key, where nodes want one; "" for
-    none."""
+    """Paths of a token, of the trusted authorities, and of a certificate with its key; "" for none."""
 
     token_file: str = ""
     ca_file: str = ""
@@ -55,7 +54,7 @@ class Credentials(NamedTuple):
     key_file: str = ""
 
     def access(self) -> PeerCredentials:
-        """How to come in. Raises BadInput when a file cannot be read."""
+        """The contents of the files. Raises BadInput when one cannot be read."""
         contexts = None
         for name in ("ca_file", "certificate_file", "key_file"):
             path = getattr(self, name)
@@ -75,7 +74,7 @@ class Credentials(NamedTuple):
 
 
 class ReplicaEndpoint(NamedTuple):
-    """A copy of a partition, at the node's `url`, applied to `offset` of `epoch` when it was asked."""
+    """A replica of a partition at the node's `url`, applied to `offset` of `epoch` at the time of the plan."""
 
     node: str
     url: str
@@ -86,8 +85,8 @@ class ReplicaEndpoint(NamedTuple):
 
 
 class PartitionPlan(NamedTuple):
-    """Who holds the segments [first, end). `lineage`: how often an operator had a leader elected by force; its log may
-    have ended before what others had applied."""
+    """The replicas of the segments [first, end). `lineage`: number of leaders elected by force; such a leader's log may
+    end before what others had applied."""
 
     partition: int
     first: int
@@ -98,7 +97,7 @@ class PartitionPlan(NamedTuple):
 
 
 class ReplicaDirectory(NamedTuple):
-    """Who holds a bucket type."""
+    """The replicas of a bucket type."""
 
     cluster: bytes
     cluster_name: str
@@ -106,11 +105,10 @@ class ReplicaDirectory(NamedTuple):
     partitions: tuple[PartitionPlan, ...]
 
 
-def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> ReplicaDirectory:
-    """What the first node that answers says. Raises PeerFault when none does, BadInput when there is no such bucket
-    type."""
+def fetch_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> ReplicaDirectory:
+    """The plan of the first node that responds. Raises PeerFault if none does, BadInput for an unknown bucket type."""
     access = credentials.access()
-    trouble: list[str] = []
+    failures: list[str] = []
     for url in urls:
         peer = HttpPeer(url, 1, access)
         try:
@@ -119,16 +117,16 @@ def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
         except HttpRefused as error:
             if error.reason == "unknown-bucket-type":
                 raise BadInput(f"option bucket_type: {error}") from error
-            trouble.append(str(error))
+            failures.append(str(error))
         except (PeerFault, CodecError) as error:
-            trouble.append(str(error))
+            failures.append(str(error))
         finally:
             peer.abort()
-    raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
+    raise PeerFault(f"no node says who holds what: {'; '.join(failures)}")
 
 
 def parse_plan(data: bytes, asked_url: str) -> ReplicaDirectory:
-    """The plan of the node at `asked_url`: copies are read with TLS where that has it. Raises CodecError."""
+    """Decode the plan of the node at `asked_url`; replicas are read with TLS if that URL has it. Raises CodecError."""
     try:
         raw = json.loads(data)
         partitions = tuple(_partition(row, asked_url) for row in raw["partitions"])
@@ -170,12 +168,12 @@ def _partition(row: Any, asked_url: str) -> PartitionPlan:
 
 
 @contextmanager
-def streamed(
+def open_stream(
     url: str, credentials: Credentials, path: str, question: bytes, timeout_ms: int = STREAM_TIMEOUT_MS
 ) -> Iterator[tuple[Head, Iterator[Rows | SkippedTo | Tail]]]:
-    """A stream of rows: its head, then its frames, the tail last. Raises PeerFault, CodecError; a stream that ends
-    without a tail, or with another number of rows, is PeerFault, and so is one that is silent for `timeout_ms`, or
-    needs longer than FRAME_TIMEOUT_S for a frame."""
+    """A stream of rows: its head, then its frames, the tail last. Raises CodecError; PeerFault for a stream that ends
+    without a tail, has another number of rows than its tail says, is silent for `timeout_ms`, or needs longer than
+    FRAME_TIMEOUT_S for a frame."""
     peer = HttpPeer(url, 1, credentials.access())
     try:
         with peer.streaming(path, question, media_type=wire.MEDIA_TYPE, timeout_ms=timeout_ms) as take:
@@ -216,7 +214,7 @@ def _checked(url: str, frames: Iterator[Frame]) -> Iterator[Rows | SkippedTo | T
 
 
 class Pusher:
-    """Pushes batches to one node after the other, whichever answers. Not for several threads."""
+    """Pushes batches to whichever node responds. Not thread-safe."""
 
     def __init__(self, urls: Sequence[str], credentials: Credentials) -> None:
         access = credentials.access()
@@ -224,8 +222,8 @@ class Pusher:
         self._at = 0
 
     def post(self, path: str, body: bytes) -> list[Any]:
-        """The answers to a batch. Raises PeerFault when no node takes it, Refused when it is wrong."""
-        trouble: list[str] = []
+        """The responses to a batch. Raises PeerFault if no node takes it, HttpRefused if it is invalid."""
+        failures: list[str] = []
         for turn in range(len(self._peers)):
             at = (self._at + turn) % len(self._peers)
             try:
@@ -236,16 +234,16 @@ class Pusher:
             except HttpRefused as error:
                 if error.status < 500:
                     raise
-                trouble.append(str(error))
+                failures.append(str(error))
             except PeerFault as error:
-                trouble.append(str(error))
+                failures.append(str(error))
             else:
                 self._at = at
                 return _answers(data)
-        raise PeerFault(f"no node takes the batch: {'; '.join(trouble)}")
+        raise PeerFault(f"no node takes the batch: {'; '.join(failures)}")
 
     def close(self) -> None:
-        """End it."""
+        """Close the connections."""
         for peer in self._peers:
             peer.abort()
 
@@ -258,3 +256,20 @@ def _answers(data: bytes) -> list[Any]:
     if not isinstance(answers, list):
         raise CodecError("not the answers to a batch: no list")
     return answers
+
+
+class TaskRate:
+    """Limits a task to its share of a job's rate."""
+
+    def __init__(self, rows_per_second: float) -> None:
+        self._rate = rows_per_second
+        self._began_s = monotonic()
+        self._count = 0
+
+    def wait_for(self, rows: int) -> None:
+        """Sleep until this many more rows are due."""
+        if self._rate:
+            self._count += rows
+            ahead_s = self._began_s + self._count / self._rate - monotonic()
+            if ahead_s > 0:
+                sleep(ahead_s)

@@ -1,9 +1,12 @@
-"""One look at a range of segments of two clusters: what runs on Spark's executors for `job`.
+"""Read and join the rows of a range of segments of two clusters; runs on Spark's executors.
 
-Both sides of a range are read by the same task and joined there, so nothing is shuffled, and a range is the unit of
-retry. A contiguous range is read as streams (`row_reader`), scattered segments by the question that full-sync asks
-(`aae.exchange.wire`); where that is refused, since a row in them is damaged, by streams too. What cannot be read is an
-answer with a reason, never an exception: the driver names the segments. What is said of the rows is `verdicts`'.
+One task reads both sides of a range and joins them, so nothing is shuffled, and a range is the unit of retry.
+Contiguous ranges are read as streams (`row_reader`), scattered segments by full-sync's requests (`aae.exchange.wire`),
+and by streams if these fail because of a damaged row. Callers turn errors into results, so that the driver can name the
+segments. For the comparison of keys see `verdicts`.
+
+`joined` compares rows without decoding them: a key row without its last field, the offset, has the same bytes in every
+replica of the same object.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ import msgpack
 from xxhash import xxh64_intdigest
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory, asked_plan
-from isthmus.aae.reconcile.rate import TaskRate
-from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges, ranges_of
+from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory, TaskRate, fetch_plan
+from isthmus.aae.reconcile.key_rows import parsed
+from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, plan_ranges, wait_for_ranges
 from isthmus.aae.reconcile.verdicts import Name, ObservedKey
 from isthmus.aae.row_stream import wire as row_wire
+from isthmus.aae.row_stream.blobs import Blobs
 from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsRequest, RowView
 from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
 from isthmus.repl.http.client import HttpPeer, HttpRefused
@@ -30,26 +34,24 @@ from isthmus.repl.model.keys import SEGMENT_BITS
 from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
 SCATTERED_MAX: Final = 4_096
-"""Segments of one question for clocks."""
+"""Segments of one request for clocks."""
 
 CLOCK_ROWS: Final = 50_000
-"""Rows of one answer: some MB."""
+"""Rows of one response: some MB."""
 
 GIVE_UP_AFTER_S: Final = 30
-"""How long a range is tried, and a question waits, before it is unreachable: a leader that dies is replaced within
-seconds."""
+"""How long a range is tried before it is unreachable: a dead leader is replaced within seconds."""
 
 _FAULT: Final = ObservedKey(b"", 0, 0, tombstone=False)
 
 Runs = Sequence[tuple[int, int]]
-"""Ranges [first, end) of segments, ascending, disjoint."""
+"""Ranges [first, end) of segments, ascending and disjoint."""
 
 Answer = TypeVar("Answer")
 
 
 class SideSpec(NamedTuple):
-    """A cluster, as tasks are told of it. `cluster`: its uuid, which every answer must have; `rows_per_second` is a
-    task's share, 0 for no limit."""
+    """A cluster, as tasks receive it. `cluster`: its expected uuid; `rows_per_second`: a task's share, 0: no limit."""
 
     urls: tuple[str, ...]
     bucket_type: str
@@ -63,12 +65,12 @@ class SideSpec(NamedTuple):
 
     @property
     def credentials(self) -> Credentials:
-        """Files that show who asks."""
+        """Files for authentication."""
         return Credentials(self.token_file, self.ca_file, self.certificate_file, self.key_file)
 
 
 class ReadPoint(NamedTuple):
-    """What the rows of some segments are as of: everything below `offset` of a partition."""
+    """Rows are as of everything below `offset` of a partition."""
 
     partition: int
     epoch: int
@@ -76,7 +78,7 @@ class ReadPoint(NamedTuple):
 
 
 class RangeRows(NamedTuple):
-    """The rows of some runs."""
+    """The rows of some ranges."""
 
     rows: dict[Name, ObservedKey]
     as_of: list[ReadPoint]
@@ -84,14 +86,14 @@ class RangeRows(NamedTuple):
 
 
 class UnexpectedCluster(PeerFault):
-    """An answer of another cluster than the run is about."""
+    """A response of another cluster than the run's."""
 
     reason = "other-cluster"
 
 
 def plan_of(side: SideSpec) -> ReplicaDirectory:
-    """Who holds what. Raises PeerFault, BadInput."""
-    plan = asked_plan(side.urls, side.credentials, side.bucket_type)
+    """The plan of a cluster. Raises PeerFault, BadInput."""
+    plan = fetch_plan(side.urls, side.credentials, side.bucket_type)
     if side.cluster and plan.cluster != side.cluster:
         raise UnexpectedCluster(
             f"{side.urls[0]} is of cluster {plan.cluster_name}, uuid {plan.cluster.hex()}, not the run's"
@@ -100,9 +102,9 @@ def plan_of(side: SideSpec) -> ReplicaDirectory:
 
 
 def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bool = False) -> RangeRows:
-    """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before; `bodies`: each
-    object is read, too, and one that is not what its row says is a fault. Raises PeerFault, CodecError, Retryable's
-    kin: then nothing of it counts."""
+    """All rows of the ranges. `committed`: from leaders only, including all writes acknowledged before; `bodies`: also
+    read each object, and report a fault if it does not match its row. Raises PeerFault, CodecError, Retryable; nothing
+    read counts then."""
     if (scattered(runs) or committed) and not bodies:
         try:
             return _by_clocks(side, [segment for run in runs for segment in range(*run)])
@@ -179,16 +181,16 @@ def _one(data: bytes) -> ObservedKey:
 def frames_of(
     side: SideSpec, runs: Runs, as_of: list[ReadPoint], *, committed: bool = False, bodies: bool = False
 ) -> Iterator[Rows]:
-    """The frames of the runs, of one stream a partition; to `as_of` is added what they are as of."""
+    """The frames of the ranges, one stream per partition; appends to `as_of` what they are as of."""
     consistency = Consistency.COMMITTED if committed else Consistency.ANY
     ask = partial(plan_of, side)
     plan = ask()
     pace = TaskRate(side.rows_per_second)
     for run in runs:
         try:
-            parts = ranges_of(plan, run, 1, consistency)
+            parts = plan_ranges(plan, run, 1, consistency)
         except RangeUnreadable:
-            plan, parts = asked_ranges(ask, run, 1, consistency, side.give_up_after_s)
+            plan, parts = wait_for_ranges(ask, run, 1, consistency, side.give_up_after_s)
         for part in parts:
             asked = RowsRequest(
                 side.bucket_type.encode(), part.partition, part.first, part.end,
@@ -197,7 +199,7 @@ def frames_of(
             stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s, ask=ask)
             for _, rows in stream.frames():
                 yield rows
-                pace.passed(len(rows.names))
+                pace.wait_for(len(rows.names))
             as_of.extend(ReadPoint(one.partition, one.epoch, one.offset) for one in stream.pieces)
 
 
@@ -225,7 +227,7 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
         size += length
         for row in told.rows:
             taken.rows[row.bucket, row.key] = ObservedKey(row.clock, row.hash64, row.modified_ms, row.tombstone)
-        pace.passed(len(told.rows))
+        pace.wait_for(len(told.rows))
         left = left[told.covered :]
     return taken._replace(bytes=size)
 
@@ -233,7 +235,7 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
 def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> tuple[Answer, int]:
     """The answer of the first node that has one, and its bytes."""
     access = side.credentials.access()
-    trouble: list[str] = []
+    failures: list[str] = []
     for url in side.urls:
         peer = HttpPeer(url, 1, access)
         try:
@@ -250,16 +252,96 @@ def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes],
         except HttpRefused as error:
             if error.status < 500:
                 raise
-            trouble.append(str(error))
+            failures.append(str(error))
         except (PeerFault, CodecError) as error:
             if isinstance(error, UnexpectedCluster):
                 raise
-            trouble.append(str(error))
+            failures.append(str(error))
         finally:
             peer.abort()
-    raise PeerFault(f"no node answers about trees: {'; '.join(trouble)}")
+    raise PeerFault(f"no node answers about trees: {'; '.join(failures)}")
 
 
-def explained(error: BaseException) -> str:
-    """Why something could not be read, in one line."""
+def error_line(error: BaseException) -> str:
+    """An error in one line."""
     return f"{getattr(error, 'reason', type(error).__name__)}: {error}"[:300]
+
+
+FIRST_OFFSET: Final = b"\0"
+"""Completes a row whose offset was cut off."""
+
+
+class Joined(NamedTuple):
+    """`same` keys have equal rows on both sides; `left` and `right` have all others. `left_rows`, `right_rows`: rows
+    read."""
+
+    same: int
+    left: RangeRows
+    right: RangeRows
+    left_rows: int
+    right_rows: int
+
+
+class _Side(NamedTuple):
+    """Name -> row without its offset; `damaged`: whole rows that cannot be decoded."""
+
+    rows: dict[bytes, bytes]
+    damaged: dict[bytes, bytes]
+    as_of: list[ReadPoint]
+    bytes: int
+
+
+def joined(left: SideSpec, right: SideSpec, runs: Runs) -> Joined:
+    """Join the rows of some ranges. Raises as `read_runs`."""
+    mine, theirs = _read(left, runs), _read(right, runs)
+    others = theirs.rows
+    differing = {name for name, row in mine.rows.items() if others.get(name) != row}
+    same = len(mine.rows) - len(differing)
+    differing |= others.keys() - mine.rows.keys()
+    damaged = mine.damaged.keys() | theirs.damaged.keys()
+    # A row beside a damaged one is no match, whatever it says.
+    same -= sum(name in mine.rows and name not in differing for name in damaged)
+    differing |= damaged
+    counts = [len(side.rows) + len(side.damaged) for side in (mine, theirs)]
+    return Joined(same, _taken(mine, differing), _taken(theirs, differing), counts[0], counts[1])
+
+
+def _read(side: SideSpec, runs: Runs) -> _Side:
+    found = _Side({}, {}, [], 0)
+    size = 0
+    for rows in frames_of(side, runs, found.as_of):
+        size += _take(found, rows)
+    return found._replace(bytes=size)
+
+
+def _take(found: _Side, rows: Rows) -> int:
+    """A frame's rows; their bytes."""
+    names, key_rows = Blobs.of(rows.names), Blobs.of(rows.key_rows)
+    fields = parsed(key_rows)
+    if fields is not None:
+        data = key_rows.data
+        starts, ends = key_rows.places[:-1].tolist(), fields.same_end.tolist()
+        found.rows.update(zip(names, (data[start:end] for start, end in zip(starts, ends, strict=True)), strict=True))
+    else:
+        for name, row in zip(names, key_rows, strict=True):
+            end = _same_end(row)
+            if end is None:
+                found.damaged[name] = row
+            else:
+                found.rows[name] = row[:end]
+    return len(names.data) + len(key_rows.data)
+
+
+def _same_end(row: bytes) -> int | None:
+    """Index of a row's offset; None if the row cannot be decoded."""
+    fields = parsed(Blobs.of([row]))
+    return None if fields is None else int(fields.same_end[0])
+
+
+def _taken(side: _Side, names: Iterable[bytes]) -> RangeRows:
+    """Some rows as a look wants them."""
+    sound = [name for name in names if name in side.rows]
+    hurt = [name for name in names if name in side.damaged]
+    rows = dict(decoded(sound, [side.rows[name] + FIRST_OFFSET for name in sound]))
+    rows.update(decoded(hurt, [side.damaged[name] for name in hurt]))
+    return RangeRows(rows, side.as_of, side.bytes)

@@ -1,8 +1,7 @@
-"""What Spark's tasks do for `job`: a first or second look at each chunk of a batch, as columns of Arrow.
+"""What Spark's tasks do for `job`: a first or second look at each chunk of a batch, in Arrow columns.
 
-A task gets chunks as bytes and gives back a row a chunk; trouble with a chunk is in its row, so that one node that does
-not answer harms no other chunk, and the driver knows which it was. What is read is `compare_range`', what is said
-`verdicts`'.
+A task receives chunks as bytes and returns a row per chunk. The error of a chunk is in its row, so that an unreachable
+node affects no other chunk. For reads see `compare_range`, for verdicts `verdicts`.
 """
 
 from __future__ import annotations
@@ -14,34 +13,33 @@ from typing import Any, Final, NamedTuple
 import msgpack
 import pyarrow as pa
 
-from isthmus.aae.reconcile.compare_range import SideSpec, explained, read_runs, scattered
+from isthmus.aae.reconcile.compare_range import Joined, SideSpec, error_line, joined, read_runs, scattered
 from isthmus.aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
-from isthmus.aae.reconcile.join import Joined, joined
 from isthmus.aae.reconcile.run_directory import SegmentChunk, runs_of
 from isthmus.aae.reconcile.verdicts import (
     CandidateKey,
     KeyVerdict,
     VerdictKind,
+    filtered_verdict,
     first_look,
-    left_out,
     second_look,
-    unseen,
+    unreachable_verdict,
 )
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, segment_of
 
 FURTHER_LOOKS_MAX: Final = 4
-"""Looks after the second one, at what differs still, as long as each finds that some of it has arrived: then the others
-are on their way, too, more slowly than was thought. Nothing arrives between two looks at what is lost. What differs
-when the last look still found arrivals is not called lost but unreachable, and left to the next go."""
+"""Looks after the second one at keys that still differ, as long as each finds that some have arrived: then others may
+be under way, too. Keys that still differ when the last look found arrivals are unreachable rather than lost, and left
+to the next attempt."""
 
 STILL_ARRIVING: Final = "still-arriving: changes take longer than --settle and further looks; go on with the run later"
 """Why a chunk stays open after the last look."""
 
 
 class Job(NamedTuple):
-    """What every chunk of a run is held against. `rest_s`: pause before a further look at what has not arrived."""
+    """What all chunks of a run have in common. `rest_s`: pause before a further look."""
 
     left: SideSpec
     right: SideSpec
@@ -58,7 +56,7 @@ COUNTS: Final = (
     "chunk int, error string, left_rows bigint, right_rows bigint, match bigint, candidates bigint, filtered bigint, "
     "bytes bigint, transient bigint, diverged bigint, unreachable bigint"
 )
-"""The fields of `runs.Done`, in their order."""
+"""The fields of `run_directory.ChunkResult`, in order."""
 
 COUNTED: Final = tuple(part.split()[0] for part in COUNTS.split(", "))
 
@@ -82,13 +80,13 @@ _SECOND: Final = pa.struct([*_struct(COUNTS), pa.field("findings", pa.list_(pa.s
 
 
 def encode_chunk(chunk: SegmentChunk) -> bytes:
-    """A chunk on its way to a task."""
+    """Encode a chunk for a task."""
     packed: bytes = msgpack.packb([chunk.number, chunk.runs])
     return packed
 
 
 def first_looks(job: Job) -> Callable[[pa.Array], pa.Array]:
-    """Chunks (`encode_chunk`) -> FIRST_ROW."""
+    """A function from chunks (`encode_chunk`) to FIRST_ROW."""
 
     def look(chunks: pa.Array) -> pa.Array:
         return pa.array([_first(job, *msgpack.unpackb(one)) for one in chunks.to_pylist()], _FIRST)
@@ -97,7 +95,7 @@ def first_looks(job: Job) -> Callable[[pa.Array], pa.Array]:
 
 
 def second_looks(job: Job) -> Callable[[pa.Array, pa.Array], pa.Array]:
-    """(chunk number, payload of its first look) -> SECOND_ROW."""
+    """A function from (chunk number, payload of its first look) to SECOND_ROW."""
 
     def look(numbers: pa.Array, payloads: pa.Array) -> pa.Array:
         pairs = zip(numbers.to_pylist(), payloads.to_pylist(), strict=True)
@@ -120,7 +118,7 @@ def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, An
             right = read_runs(job.right, segments, bodies=job.bodies)
             both = Joined(0, left, right, len(left.rows), len(right.rows))
     except IsthmusError as error:
-        return {**row, "error": explained(error)}
+        return {**row, "error": error_line(error)}
     left, right = both.left, both.right
     found = first_look(
         left.rows, right.rows, bucket=job.bucket, since_ms=job.since_ms, before_ms=job.before_ms,
@@ -151,7 +149,7 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         rows.append(finding(job.bucket_type, one, said, now.left, now.right, first_ms, _now_ms()))
 
     for one in filtered:
-        say(one, left_out(one), one)
+        say(one, filtered_verdict(one), one)
     left_over = candidates
     for further in range(FURTHER_LOOKS_MAX + 1):
         if not left_over:
@@ -160,10 +158,10 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         try:
             left = read_runs(job.left, segments, committed=True, bodies=job.bodies)
             right = read_runs(job.right, segments, committed=True, bodies=job.bodies)
-        except IsthmusError as trouble:
-            error = explained(trouble)
+        except IsthmusError as failures:
+            error = error_line(failures)
             for one in left_over:
-                say(one, unseen(one), one)
+                say(one, unreachable_verdict(one), one)
             break
         size += left.bytes + right.bytes
         judged = []
@@ -182,7 +180,7 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         elif left_over:
             error = STILL_ARRIVING
             for one in left_over:
-                say(one, unseen(one), one)
+                say(one, unreachable_verdict(one), one)
     return {
         **dict.fromkeys(COUNTED, 0),
         "chunk": number,

@@ -1,8 +1,4 @@
-"""`format("isthmus")`: what Spark asks of a data source, and who answers.
-
-The class is named to Spark by `aae.reconcile.register`; it holds the options and makes readers and writers. Nothing is
-asked of a cluster before Spark plans a read.
-"""
+"""`format("isthmus")`: the entry points that Spark calls on a data source, and their readers and writers."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         return schema_of(RowView(self._parsed.view), self._parsed.columns)
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
-        """For spark.read. Raises BadInput when a schema was asked for that the view does not have."""
+        """For spark.read. Raises BadInput for a requested schema that the view does not have."""
         if self._parsed.view == FINDINGS:
             return FindingsReader(self._parsed.path, schema)
         check_schema(RowView(self._parsed.view), schema)
@@ -83,7 +79,7 @@ class FindingsReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One a file. Raises BadInput where there are none."""
+        """One per file. Raises BadInput without files."""
         run = Path(self._path)
         found = next((one for one in (run / FINDINGS, run) if one.name == FINDINGS and one.is_dir()), run)
         files = sorted(path for path in found.glob("verdict=*/*.parquet") if not path.name.startswith((".", "_")))

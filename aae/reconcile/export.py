@@ -1,14 +1,14 @@
-"""Objects as Parquet and back: `export` and `import`, clocks kept, tombstones too.
+"""`export` and `import`: objects as Parquet and back, with clocks and tombstones.
 
-A large export is made in slices of the key space, each a directory of its own that Spark writes whole or not at all:
+A large export is written in slices of the key space, each an atomically written directory of Spark:
 
     PATH/slice=N/       Parquet files: bucket_type, bucket, key, last_modified, object
-    PATH/_export.json   what was asked for, and which slices are done
+    PATH/_export.json   the options, and which slices are done
 
-so one that was killed goes on when it is called again, and `spark.read.parquet(PATH)` reads all. An import may be
-called twice as well; of one that has a run id the slices that are done are not pushed again. Where the path is no
-directory of this machine (`hdfs://`, `s3a://`) a slice is done when it has Spark's `_SUCCESS`, since files there are
-written once (`filesystem`).
+so a killed export is resumed, and `spark.read.parquet(PATH)` reads all. An import may be repeated, too; with a run id
+finished slices are not pushed again. On other file systems (`hdfs://`, `s3a://`) a slice is done if it has Spark's
+`_SUCCESS`, since files there are written once. RunFileSystem reads and writes small documents there through the file
+systems of Spark's Java.
 """
 
 from __future__ import annotations
@@ -18,16 +18,74 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.batch_jobs import NO_OPTIONS, read, source_options
-from isthmus.aae.reconcile.client import ReplicaDirectory, asked_plan
-from isthmus.aae.reconcile.filesystem import RunFileSystem, is_store
-from isthmus.aae.reconcile.manifest import write_json
+from isthmus.aae.reconcile.client import ReplicaDirectory, fetch_plan
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.run_directory import IMPORT, RunDirectory
+from isthmus.aae.reconcile.run_directory import IMPORT, RunDirectory, write_json
 from isthmus.repl.model.errors import BadInput, LocalFault
+
+
+def is_store(path: str) -> bool:
+    """True for a path on another file system than this machine's."""
+    return "://" in path
+
+
+class RunFileSystem:
+    """One directory. Its methods raise LocalFault for an unknown file system, and for its errors."""
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._spark = spark
+
+    def has(self, name: str) -> bool:
+        """True if a file or directory of that name exists below."""
+        return bool(self._asked(name, lambda files, path: files.exists(path)))
+
+    def is_empty(self) -> bool:
+        """True if it contains nothing."""
+        return not self._asked("", lambda files, path: files.exists(path) and len(files.listStatus(path)) > 0)
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None if there is none."""
+        return self._asked(name, self._text) if self.has(name) else None
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file."""
+
+        def put(files: Any, path: Any) -> None:
+            out = files.create(path, True)
+            out.write(bytearray(text.encode()))
+            out.close()
+
+        self._asked(name, put)
+
+    def _text(self, files: Any, path: Any) -> str:
+        stream = files.open(path)
+        try:
+            return str(self._java.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    @property
+    def _java(self) -> Any:
+        """PySpark offers no other access to Hadoop's file systems."""
+        return self._spark._jvm
+
+    def _asked(self, name: str, ask: Any) -> Any:
+        where = f"{self.url}/{name}" if name else self.url
+        try:
+            path = self._java.org.apache.hadoop.fs.Path(where)
+            configuration = self._spark._jsc.hadoopConfiguration()
+            return ask(path.getFileSystem(configuration), path)
+        except Py4JJavaError as error:
+            raise LocalFault(f"{where}: {str(error.java_exception).splitlines()[0][:300]}") from error
+        except Py4JError as error:
+            raise LocalFault(f"{where}: {str(error).splitlines()[0][:300]}") from error
+
 
 EXPORTED: Final = "bucket_type,bucket,key,last_modified,object"
 
@@ -39,8 +97,8 @@ SLICE_ROWS: Final = 1_000_000
 
 SLICES_MAX: Final = 4_096
 
-Told = Callable[[str], None]
-"""Takes a line of progress."""
+Progress = Callable[[str], None]
+"""Receives a line of progress."""
 
 
 def export_objects(
@@ -50,11 +108,10 @@ def export_objects(
     bucket: str,
     path: str,
     options: Mapping[str, str] = NO_OPTIONS,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> int:
-    """Write all objects with their clocks, tombstones too, as Parquet; how many. An export of the same question that is
-    not finished is finished; any other directory that is there is refused. A damaged row fails the job: a copy without
-    it would look whole. Raises BadInput."""
+    """Write all objects with clocks, also tombstones, as Parquet; returns how many. Resumes an export with the same
+    options; other data at the path is refused, since it would look complete. Raises BadInput."""
     asked = source_options(urls, bucket_type, bucket, options)
     store = RunFileSystem(spark, path) if is_store(path) else None
     root = str(Path(path).absolute()) if store is None else store.url
@@ -80,8 +137,8 @@ def export_objects(
         state["done"].append(number)
         if store is None:
             write_json(Path(root), MARK, state)
-        if told is not None and count > 1:
-            told(f"exported {len(state['done'])} of {count} slices")
+        if progress is not None and count > 1:
+            progress(f"exported {len(state['done'])} of {count} slices")
     return _count(spark, root)
 
 
@@ -91,19 +148,20 @@ def import_objects(
     urls: str,
     options: Mapping[str, str] = NO_OPTIONS,
     directory: RunDirectory | None = None,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> int:
-    """Push an export into a cluster, clocks as they are; how many rows are in it. Twice is as good as once. `directory`
-    keeps which slices are done, and where. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
+    """Push an export into a cluster with its clocks; returns its number of rows. Repeating it changes nothing.
+    `directory` records which slices are done, and where. Of `options` bucket, prefix and times select rows. Raises
+    BadInput."""
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
     slices = _stored_slices(RunFileSystem(spark, path)) if is_store(path) else check_whole(path)
     path = path if is_store(path) else str(Path(path).absolute())
     done: list[str] = []
     if directory is not None:
-        cluster = asked_plan(chosen.urls, chosen.credentials, chosen.bucket_type).cluster.hex()
+        cluster = fetch_plan(chosen.urls, chosen.credentials, chosen.bucket_type).cluster.hex()
         about = {name: options[name] for name in _CHOOSING & options.keys()}
-        directory.opened({"path": path, "urls": urls, "cluster": cluster, **about})
+        directory.open({"path": path, "urls": urls, "cluster": cluster, **about})
         done = (directory.read("done.json") or {"slices": []})["slices"]
     rows = 0
     for at, one in enumerate(slices or [path], 1):
@@ -115,14 +173,14 @@ def import_objects(
             if directory is not None:
                 directory.write("done.json", {"slices": done})
         rows += int(objects.count())
-        if told is not None and len(slices) > 1:
-            told(f"imported {at} of {len(slices)} slices, {rows:,} rows")
+        if progress is not None and len(slices) > 1:
+            progress(f"imported {at} of {len(slices)} slices, {rows:,} rows")
     return rows
 
 
 def check_whole(path: str) -> list[str]:
-    """The slices of an export, none for other Parquet. Raises BadInput for one that is not there or not finished; a
-    store is looked at once Spark is there."""
+    """The slices of an export, none for other Parquet. Raises BadInput for an incomplete export; other file systems are
+    checked once Spark runs."""
     if is_store(path):
         return []
     if not Path(path).exists():
@@ -145,7 +203,7 @@ def _check_finished(path: str, state: Mapping[str, Any] | None) -> None:
 
 
 def import_directory(output: str, run_id: str) -> RunDirectory:
-    """Where an import keeps what is done. Raises BadInput."""
+    """The directory that records an import. Raises BadInput."""
     return RunDirectory(output, run_id, IMPORT)
 
 
@@ -171,7 +229,7 @@ def _chosen(rows: DataFrame, chosen: Any) -> DataFrame:
 
 
 def _args(asked: Mapping[str, str]) -> dict[str, Any]:
-    """Of `jobs.read`."""
+    """Arguments of `batch_jobs.read`."""
     rest = {name: value for name, value in asked.items() if name not in ("urls", "bucket_type", "segments")}
     return {"urls": asked["urls"], "bucket_type": asked["bucket_type"], "options": rest}
 
@@ -185,7 +243,7 @@ def _write(rows: DataFrame, path: str) -> None:
 
 def _plan(asked: Mapping[str, str]) -> ReplicaDirectory:
     options = parse_options(asked)
-    return asked_plan(options.urls, options.credentials, options.bucket_type)
+    return fetch_plan(options.urls, options.credentials, options.bucket_type)
 
 
 def _slices(asked: Mapping[str, str], plan: ReplicaDirectory) -> int:
@@ -195,7 +253,7 @@ def _slices(asked: Mapping[str, str], plan: ReplicaDirectory) -> int:
 
 
 def _check_cluster(path: str, state: Mapping[str, Any], plan: ReplicaDirectory) -> None:
-    """Raises BadInput when the next slice would be of another cluster than those before."""
+    """Raises BadInput if the next slice would be of another cluster than the previous ones."""
     if state["cluster"] != plan.cluster.hex():
         raise BadInput(
             f"{path} has a part of an export of cluster {state['cluster']}; {plan.cluster_name}, which the URLs lead"
@@ -204,8 +262,8 @@ def _check_cluster(path: str, state: Mapping[str, Any], plan: ReplicaDirectory) 
 
 
 def known_part(path: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
-    """How far the export is that lies at a path, None when none does; a store is looked at once Spark is there;
-    `asked` as `jobs.source_options` gives it. Raises BadInput for anything else than a part of this one."""
+    """Progress of the export at a path; None if there is none. Other file systems are checked once Spark runs. `asked`:
+    as from `batch_jobs.source_options`. Raises BadInput for anything else at the path."""
     return None if is_store(path) else _state(Path(path).absolute(), _question(asked))
 
 
@@ -214,14 +272,14 @@ def _question(asked: Mapping[str, str]) -> dict[str, str]:
 
 
 def _state(root: Path, question: Mapping[str, str]) -> dict[str, Any] | None:
-    """How far the export is that lies there. Raises BadInput for anything else than a part of this one."""
+    """As `known_part`, for a local path."""
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return None
     return _part(str(root), _read_mark(root), question)
 
 
 def _stored_state(store: RunFileSystem, question: Mapping[str, str]) -> dict[str, Any] | None:
-    """The same of a store."""
+    """As `known_part`, for another file system."""
     return None if store.is_empty() else _part(store.url, _stored_mark(store), question)
 
 

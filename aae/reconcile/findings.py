@@ -1,8 +1,7 @@
-"""The rows that a run leaves behind, and how candidates travel between its two looks.
+"""Findings of a run: a row per differing key; and the encoding of candidates between the two looks.
 
-One row a key that differs: what it is called, its verdict, how it differs and on which side, and both sides as they
-were seen last. Work files hold candidates as msgpack, since nobody but the second look reads them; findings are
-columns. Reading them again (`read_findings`) needs no Spark.
+A finding has the key, its verdict, the difference and its side, and the last row read from both sides. Candidates are
+msgpack, since only the second look reads them; findings are Parquet. `read_findings` needs no Spark.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import key_hash, segment_of
 
 CANDIDATES_MAX: Final = 10_000_000
-"""Candidates of a chunk that are read."""
+"""Candidates of a chunk that are decoded."""
 
 FINDING: Final = (
     "bucket_type string, bucket binary, key binary, segment int, verdict string, difference string, side string, "
@@ -31,8 +30,8 @@ FINDING: Final = (
     "left_siblings int, right_siblings int, left_fault string, right_fault string, first_seen_ms bigint, "
     "last_seen_ms bigint"
 )
-"""Columns, as Spark writes them. `side`: source is the left cluster, sink the right one. Null: that side has no row, or
-did not tell."""
+"""Columns, in Spark's notation. `side`: source is the left cluster, sink the right one. Null: that side has no row, or
+did not report the value."""
 
 COLUMNS: Final = tuple(part.split()[0] for part in FINDING.split(", "))
 
@@ -40,7 +39,7 @@ _SEEN: Final = ("clock", "hash", "modified_ms", "tombstone", "size", "siblings",
 
 
 def encode_candidates(found: Sequence[CandidateKey], filtered: Sequence[CandidateKey], at_ms: int) -> bytes:
-    """What a first look leaves for the second one."""
+    """Encode the result of a first look for the second one."""
     packed: bytes = msgpack.packb([at_ms, found, filtered])
     return packed
 
@@ -71,7 +70,7 @@ def finding(
     first_ms: int,
     last_ms: int,
 ) -> dict[str, Any]:
-    """A row."""
+    """A finding as a row."""
     row: dict[str, Any] = {
         "bucket_type": bucket_type,
         "bucket": name.bucket,
@@ -98,7 +97,7 @@ def finding(
 
 
 def read_findings(directory: Path, columns: Sequence[str], verdict: str = "") -> Iterator[dict[str, Any]]:
-    """The rows of a run's findings, batch by batch; of one verdict alone if it is named. Without a directory none."""
+    """The rows of a run's findings, of one verdict if given. Yields nothing without a directory."""
     if not directory.exists():
         return
     cut = pa.dataset.partitioning(pa.schema([("verdict", pa.string())]), flavor="hive")
@@ -111,7 +110,7 @@ def read_findings(directory: Path, columns: Sequence[str], verdict: str = "") ->
 
 
 def counted(directory: Path) -> list[dict[str, Any]]:
-    """How many findings there are by verdict, difference, side and bucket, the most first."""
+    """Number of findings by verdict, difference, side and bucket, largest first."""
     found: Counter[tuple[str, ...]] = Counter()
     for row in read_findings(directory, ("verdict", "difference", "side", "bucket")):
         found[row["verdict"], row["difference"], row["side"], row["bucket"].decode(errors="backslashreplace")] += 1
@@ -125,8 +124,8 @@ NAMED_COLUMNS: Final = (
 
 
 def named(directory: Path, most: int, first: Sequence[str]) -> list[dict[str, Any]]:
-    """Up to `most` findings by name, those of the verdicts `first` before all others. Names that are no text have \\x..
-    for their bytes."""
+    """Up to `most` findings with their keys, those of the verdicts `first` before others. Bytes that are not UTF-8 are
+    shown as \\x.."""
     found: list[dict[str, Any]] = []
     for verdict in first:
         for row in islice(read_findings(directory, NAMED_COLUMNS, verdict), most - len(found)):

@@ -1,28 +1,44 @@
-"""`reconcile`: two clusters compared key by key, as a Spark job that can be killed and goes on.
+"""`reconcile`: compare two clusters key by key in a Spark job that can be killed and resumed.
 
-    plan      trees of both sides say which segments differ; without trees, or with `full`, all are read
-    first     waves of chunks, each read from both sides by one task; what differs is a candidate
-    settle    a pause after the last look: what is on its way arrives
-    second    the candidates again, from leaders; only what differs still, and did not arrive, is `diverged`
+    plan      the trees of both sides show which segments differ; without trees, or with `full`, all are read
+    first     waves of chunks, each read from both sides by one task; keys that differ are candidates
+    settle    a pause, so that changes under way arrive
+    second    candidates are read again, from leaders; only a key that still differs, and did not change, is `diverged`
     report    findings and segments as Parquet, totals in summary.json
 
-A chunk that could not be read is named and looked at again by the next run of the same id; it never counts as equal.
-Who looks is `waves`', what a look does `compare_tasks`', what a run leaves on disk `run_directory`'. Rules:
-docs/protocol.md I-AAE-CONFIRM.
+A chunk that could not be read is named, and read again by the next attempt of the run; it never counts as equal. A wave
+runs as Spark tasks, or in threads of the driver where trees have narrowed it to some thousand rows: a Spark job costs a
+second before its first row. Both write the same rows to the same place. Rules: docs/protocol.md I-AAE-CONFIRM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from isthmus.aae.reconcile.compare_range import SideSpec, explained, plan_of
-from isthmus.aae.reconcile.compare_tasks import Job
+from isthmus.aae.reconcile.compare_range import SideSpec, error_line, plan_of
+from isthmus.aae.reconcile.compare_tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from isthmus.aae.reconcile.report import (
+    ReconcileOutcome,
+    fits_driver,
+    read_counts,
+    read_payloads,
+    summarize,
+    write_findings,
+    write_segments,
+)
 from isthmus.aae.reconcile.run_directory import (
     FIRST,
     SECOND,
@@ -34,31 +50,29 @@ from isthmus.aae.reconcile.run_directory import (
     standing,
 )
 from isthmus.aae.reconcile.segment_plan import SegmentPlan, planned
-from isthmus.aae.reconcile.segment_report import few, write_findings, write_segments
-from isthmus.aae.reconcile.summary import ReconcileOutcome, summary_of
-from isthmus.aae.reconcile.waves import Waves, rows_of
+from isthmus.aae.reconcile.spark_session import spark_error_line
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError, PeerFault
 
 SETTLE_S: Final = 10.0
-"""Pause between the looks when nobody says how long: longer than replication takes as a rule, by far."""
+"""Default pause between the looks: much longer than replication takes as a rule."""
 
 WAVE_TASKS: Final = 4
-"""Chunks of the first wave for each task that runs at once: so many that one slow chunk is no matter."""
+"""Chunks of the first wave per concurrent task: enough to make a slow chunk harmless."""
 
 WAVE_S: Final = 8.0
-"""A wave costs Spark about a second besides its work. One that took less than this is followed by one twice as large: a
-killed run has little to do again, and a long one spends little on beginning."""
+"""A wave costs Spark about a second of overhead. After a wave that took less than this the next one is twice as large:
+a killed run repeats little, and a long one has little overhead."""
 
 SHORT_REST_S: Final = 0.2
 
 
 class ReconcileOptions(NamedTuple):
-    """What is wanted. `output`: a directory that driver and workers reach; times in ms since 1970, 0 for no bound;
-    `sample`: part of the segments that is looked at; `max_differences` 0: all findings are kept; `max_time_s` 0: no
-    limit; `filter`: a queue's, what it leaves out is `filtered`; `rows_per_second` of each cluster, 0: no limit;
-    `bodies`: objects are read and held against their rows, all of them; files are paths that all workers have, and
-    `right_token_file` "" means that `token_file` is for both."""
+    """Options of a run. `output`: a directory that driver and workers reach; times in ms since 1970, 0: no bound;
+    `sample`: share of the segments that is compared; `max_differences` 0: keep all findings; `max_time_s` 0: no limit;
+    `filter`: a queue's filter, keys that it leaves out are `filtered`; `rows_per_second` of each cluster, 0: no limit;
+    `bodies`: read all objects and compare them with their rows; files are paths that all workers have;
+    `right_token_file` "": `token_file` is for both sides."""
 
     output: str
     run_id: str
@@ -86,14 +100,14 @@ HOW: Final = (
     "output", "run_id", "max_time_s", "rows_per_second", "give_up_after_s", "token_file", "right_token_file", "ca_file",
     "certificate_file", "key_file",
 )  # fmt: skip
-"""Options that say how a run is done, which may change from one time to the next; what it is about may not. Nor may the
-clusters; by which of their nodes they are reached may."""
+"""Options that may change between the attempts of a run, since they do not change what is compared. The URLs may
+change, too, but not the clusters."""
 
-FURTHER_REST_S: Final = 5.0
-"""Longest pause between further looks; a task holds its place meanwhile."""
+FURTHER_LOOK_PAUSE_S: Final = 5.0
+"""Longest pause between further looks, during which a task keeps its executor slot."""
 
-Told = Callable[[str], None]
-"""Takes a line of progress."""
+Progress = Callable[[str], None]
+"""Receives a line of progress."""
 
 
 def reconcile(
@@ -101,17 +115,17 @@ def reconcile(
     left: str,
     right: str,
     options: ReconcileOptions | Mapping[str, Any],
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> DataFrame:
-    """The findings of comparing two clusters, each some URLs separated by commas: a row a key that differs, its columns
-    in `findings.FINDING`. Totals, and whether all was looked at, stand in summary.json of the run. Raises as `run`."""
+    """Compare two clusters, each given as comma-separated URLs; returns the findings, a row per differing key with the
+    columns `findings.FINDING`. Totals are in summary.json of the run. Raises as `run`."""
     wanted = options if isinstance(options, ReconcileOptions) else ReconcileOptions(**options)
-    run(spark, left, right, wanted, told)
+    run(spark, left, right, wanted, progress)
     return findings_of(spark, RunDirectory(wanted.output, wanted.run_id))
 
 
 def findings_of(spark: SparkSession, directory: RunDirectory) -> DataFrame:
-    """A run's findings; an empty table when there are none."""
+    """The findings of a run, possibly empty."""
     from isthmus.aae.reconcile.findings import FINDING
 
     path = directory.path / "findings"
@@ -121,17 +135,17 @@ def findings_of(spark: SparkSession, directory: RunDirectory) -> DataFrame:
 
 
 def run(
-    spark: SparkSession, left: str, right: str, options: ReconcileOptions, told: Told | None = None
+    spark: SparkSession, left: str, right: str, options: ReconcileOptions, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Do the run, or what is left of it; its summary. Raises BadInput for options that mean nothing, and for a run id
-    that stands for another question. A cluster that cannot be read is no exception: the summary says so."""
+    """Run, or resume, a comparison; returns its summary. Raises BadInput for invalid options, and for a run id of
+    another comparison. A cluster that cannot be read raises nothing: the summary has the error."""
     check(left, right, options)
     directory = RunDirectory(options.output, options.run_id)
     wanted = {**options._asdict(), "bucket": options.bucket.hex()}
     for name in HOW:
         del wanted[name]
-    directory.opened(wanted)
-    go = _RunAttempt(spark, directory, options, (_urls(left), _urls(right)), told or _silent)
+    directory.open(wanted)
+    go = _Run(spark, directory, options, (_urls(left), _urls(right)), progress or _silent)
     urls = {"left": left, "right": right}
     known = directory.read("summary.json")
     if known is not None and known.get("outcome") in (ReconcileOutcome.EQUAL, ReconcileOutcome.DIFFER):
@@ -143,7 +157,7 @@ def run(
 
 
 def check(left: str, right: str, options: ReconcileOptions) -> None:
-    """All that can be said before Spark is started. Raises BadInput, BadConfig."""
+    """Validate the options before Spark starts. Raises BadInput, BadConfig."""
     both = set(_urls(left)) & set(_urls(right))
     if both:
         raise BadInput(f"left and right are the same cluster: {min(both)} is on both sides")
@@ -163,8 +177,8 @@ def check(left: str, right: str, options: ReconcileOptions) -> None:
 
 
 def check_apart(left: str, right: str, options: ReconcileOptions) -> None:
-    """Ask both sides which cluster they are, before Spark is started. Raises BadInput when they are one. A side that
-    does not answer is judged by the run itself."""
+    """Raise BadInput if both sides are the same cluster, before Spark starts. A side that does not respond is left to
+    the run."""
     plans = []
     for side in _sides((_urls(left), _urls(right)), options, 0):
         try:
@@ -188,8 +202,8 @@ def _sides(
     ]  # fmt: skip
 
 
-class _RunAttempt:
-    """One go at a run."""
+class _Run:
+    """One attempt of a run."""
 
     def __init__(
         self,
@@ -197,12 +211,12 @@ class _RunAttempt:
         directory: RunDirectory,
         options: ReconcileOptions,
         urls: tuple[tuple[str, ...], tuple[str, ...]],
-        told: Told,
+        progress: Progress,
     ) -> None:
         self._spark = spark
         self._directory = directory
         self._options = options
-        self._told = told
+        self._progress = progress
         self._began_s = monotonic()
         self._tasks = spark.sparkContext.defaultParallelism
         rate = options.rows_per_second / self._tasks
@@ -214,16 +228,16 @@ class _RunAttempt:
         except BadInput:
             raise
         except IsthmusError as error:
-            return self._failed(explained(error))
+            return self._failed(error_line(error))
         left, right = (
             side._replace(cluster=bytes.fromhex(uuid)) for side, uuid in zip(self._sides, plan.clusters, strict=True)
         )
         options = self._options
         job = Job(
             left, right, options.bucket_type, options.bucket, options.modified_since_ms, options.modified_before_ms,
-            options.filter, options.bodies, min(options.settle_s, FURTHER_REST_S),
+            options.filter, options.bodies, min(options.settle_s, FURTHER_LOOK_PAUSE_S),
         )  # fmt: skip
-        self._told(f"{plan.mode}: {plan.segments} segments in {len(plan.chunks)} chunks ({plan.why})")
+        self._progress(f"{plan.mode}: {plan.segments} segments in {len(plan.chunks)} chunks ({plan.why})")
         now = standing(self._directory.waves())
         by_number = {chunk.number: chunk for chunk in plan.chunks}
         pending = [chunk for number, chunk in by_number.items() if number not in now.first]
@@ -244,7 +258,7 @@ class _RunAttempt:
         kept = self._directory.read("plan.json")
         if kept is not None:
             self.same_clusters()
-            with self._directory.taking("plan.json"):
+            with self._directory.decoding("plan.json"):
                 return SegmentPlan.from_json(kept)
         options = self._options
         left, right = self._sides
@@ -253,28 +267,28 @@ class _RunAttempt:
         return made
 
     def same_clusters(self, *, strict: bool = False) -> None:
-        """A run goes on with the clusters that it began with, whichever nodes of theirs are named. Raises BadInput; who
-        does not answer is found out by those who read, unless `strict`: then PeerFault."""
+        """Raise BadInput if a side is another cluster than at the begin of the run. A side that does not respond is
+        skipped; with `strict` it raises PeerFault."""
         kept = self._directory.read("plan.json")
         assert kept is not None, "a run with an end, or a plan, has a plan"
-        with self._directory.taking("plan.json"):
+        with self._directory.decoding("plan.json"):
             clusters = list(zip(self._sides, kept["clusters"], ("left", "right"), strict=True))
         for side, uuid, what in clusters:
             try:
-                told = plan_of(side)
+                plan = plan_of(side)
             except PeerFault:
                 if strict:
                     raise
                 continue
-            if told.cluster.hex() != uuid:
+            if plan.cluster.hex() != uuid:
                 raise BadInput(
                     f"run {self._directory.run_id} has cluster {uuid} on the {what}, and {side.urls[0]} is of"
-                    f" {told.cluster_name}, {told.cluster.hex()}: take another --run-id"
+                    f" {plan.cluster_name}, {plan.cluster.hex()}: take another --run-id"
                 )
 
     def _failed(self, why: str) -> dict[str, Any]:
-        self._told(f"error: {why}")
-        summary = summary_of(self._directory, None, standing(()), why, monotonic() - self._began_s, self._facts())
+        self._progress(f"error: {why}")
+        summary = summarize(self._directory, None, standing(()), why, monotonic() - self._began_s, self._facts())
         self._directory.write("summary.json", summary)
         return summary
 
@@ -291,23 +305,23 @@ class _RunAttempt:
     def _waves(
         self, look: str, chunks: list[SegmentChunk], work: Callable[[int, list[SegmentChunk]], list[ChunkResult]]
     ) -> None:
-        """Look at the chunks, a wave after the other, as long as there is time."""
+        """Look at the chunks in waves, until the time limit."""
         size = max(1, WAVE_TASKS * self._tasks)
         began_s, total, passed = monotonic(), len(chunks), 0
         while passed < total:
             if self._late():
-                self._told(f"time is over: {total - passed} chunks are left")
+                self._progress(f"time is over: {total - passed} chunks are left")
                 return
             wave_began_s = monotonic()
             part = chunks[passed : passed + size]
             number = standing(self._directory.waves()).number
             done = work(number, part)
-            self._directory.finished(Wave(number, look, int(time() * 1000), tuple(done)))
+            self._directory.add_wave(Wave(number, look, int(time() * 1000), tuple(done)))
             passed += len(part)
             size = 2 * size if monotonic() - wave_began_s < WAVE_S else size
             left_s = (monotonic() - began_s) / passed * (total - passed)
             wrong = sum(bool(one.error) for one in done)
-            self._told(
+            self._progress(
                 f"{look} look: {passed} of {total} chunks, about {left_s:.0f} s left"
                 + (f"; {wrong} could not be read" if wrong else "")
             )
@@ -316,7 +330,7 @@ class _RunAttempt:
         until_ms = now.looked_at_ms + self._options.settle_s * 1000
         rest_s = until_ms / 1000 - time()
         if rest_s > SHORT_REST_S:
-            self._told(f"settling for {rest_s:.0f} s before the second look")
+            self._progress(f"settling for {rest_s:.0f} s before the second look")
         while (rest_s := until_ms / 1000 - time()) > 0 and not self._late():
             sleep(min(rest_s, 1.0))
 
@@ -324,17 +338,17 @@ class _RunAttempt:
 
     def _report(self, plan: SegmentPlan) -> dict[str, Any]:
         now = standing(self._directory.waves())
-        self._directory.forget("summary.json")  # first: it vouches for the findings that were there
+        self._directory.remove("summary.json")  # first: it vouches for the findings that were there
         self._write_findings(now)
         write_segments(self._directory, now, plan)
         facts = self._facts() | {"as_of": {"begin": plan.as_of, "end": self._as_of()}}
-        summary = summary_of(self._directory, plan, now, "", monotonic() - self._began_s, facts)
+        summary = summarize(self._directory, plan, now, "", monotonic() - self._began_s, facts)
         self._directory.write("summary.json", summary)
         (self._directory.path / "_SUCCESS").touch()
         return summary
 
     def _as_of(self) -> list[dict[str, Any] | None]:
-        """How far both sides are applied now; None for one that does not say."""
+        """The applied offsets of both sides now; None for one that does not respond."""
         from isthmus.aae.reconcile.segment_plan import as_of
 
         found: list[dict[str, Any] | None] = []
@@ -350,7 +364,7 @@ class _RunAttempt:
         if not now.second:
             Path(path).mkdir(parents=True, exist_ok=True)
             return
-        if few(now.second):
+        if fits_driver(now.second):
             write_findings(self._directory, now.second, self._options.max_differences)
             return
         rows = rows_of(self._spark, self._directory, now.second)
@@ -369,4 +383,126 @@ def _urls(text: str) -> tuple[str, ...]:
 
 
 def _silent(_line: str) -> None:
-    """Nobody wants to hear of it."""
+    pass
+
+
+OWN_ROWS: Final = 50_000
+"""Approximate rows per side that the driver reads in a wave by itself: no more than a task has at once."""
+
+OWN_CHUNKS: Final = 64
+"""Chunks of such a wave; each takes some requests."""
+
+OWN_THREADS: Final = 4
+"""Concurrent reads of the driver, which mostly wait for nodes; at most as many as tasks would run, since these share a
+rate."""
+
+
+class Waves:
+    """Runs the waves of a run."""
+
+    def __init__(self, spark: SparkSession, directory: RunDirectory, job: Job) -> None:
+        self._spark = spark
+        self._directory = directory
+        self._job = job
+
+    def first(self, number: int, chunks: Sequence[SegmentChunk], rows: int | None) -> list[ChunkResult]:
+        """First looks at these chunks, as wave `number`. `rows`: approximate rows per side; None: many, or unknown."""
+        look = first_looks(self._job)
+        data = [encode_chunk(chunk) for chunk in chunks]
+        if self._own(len(chunks), rows):
+            return self._threads(number, chunks, [partial(look, _one(each, pa.binary())) for each in data])
+
+        def rows_of_looks() -> DataFrame:
+            given = self._spark.createDataFrame([(bytearray(each),) for each in data], "chunk binary")
+            return given.repartition(len(chunks)).select(F.arrow_udf(look, FIRST_ROW)("chunk").alias("row"))
+
+        return self._tasks(number, chunks, rows_of_looks)
+
+    def second(self, number: int, chunks: Sequence[SegmentChunk]) -> list[ChunkResult]:
+        """Second looks at the candidates of these chunks, as wave `number`."""
+        look = second_looks(self._job)
+        first = standing(self._directory.waves()).first
+        looks = {chunk.number: first[chunk.number] for chunk in chunks}
+        small = fits_driver(looks)
+        if small and self._own(len(chunks), sum(_again(chunk, looks[chunk.number][1]) for chunk in chunks)):
+            payloads = read_payloads(self._directory, looks)
+            acts = [partial(look, _one(at, pa.int32()), _one(data, pa.binary())) for at, data in payloads]
+            return self._threads(number, chunks, acts)
+
+        def rows_of_looks() -> DataFrame:
+            if small:
+                pairs = [(at, bytearray(data)) for at, data in read_payloads(self._directory, looks)]
+                given = self._spark.createDataFrame(pairs, "chunk int, payload binary")
+            else:
+                rows = rows_of(self._spark, self._directory, looks)
+                given = rows.select(F.col("row.chunk").alias("chunk"), F.col("row.payload").alias("payload"))
+            arrow = F.arrow_udf(look, SECOND_ROW)
+            return given.repartition(len(chunks)).select(arrow("chunk", "payload").alias("row"))
+
+        return self._tasks(number, chunks, rows_of_looks)
+
+    def _own(self, chunks: int, rows: int | None) -> bool:
+        """True if the driver reads the wave itself. With bodies tasks do, because objects are large."""
+        return not self._job.bodies and chunks <= OWN_CHUNKS and rows is not None and rows <= OWN_ROWS
+
+    def _threads(
+        self, number: int, chunks: Sequence[SegmentChunk], acts: Sequence[Callable[[], pa.Array]]
+    ) -> list[ChunkResult]:
+        path = Path(self._directory.rows_of(number))
+        pool = ThreadPoolExecutor(max(1, min(OWN_THREADS, self._spark.sparkContext.defaultParallelism)), "look")
+        try:
+            found = list(pool.map(lambda act: act(), acts))
+            draft = path.with_name(f".{path.name}")
+            for left in (draft, path):
+                shutil.rmtree(left, ignore_errors=True)
+            draft.mkdir(parents=True)
+            pq.write_table(pa.table({"row": pa.concat_arrays(found)}), draft / "part.parquet")
+            draft.replace(path)
+            return self._counted(number, chunks)
+        except OSError as error:
+            return _lost(chunks, str(error))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _tasks(self, number: int, chunks: Sequence[SegmentChunk], rows: Callable[[], DataFrame]) -> list[ChunkResult]:
+        try:
+            rows().write.mode("overwrite").parquet(self._directory.rows_of(number))
+            return self._counted(number, chunks)
+        except (PySparkException, Py4JError, OSError) as error:
+            return _lost(chunks, f"spark: {spark_error_line(error)}")
+
+    def _counted(self, number: int, chunks: Sequence[SegmentChunk]) -> list[ChunkResult]:
+        found = {done.chunk: done for done in read_counts(self._directory, number)}
+        missing = [chunk.number for chunk in chunks if chunk.number not in found]
+        assert not missing, f"chunks without a row: {missing}"
+        return list(found.values())
+
+
+def rows_of(spark: SparkSession, directory: RunDirectory, looks: Mapping[int, tuple[int, ChunkResult]]) -> DataFrame:
+    """The rows that these chunks wrote in these waves."""
+    by_wave: dict[int, list[int]] = {}
+    for chunk, (wave, _) in looks.items():
+        by_wave.setdefault(wave, []).append(chunk)
+    frames = [
+        spark.read.parquet(directory.rows_of(wave)).where(F.col("row.chunk").isin(numbers))
+        for wave, numbers in by_wave.items()
+    ]
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionAll(frame)
+    return whole
+
+
+def _again(chunk: SegmentChunk, first: ChunkResult) -> int:
+    """Approximate rows per side that a second look at a chunk reads."""
+    rows = max(first.left_rows, first.right_rows)
+    return min(rows, first.candidates * (rows // max(1, chunk.segments) + 1))
+
+
+def _one(value: bytes | int, kind: pa.DataType) -> pa.Array:
+    return pa.array([value], kind)
+
+
+def _lost(chunks: Sequence[SegmentChunk], why: str) -> list[ChunkResult]:
+    """The results of a wave that failed."""
+    return [ChunkResult(chunk.number, why, *(0,) * (len(ChunkResult._fields) - 2)) for chunk in chunks]

@@ -49,8 +49,8 @@ SIBLINGS_MAX: Final = (1 << 31) - 1
 
 
 class KeyRows(NamedTuple):
-    """The fields of all rows of a frame. The n-th clock is data[clock_first[n]:clock_end[n]]; the bytes of row n in
-    front of same_end[n] are those of its object: equal wherever a copy of the same object has a row."""
+    """The fields of all rows of a frame. Clock n is data[clock_first[n]:clock_end[n]]; the bytes of row n before
+    same_end[n] depend on its object only, and are equal in every replica of the same object."""
 
     clock_first: Places
     clock_end: Places
@@ -64,7 +64,7 @@ class KeyRows(NamedTuple):
 
 
 class _FieldReader:
-    """Reads field after field of all rows. `sound` turns False at the first thing that is none."""
+    """Reads field by field of all rows. `sound` becomes False at the first invalid field."""
 
     def __init__(self, rows: Blobs) -> None:
         padded = np.frombuffer(rows.data + PAD, np.uint8)
@@ -75,13 +75,13 @@ class _FieldReader:
         self.sound = True
 
     def first(self) -> Bytes:
-        """The byte at each place, which moves behind it."""
+        """The byte at each index; moves behind it."""
         found: Bytes = self.bytes[self.at]
         self.at += 1
         return found
 
     def numbers(self, kinds: Any) -> Unsigned:
-        """The number at each place, of these kinds; the place moves behind it."""
+        """The number at each index, of these kinds; moves behind it."""
         first = self.first()
         widths = kinds[first]
         if (widths == _NONE).any():
@@ -94,14 +94,14 @@ class _FieldReader:
         return found
 
     def signed(self, limit: int = SIGNED_MAX) -> npt.NDArray[np.int64]:
-        """The same, of numbers that are at most so large."""
+        """As `numbers`, with an upper limit."""
         found = self.numbers(_NUMBER)
         if len(found) and int(found.max()) > limit:
             self.sound = False
         return found.astype(np.int64)
 
     def move(self, by: npt.NDArray[np.int64]) -> None:
-        """Onward; a place behind the last byte is no place."""
+        """Move the indexes; beyond the last byte is invalid."""
         self.at += by
         if len(self.at) and (int(self.at.max()) > self.last or int(self.at.min()) < 0):
             self.sound = False
@@ -109,7 +109,7 @@ class _FieldReader:
 
 
 def parsed(rows: Blobs) -> KeyRows | None:
-    """All rows; None when one of them is not as it should be."""
+    """All rows; None if one of them is invalid."""
     if not len(rows) or int(np.diff(rows.places).min()) < len(KeyRows._fields):
         return None
     reader = _FieldReader(rows)
@@ -135,8 +135,8 @@ def parsed(rows: Blobs) -> KeyRows | None:
 
 
 def bucket_ends(names: Blobs) -> Places | None:
-    """Where the bucket of each name ends (its key begins BUCKET_END later); None when a name has none, or a bucket with
-    a zero byte in it, which stands there as two."""
+    """Index of each bucket's end (its key begins BUCKET_END later); None if a name has none, or a bucket contains a
+    zero byte, which is escaped."""
     data = np.frombuffer(names.data + PAD, np.uint8)
     zeros = np.flatnonzero(data[: len(names.data)] == BUCKET_END[0])
     first = names.places[:-1] + SEGMENT_BYTES
@@ -152,12 +152,12 @@ def bucket_ends(names: Blobs) -> Places | None:
 
 
 _LIMITS: Final = ((1, 1 << 64), (2, 1 << 63), (3, 1 << 63), (4, 1 << 31), (6, 1 << 63))
-"""Place of a number in a decoded row, and what it must be below."""
+"""Index of a number in a decoded row, and its upper limit."""
 
 
 def one_by_one(rows: Sequence[bytes]) -> tuple[list[Sequence[Any]], list[str | None]]:
-    """Clock, hash, modified, size, siblings, tombstone and offset of all rows, and what is wrong with each; of one that
-    cannot be read all is None."""
+    """(clock, hash, modified, size, siblings, tombstone and offset of all rows; the fault of each row). Rows that
+    cannot be decoded have None."""
     found: list[Sequence[Any]] = []
     faults: list[str | None] = []
     for data in rows:

@@ -1,7 +1,7 @@
-"""What `format("isthmus")` may be told: every option, checked before any work starts. Pure.
+"""Options of `format("isthmus")`, validated before any work starts. Pure.
 
-An option that is unknown, or has a value that means nothing, is an error that says what would be right; all are told at
-once. docs/spark.md has the table.
+Unknown options and invalid values are errors that say what would be right; all are reported at once. docs/spark.md has
+the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.repl.model.timestamps import DIGITS_MIN, parse_timestamp_ms
 FINDINGS: Final = "findings"
 
 URLS_MAX: Final = 256
-"""Most URLs; one that answers is enough."""
+"""Maximum number of URLs; one that responds is enough."""
 
 SPLITS_MAX: Final = 65_536
 
@@ -28,8 +28,8 @@ Parsed = TypeVar("Parsed")
 
 
 class RunOptions(NamedTuple):
-    """All of them. `segments` is [first, end) of 2^20; times in ms, 0 for no bound; `rows_per_second` 0 for no limit;
-    `splits` 0: one Spark partition a partition of the cluster."""
+    """All options. `segments`: [first, end) of 2^20; times in ms, 0: no bound; `rows_per_second` 0: no limit; `splits`
+    0: one Spark partition per partition of the cluster."""
 
     view: str = RowView.KEYS.value
     urls: tuple[str, ...] = ()
@@ -60,17 +60,17 @@ NO_TABLE: Final = (
     "a table in Spark's catalog cannot keep options: Spark passes none of them to a data source in Python when the"
     " table is read. Use CREATE TEMPORARY VIEW name USING isthmus OPTIONS (...), or spark.read...load()"
 )
-"""What CREATE TABLE is told; Spark adds the option `provider` to those of the statement."""
+"""Error for CREATE TABLE; Spark adds the option `provider` to those of the statement."""
 
 OF_A_TABLE: Final = (
     "; a table in Spark's catalog keeps no options, give them where it is used:"
     " spark.read.options(urls='...').table(name), or SELECT ... FROM name WITH (urls = '...')"
 )
-"""What is added when there is no option at all, as of a table that CREATE TABLE with columns or saveAsTable made."""
+"""Appended when there are no options at all, as for a table made by CREATE TABLE with columns or saveAsTable."""
 
 
 def parse_options(given: Mapping[str, str]) -> RunOptions:
-    """The options of a read or a write. Raises BadInput with all that is wrong."""
+    """The options of a read or a write. Raises BadInput with all errors."""
     if "provider" in {name.lower() for name in given}:
         raise BadInput(NO_TABLE)
     faults: list[str] = []
@@ -190,7 +190,7 @@ def _name(text: str) -> str:
 
 
 def parse_bytes(text: str) -> bytes:
-    """Text as UTF-8; bytes that are none as 0x and hexadecimal digits. Raises ValueError."""
+    """Text as UTF-8, or bytes as 0x and hexadecimal digits. Raises ValueError."""
     if not text:
         raise ValueError("a name is needed")
     if text.startswith("0x"):

@@ -31,7 +31,7 @@ BATCH: Final = 500
 """References of one request."""
 
 RATE_DEFAULT: Final = 1_000
-"""References a second when nobody says how many: a sink of one node applies more."""
+"""Default rate of references per second: a sink of one node applies more."""
 
 FULL_REST_S: Final = 1.0
 FULL_RESTS_MAX: Final = 600
@@ -97,7 +97,7 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
             sized += 1
     objects = kinds.total()
     sender, receiver = _clusters(directory, direction)
-    with directory.taking("summary.json"):
+    with directory.decoding("summary.json"):
         name, cut = _named(summary, queue, direction, rate), summary["findings_cut"]
     about = "" if sized else "the run did not read sizes (it asked trees); --full does"
     found = {
@@ -181,7 +181,7 @@ def apply(
 def _clusters(directory: RunDirectory, direction: str) -> tuple[str, str]:
     """The uuids of the cluster that sends and of the one that lacks the objects, in hexadecimal. Raises BadInput."""
     summary = directory.read("summary.json") or {}
-    with directory.taking("summary.json"):
+    with directory.decoding("summary.json"):
         clusters = summary["clusters"]
         if clusters is None:
             raise BadInput(f"run {directory.run_id} did not find out which clusters it compared: run it again")
@@ -193,7 +193,7 @@ def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
     """Raises BadInput unless the findings are those that were planned: whoever writes others first takes the summary
     away."""
     summary = directory.read("summary.json")
-    with directory.taking("summary.json"):
+    with directory.decoding("summary.json"):
         named = summary and _named(summary, made["queue"], made["direction"], int(made["rate_per_second"]))
     if named != made["plan"]:
         raise BadInput(f"run {directory.run_id} has gone on since plan {made['plan']}, and found other keys: plan anew")
@@ -211,7 +211,8 @@ def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> I
 
 
 def wanted(directory: RunDirectory, direction: str) -> Iterator[RepairKey]:
-    """The keys that a cluster is to send, always in the same order: findings are written once and read file by file."""
+    """The keys that a cluster is to send, in an order that never changes: findings are written once and read file by
+    file."""
     side = direction.partition("-")[0]
     for row in read_findings(directory.path / "findings", _COLUMNS, "diverged"):
         if row["difference"] == "corrupt" or row["side"] not in _LACKING[direction]:
@@ -223,7 +224,7 @@ def wanted(directory: RunDirectory, direction: str) -> Iterator[RepairKey]:
 
 
 def repairs_of(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The plans of a run, with how far each is applied."""
+    """The plans of a run, each with its progress."""
     found = []
     for path in sorted((directory.path / "repairs").glob("*.json")):
         if path.name.endswith(".progress.json"):
@@ -235,12 +236,12 @@ def repairs_of(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _progress_of(directory: RunDirectory, plan_id: str) -> dict[str, Any]:
-    """How far a plan is: without a word of it, as of who was killed when the plan was made, it has queued nothing."""
+    """Progress of a plan; without a document, as after a kill while the plan was made, nothing was queued."""
     name = _progress(plan_id)
     progress = directory.read(name)
     if progress is None:
         progress = {"queued": 0, "state": "planned"}
-    with directory.taking(name):
+    with directory.decoding(name):
         began_ms = progress.get("began_ms")  # by the sending cluster's clock; None: not known
         return {
             "queued": int(progress["queued"]), "state": str(progress["state"]), "at_ms": progress.get("at_ms"),
@@ -249,7 +250,7 @@ def _progress_of(directory: RunDirectory, plan_id: str) -> dict[str, Any]:
 
 
 def _left_alone(directory: RunDirectory, direction: str) -> dict[str, int]:
-    """Of each reason how many diverged keys the plan does not touch."""
+    """{reason: number of diverged keys that the plan does not include}."""
     found: Counter[str] = Counter()
     for row in read_findings(directory.path / "findings", ("difference", "side"), "diverged"):
         if row["difference"] == "corrupt":
@@ -276,7 +277,7 @@ def _pushed(queue: Queue, bucket_type: bytes, names: list[tuple[bytes, bytes]]) 
 
 
 def _batches(every: Iterator[RepairKey], behind: int) -> Iterator[list[RepairKey]]:
-    """Batches of one bucket type, behind the first so many."""
+    """Batches of one bucket type each, without the first `behind` keys."""
     batch: list[RepairKey] = []
     for number, one in enumerate(every):
         if number < behind:
@@ -290,7 +291,7 @@ def _batches(every: Iterator[RepairKey], behind: int) -> Iterator[list[RepairKey
 
 
 def _named(summary: Mapping[str, Any], queue: str, direction: str, rate: int) -> str:
-    """The id of a plan: another one once the run has gone on, since findings are then others, in another order."""
+    """The id of a plan: it changes when the run is resumed, which rewrites the findings."""
     return xxh64_hexdigest(f"{queue} {direction} {rate} {summary['verdicts']} {summary['seconds']}".encode())
 
 

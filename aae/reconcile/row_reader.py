@@ -1,10 +1,10 @@
-"""Reading a cluster's keys and objects: which ranges, from which nodes, and what to do when one of them goes away.
+"""Read a cluster's keys and objects: which ranges, from which nodes, and what to do when a node fails.
 
-The driver plans: one Spark partition for each partition of the cluster (or piece of it), with the nodes that hold a
-copy, followers first. A task reads its range as one stream, which is of one apply offset. When a stream breaks, another
-copy goes on behind the last row that was handed on: no key comes twice or is passed over, but from there on the rows
-are as of that copy's offset, and the manifest has both pieces; with `failover = "fail"` the task fails instead, and
-Spark reads the range anew. Each row says in `apply_offset` what it is as of.
+The driver plans one Spark partition per partition of the cluster (or part of it), with the nodes of its replicas,
+followers first. A task reads its range as one stream, which has one apply offset. When a stream breaks, another replica
+continues behind the last row: no key is repeated or skipped, but further rows are as of that replica's offset, and the
+manifest lists both parts. With `failover = "fail"` the task fails instead, and Spark reads the range again. Each row
+has its `apply_offset`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from isthmus.aae.reconcile.client import (
     PartitionPlan,
     ReplicaDirectory,
     ReplicaEndpoint,
-    asked_plan,
-    streamed,
+    TaskRate,
+    fetch_plan,
+    open_stream,
 )
-from isthmus.aae.reconcile.manifest import ReadRange, write_json
 from isthmus.aae.reconcile.options import RunOptions
-from isthmus.aae.reconcile.rate import TaskRate
+from isthmus.aae.reconcile.run_directory import ReadRange, write_json
 from isthmus.aae.row_stream import wire
 from isthmus.aae.row_stream.wire import ChangesRequest, Consistency, Head, Rows, RowsRequest, RowView, SkippedTo
 from isthmus.repl.http.client import HttpRefused
@@ -41,23 +41,23 @@ from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Overloaded, PeerFault
 
 RETRY_S: Final = 0.5
-"""Pause after all copies of a range have refused: streams of others end, leaders change, within seconds."""
+"""Pause after all replicas of a range have refused: other streams end and leaders change within seconds."""
 
 PLACE_S: Final = 3_600.0
-"""How long a range waits for a place at a node that serves as many streams as it may, at most: other tasks read."""
+"""How long a range waits at nodes whose streams are all in use."""
 
 PLACE_RETRY_S: Final = 2.0
 TROUBLE_KEPT: Final = 16
-"""Refusals that are remembered, to be told."""
+"""Errors that the final message lists."""
 
 LEADERLESS_S: Final = 30.0
-"""How long a plan waits for a partition that nobody may be asked about, at most: an election takes seconds."""
+"""How long a plan waits for a partition without a usable replica: an election takes seconds."""
 
 
 class SegmentPartition(ds.InputPartition):  # type: ignore[misc]
-    """A Spark partition: the segments [first, end) of a partition, and where its copies are. What the plan says of a
-    read travels with it, since Spark has packed the reader before it plans: among how many tasks its rate is shared,
-    and where its manifest is."""
+    """A Spark partition: the segments [first, end) of a partition, and its replicas. It also carries parts of the plan,
+    since Spark serializes the reader before it plans: among how many tasks the rate is shared, and the path of the
+    manifest."""
 
     def __init__(
         self, cluster: bytes, partition: int, first: int, end: int, copies: tuple[ReplicaEndpoint, ...]
@@ -81,15 +81,15 @@ class UnplannedCluster(PeerFault):
 
 
 class RangeUnreadable(PeerFault):
-    """No copy of a range could be read; the message names partition and segments."""
+    """No replica of a range could be read; the message names partition and segments."""
 
     reason = "range-unreadable"
 
 
-def ranges_of(
+def plan_ranges(
     plan: ReplicaDirectory, segments: tuple[int, int], splits: int, consistency: Consistency
 ) -> list[SegmentPartition]:
-    """The Spark partitions of a read. Raises RangeUnreadable for a partition without a usable copy."""
+    """The Spark partitions of a read. Raises RangeUnreadable for a partition without a usable replica."""
     first, end = segments
     inside = [one for one in plan.partitions if one.first < end and first < one.end and one.first < one.end]
     pieces = max(1, -(-splits // len(inside))) if inside else 1
@@ -114,24 +114,24 @@ def ranges_of(
 
 
 def usable(one: PartitionPlan, consistency: Consistency) -> tuple[ReplicaEndpoint, ...]:
-    """The copies that may be read, followers first."""
+    """The replicas that may be read, followers first."""
     return tuple(c for c in one.copies if c.whole and (c.leads or consistency is Consistency.ANY))
 
 
-def asked_ranges(
+def wait_for_ranges(
     ask: Callable[[], ReplicaDirectory],
     segments: tuple[int, int],
     splits: int,
     consistency: Consistency,
     give_up_after_s: float,
 ) -> tuple[ReplicaDirectory, list[SegmentPartition]]:
-    """A plan, and the Spark partitions of a read, as soon as each has a usable copy: a leader that dies is replaced
-    within seconds. Raises RangeUnreadable when none comes, and what `ask` raises."""
+    """A plan and the Spark partitions of a read, once each has a usable replica: a dead leader is replaced within
+    seconds. Raises RangeUnreadable on time-out, and the errors of `ask`."""
     deadline_s = monotonic() + give_up_after_s
     while True:
         plan = ask()
         try:
-            return plan, ranges_of(plan, segments, splits, consistency)
+            return plan, plan_ranges(plan, segments, splits, consistency)
         except RangeUnreadable:
             if monotonic() + RETRY_S >= deadline_s:
                 raise
@@ -139,7 +139,7 @@ def asked_ranges(
 
 
 class RangeStream:
-    """The frames of one range, from whichever copies answer. `pieces` says afterwards what they are as of."""
+    """The frames of one range, from whichever replicas respond. `pieces` lists afterwards what they are as of."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class RangeStream:
         resume: bool = True,
         ask: Callable[[], ReplicaDirectory] | None = None,
     ) -> None:
-        """`ask`: who holds what now, asked anew once all known copies have refused: leaders change."""
+        """`ask` fetches a new plan once all known replicas have refused."""
         self._asked = asked._replace(partition=part.partition, first=part.first, end=part.end)
         self._part = part
         self._credentials = credentials
@@ -162,10 +162,9 @@ class RangeStream:
         self.pieces: list[ReadRange] = []
 
     def frames(self) -> Iterator[tuple[Head, Rows]]:
-        """All of them, each with its stream's head. Raises RangeUnreadable, and Refused for a question that is wrong
-        for every node."""
+        """All frames, each with its stream's head. Raises RangeUnreadable, and HttpRefused for an invalid request."""
         asked = self._asked
-        trouble: list[str] = []
+        failures: list[str] = []
         deadline_s = monotonic() + self._give_up_after_s
         placed_s = monotonic()
         while True:
@@ -182,24 +181,24 @@ class RangeStream:
                 except (PeerFault, CodecError) as error:
                     if isinstance(error, UnplannedCluster) or (isinstance(error, HttpRefused) and error.status < 500):
                         raise
-                    trouble = [*trouble[1 - TROUBLE_KEPT :], str(error)]
+                    failures = [*failures[1 - TROUBLE_KEPT :], str(error)]
                     full = full or (isinstance(error, HttpRefused) and error.reason == Overloaded.reason)
                     if got:
                         placed_s = monotonic()
                         deadline_s = monotonic() + self._give_up_after_s
                         if given and not self._resume:
-                            raise self._unreadable("its stream broke", trouble) from error
+                            raise self._unreadable("its stream broke", failures) from error
                 else:
                     return
             if full and monotonic() < placed_s + PLACE_S:
                 deadline_s = max(deadline_s, monotonic() + self._give_up_after_s)  # a node that is busy is there
             if monotonic() >= deadline_s:
-                raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", trouble)
+                raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", failures)
             sleep(PLACE_RETRY_S if full else RETRY_S)
             self._look_around()
 
     def _look_around(self) -> None:
-        """Take the copies that there are now; those known before when nobody tells."""
+        """Update the replicas from a new plan, if one can be fetched."""
         if self._ask is None:
             return
         consistency = self._asked.consistency if isinstance(self._asked, RowsRequest) else Consistency.ANY
@@ -220,7 +219,7 @@ class RangeStream:
         else:
             path, question, after = wire.CHANGES_PATH, wire.encode_changes_request(asked), ""
         timeout_ms = min(STREAM_TIMEOUT_MS, max(1_000, int(self._give_up_after_s * 1000)))
-        with streamed(copy.url, self._credentials, path, question, timeout_ms) as (head, frames):
+        with open_stream(copy.url, self._credentials, path, question, timeout_ms) as (head, frames):
             if head.cluster != part.cluster:
                 raise UnplannedCluster(
                     f"{copy.url} answers for cluster {head.cluster_name}, uuid {head.cluster.hex()}; the plan is of"
@@ -245,15 +244,15 @@ class RangeStream:
                 read = (head.node, head.epoch, head.offset, count, whole)
                 self.pieces.append(ReadRange(asked.partition, asked.first, asked.end, after, *read))
 
-    def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
+    def _unreadable(self, why: str, failures: Sequence[str]) -> RangeUnreadable:
         part = self._part
         of = "segments" if isinstance(self._asked, RowsRequest) else "offsets"
-        last = "; ".join(dict.fromkeys(trouble[-2 * len(self._copies) :]))
+        last = "; ".join(dict.fromkeys(failures[-2 * len(self._copies) :]))
         return RangeUnreadable(f"partition {part.partition}, {of} {part.first} to {part.end}: {why}: {last}")
 
 
 def _behind(asked: RowsRequest | ChangesRequest, rows: Rows | SkippedTo) -> RowsRequest | ChangesRequest:
-    """What is left to ask once these rows have been handed on, or passed over. Raises CodecError."""
+    """The request for what is left behind these rows. Raises CodecError."""
     if isinstance(rows, SkippedTo):
         if not isinstance(asked, RowsRequest) or rows.name <= asked.after:
             raise CodecError("a stream of rows says that it is behind where it was")
@@ -267,11 +266,11 @@ def _behind(asked: RowsRequest | ChangesRequest, rows: Rows | SkippedTo) -> Rows
 
 
 class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
-    """Reads `keys` and `objects`. Made on the driver, travels to the executors.
+    """Reads `keys` and `objects`. Created on the driver, serialized to executors.
 
-    Spark keeps one reader with its ranges for each `load()` and uses it for every plan of the table. So there is no
-    `pushFilters`: Spark (4.3) keeps the reader that filters were pushed into, too, and would apply them to later
-    actions that do not have them. What is to be read is said by options alone, which hold for the whole table.
+    Spark keeps one reader and its ranges per `load()` and uses them for every query of the table. So there is no
+    `pushFilters`: Spark (4.3) would also keep the reader with pushed filters, and apply them to later queries without
+    them. Options select the rows, and apply to the whole table.
     """
 
     def __init__(self, options: RunOptions, schema: t.StructType) -> None:
@@ -279,10 +278,9 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def partitions(self) -> Sequence[SegmentPartition]:
-        """The ranges of a read, which Spark keeps: it asks once for each `load()`, whatever is done with the table.
-        Raises BadInput, PeerFault."""
+        """The ranges of a read; Spark calls this once per `load()`. Raises BadInput, PeerFault."""
         options = self._options
-        plan, found = asked_ranges(
+        plan, found = wait_for_ranges(
             self._ask, options.segments, options.splits, options.consistency, min(options.give_up_after_s, LEADERLESS_S)
         )
         manifest = str(Path(options.manifest, f"read={uuid4().hex[:16]}")) if options.manifest else ""
@@ -297,10 +295,10 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
 
     def _ask(self) -> ReplicaDirectory:
         options = self._options
-        return asked_plan(options.urls, options.credentials, options.bucket_type)
+        return fetch_plan(options.urls, options.credentials, options.bucket_type)
 
     def read(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of a range, as it is now."""
+        """The batches of a range as of now."""
         options, part = self._options, partition
         asked = RowsRequest(
             options.bucket_type.encode(), part.partition, part.first, part.end, RowView(options.view), options.bucket,
@@ -314,14 +312,14 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         pace = TaskRate(options.rows_per_second / part.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
-            pace.passed(len(rows.names))
+            pace.wait_for(len(rows.names))
         if part.manifest:
             document = {"pieces": [piece._asdict() for piece in stream.pieces]}
             write_json(Path(part.manifest, _action()), _range_document(part), document)
 
 
 def _action() -> str:
-    """In a task: the directory of the action that it works for. All actions on a table have one plan."""
+    """In a task: directory name of the action it belongs to; all actions on a table share one plan."""
     context = TaskContext.get()
     if context is None:
         return "action=0"
@@ -330,7 +328,8 @@ def _action() -> str:
 
 
 def _range_document(part: SegmentPartition) -> str:
-    """In a task: the name of what it read. An action may read a range several times: a table joined with itself."""
+    """In a task: document name of its range. An action may read a range several times, as when a table is joined with
+    itself."""
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
     return f"range-{part.partition}-{part.first}-{part.end}.{task}.json"

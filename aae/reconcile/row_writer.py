@@ -1,10 +1,10 @@
-"""`df.write.format("isthmus").mode("append")`: rows into a cluster, with their clocks or as new writes.
+"""`df.write.format("isthmus").mode("append")`: write rows to a cluster, with their clocks or as new writes.
 
-Rows with the column `object`, canonical bytes as the view `objects` gives them, are pushed: clocks are kept, siblings
-merge, and pushing them again changes nothing (`/batch/push`). Rows with `value` instead are written as a client writes:
-a new version each, after `clock` when they have one (`/batch/put`), under a request id of job and row, so that a task
-that runs again within the cluster's dedup window writes nothing twice. Each row has an outcome; what failed is sent
-again until `give_up_after_s`, what was rejected fails the job or is counted (option `rejected`).
+Rows with the column `object`, canonical bytes from the view `objects`, are pushed: clocks are kept, siblings merge, and
+repeating changes nothing (`/batch/push`). Rows with `value` are written as by a client: a new version each, after
+`clock` if given (`/batch/put`), with a request id of job and row, so that a task that runs again within the cluster's
+dedup window writes nothing twice. Failed rows are retried until `give_up_after_s`; rejected rows fail the job or are
+counted (option `rejected`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from xxhash import xxh3_128_hexdigest
 
-from isthmus.aae.reconcile.client import Pusher
+from isthmus.aae.reconcile.client import Pusher, TaskRate
 from isthmus.aae.reconcile.options import RunOptions
-from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.row_stream import wire
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
@@ -40,38 +39,38 @@ TEXT_OR_BYTES: Final = ("binary", "string", "void")
 OPTIONAL: Final = ("bucket_type", "content_type", "clock")
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""A batch ends with the row that passes this, or at `batch_items`."""
+"""A batch ends with the row that exceeds this, or at `batch_items`."""
 
 RETRY_S: Final = 0.5
 RETRY_S_MAX: Final = 8.0
 """Pauses before what failed is sent again: doubled each time, up to the longest."""
 
 TOO_LARGE: Final = 413
-"""What a node says of a request above its limits: to a part of it, it may say otherwise."""
+"""HTTP status of a request above a node's limits; a part of it may be accepted."""
 
 REASONS_MAX: Final = 5
-"""Reasons of rejected rows that are told."""
+"""Reasons of rejected rows that are reported."""
 
 
 @dataclass
 class WriteTaskResult(WriterCommitMessage):  # type: ignore[misc]
-    """What a task wrote: rows by outcome, and some of the reasons of those that were rejected."""
+    """Rows that a task wrote, by outcome, and some reasons of rejected ones."""
 
     outcomes: dict[str, int]
     rejected: list[str]
 
 
 class RowsRejected(BadInput):
-    """The cluster will not take some rows as they are."""
+    """The cluster rejected rows."""
 
     reason = "rows-rejected"
 
 
 class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes batches. Made on the driver, travels to the executors."""
+    """Writes batches. Created on the driver, serialized to executors."""
 
     def __init__(self, options: RunOptions, schema: t.StructType, overwrite: bool) -> None:
-        """Raises BadInput for a table without the columns, or with others of their names."""
+        """Raises BadInput for missing columns, or columns of other types."""
         if overwrite:
             raise BadInput('a cluster is only added to: use .mode("append")')
         if not options.urls:
@@ -94,7 +93,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 raise BadInput(f"column {name} is text or bytes, the table has {kinds[name]}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteTaskResult:
-        """A task's rows."""
+        """Write a task's rows."""
         options = self._options
         outcomes: Counter[str] = Counter()
         reasons: list[str] = []
@@ -105,7 +104,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
             for batch in iterator:
                 for items in self._batches(batch, outcomes, reasons):
                     send_all(items, ask, options.give_up_after_s, outcomes, reasons)
-                    pace.passed(len(items))
+                    pace.wait_for(len(items))
         finally:
             pusher.close()
         if outcomes["rejected"] and options.rejected == "fail":
@@ -113,10 +112,10 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return WriteTaskResult(dict(outcomes), reasons)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing is left to do: each batch took effect when it was answered."""
+        """Does nothing: each batch took effect with its response."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was written stays: writing it again changes nothing."""
+        """Does nothing: written rows stay, and writing them again changes nothing."""
 
     def _batches(self, batch: pa.RecordBatch, outcomes: Counter[str], reasons: list[str]) -> Iterator[list[list[Any]]]:
         items: list[list[Any]] = []
@@ -149,7 +148,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
             yield items
 
     def _put(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
-        """As a client writes. A value of null deletes."""
+        """Write as a client does; a null value deletes."""
         rows = [[*item, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))] for item in items]
         return _outcomes(items, pusher.post(PUT_PATH, msgpack.packb(rows)), _put_outcome)
 
@@ -162,8 +161,8 @@ def send_all(
     reasons: list[str],
 ) -> None:
     """Send items [bucket type, bucket, key, ...] until each has an outcome, which is counted; `ask` sends some and
-    gives the outcome and reason of each. What is too large together is sent in parts. Raises PeerFault when that takes
-    too long, Refused for what is wrong."""
+    returns (outcome, reason) of each. A request that is too large is split. Raises PeerFault on time-out, HttpRefused
+    for an invalid request."""
     deadline_s = monotonic() + give_up_after_s
     pause_s = RETRY_S
     left = [list(items)]
@@ -204,7 +203,7 @@ def send_all(
 
 
 def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
-    """Push objects with their clocks; `origin`: the cluster that they come from, b"" for the one that takes them."""
+    """Push objects with their clocks; `origin`: the cluster that they come from, b"": the receiving one."""
     body = msgpack.packb([wire.PUSH_VERSION, origin or None, items])
     return _outcomes(items, pusher.post(wire.PUSH_PATH, body), _push_outcome)
 
@@ -212,7 +211,7 @@ def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tu
 def _outcomes(
     items: Sequence[Any], answers: Sequence[Any], read: Callable[[Any], tuple[str, str] | None]
 ) -> list[tuple[str, str]]:
-    """Outcome and reason of each item. Raises CodecError for answers that are none."""
+    """(outcome, reason) of each item. Raises CodecError."""
     if len(answers) != len(items):
         raise CodecError(f"{len(answers)} answers to {len(items)} rows")
     found = []

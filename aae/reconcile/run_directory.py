@@ -1,16 +1,16 @@
-"""A run's directory: what was wanted, what is done, and what came of it. Free of Spark.
+"""The directory of a run: its options, its progress, its results, and the manifests of reads. Free of Spark.
 
     OUTPUT/run_id=ID/
-      run.json            what is compared, with what; a run id stands for one question for ever
+      run.json            what is compared, with what; a run id belongs to one comparison
       plan.json           trees or everything, as of when, and the chunks of segments
-      work/NNNN.json      a wave of chunks that is done; NNNN/ beside it has its rows (Parquet)
-      findings/           one row a key that differs (Parquet, by verdict)
-      segments/           one row a chunk
-      summary.json        totals, never cut short; there once everything that could be done is done, and gone while
-                          the findings are written anew
-      repairs/            plans, and how far each is applied (`repair`)
+      work/NNNN.json      a finished wave of chunks; its rows (Parquet) are in NNNN/
+      findings/           one row per differing key (Parquet, by verdict)
+      segments/           one row per chunk
+      summary.json        totals, never truncated; missing while the findings are rewritten
+      repairs/            repair plans, and how far each is applied (`repair`)
 
-Every document is written whole or not at all, a wave's after its rows: whatever was killed goes on from the last one.
+Every document is written atomically, a wave's after its rows: a killed run resumes after the last one. A manifest says
+what a read of `row_reader` was as of: one document for its plan and one per range.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from isthmus.repl.model.errors import BadInput, LocalFault
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 RUN: Final = "run_id"
+"""Prefixes of directory names: a comparison, a seed (`seed`), an import (`export`)."""
 SEED: Final = "seed_id"
 IMPORT: Final = "import_id"
 """What a directory's name begins with: a comparison, a seed (`seed`), an import (`export`)."""
@@ -42,11 +43,11 @@ FORM: Final = 1
 """Version of the documents."""
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Largest document that is read: a plan names each range, and a cluster of 10^9 objects has some megabytes of them."""
+"""Largest document that is read: a plan names each range, some megabytes for a cluster of 10^9 objects."""
 
 
 def program_version() -> str:
-    """Of the code that works here, as it was installed or came in the archive; "unknown" of a tree that was neither."""
+    """Version of the installed package; "unknown" if it is not installed."""
     try:
         return version("isthmus")
     except PackageNotFoundError:
@@ -54,19 +55,19 @@ def program_version() -> str:
 
 
 class SegmentChunk(NamedTuple):
-    """The unit of work: runs [first, end) of segments."""
+    """The unit of work: ranges [first, end) of segments."""
 
     number: int
     runs: tuple[tuple[int, int], ...]
 
     @property
     def segments(self) -> int:
-        """How many."""
+        """Number of segments."""
         return sum(end - first for first, end in self.runs)
 
 
 class ChunkResult(NamedTuple):
-    """What one look at a chunk counted. `error`: it could not be read, and the counts say nothing."""
+    """Counts of one look at a chunk. `error`: it could not be read, and the counts are void."""
 
     chunk: int
     error: str
@@ -82,7 +83,7 @@ class ChunkResult(NamedTuple):
 
 
 def _done(row: Sequence[Any]) -> ChunkResult:
-    """Of a wave's document. Raises TypeError, ValueError."""
+    """Decode a row of a wave's document. Raises TypeError, ValueError."""
     found = ChunkResult(*row)
     chunk, error, *counts = found
     if type(error) is not str or any(type(one) is not int or one < 0 for one in (chunk, *counts)):
@@ -91,7 +92,7 @@ def _done(row: Sequence[Any]) -> ChunkResult:
 
 
 class Wave(NamedTuple):
-    """Chunks that were looked at together; `at_ms` is when they had been."""
+    """Chunks that were compared together; `at_ms`: end of the wave."""
 
     number: int
     look: str
@@ -100,7 +101,7 @@ class Wave(NamedTuple):
 
 
 class RunDirectory:
-    """One run under an output directory, which the driver and all workers reach under the same path."""
+    """One run under an output directory, which the driver and all workers reach at the same path."""
 
     def __init__(self, output: str, run_id: str, kind: str = RUN) -> None:
         if not RUN_ID.match(run_id):
@@ -108,8 +109,8 @@ class RunDirectory:
         self.run_id = run_id
         self.path = Path(output).absolute() / f"{kind}={run_id}"
 
-    def opened(self, wanted: dict[str, Any]) -> bool:
-        """Make the run, or go on with it; whether it was there. Raises BadInput when it was about something else."""
+    def open(self, wanted: dict[str, Any]) -> bool:
+        """Create the run or resume it; returns True if it existed. Raises BadInput if it was about something else."""
         known = self.read("run.json")
         asked: dict[str, Any] = {"form": FORM, **wanted}
         if known is None:
@@ -124,13 +125,12 @@ class RunDirectory:
         return True
 
     def options_hash(self) -> str:
-        """Of the options that say what the run is about, in hexadecimal: the same for the same question. "" before
-        there are any."""
+        """Hash of the options that identify the comparison, in hexadecimal; "" before they are written."""
         known = self.read("run.json")
         return "" if known is None else f"{xxh64_intdigest(json.dumps(known, sort_keys=True).encode()):016x}"
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A document; None when there is none. Raises LocalFault when it is none of ours."""
+        """A document; None if there is none. Raises LocalFault for an invalid one."""
         path = self.path / name
         try:
             with path.open("rb") as file:
@@ -147,16 +147,15 @@ class RunDirectory:
         return found
 
     @contextmanager
-    def taking(self, name: str) -> Iterator[None]:
-        """While parts of a document are taken that was read. Raises LocalFault, which names it, for one that is not
-        there or not as it was written."""
+    def decoding(self, name: str) -> Iterator[None]:
+        """Context in which parts of a document are decoded: invalid parts raise LocalFault with its path."""
         try:
             yield
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise LocalFault(f"{self.path / name} is not as a run leaves it: {error!r}") from error
 
     def write(self, name: str, document: object) -> None:
-        """Put a document in its place, whole or not at all."""
+        """Write a document atomically and durably."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -166,12 +165,12 @@ class RunDirectory:
             os.fsync(file.fileno())
         draft.replace(path)
 
-    def forget(self, name: str) -> None:
-        """There is no such document any more."""
+    def remove(self, name: str) -> None:
+        """Remove a document."""
         (self.path / name).unlink(missing_ok=True)
 
     def waves(self) -> list[Wave]:
-        """All that are done, in order."""
+        """All finished waves, in order."""
         found = []
         for path in sorted((self.path / "work").glob("[0-9]*.json")):
             raw = self.read(f"work/{path.name}")
@@ -183,28 +182,28 @@ class RunDirectory:
                 raise LocalFault(f"{path} is no wave of a run: {error!r}") from error
         return found
 
-    def finished(self, wave: Wave) -> None:
-        """A wave is done; its rows are there."""
+    def add_wave(self, wave: Wave) -> None:
+        """Record a finished wave, whose rows are written."""
         self.write(f"work/{wave.number:05}.json", wave._asdict())
 
     def rows_of(self, number: int) -> str:
-        """Where the rows of a wave are."""
+        """Path of a wave's rows."""
         return str(self.path / "work" / f"{number:05}")
 
 
 class RunProgress(NamedTuple):
-    """How far a run is: of each chunk the newest look that read it, with its wave, and the newest trouble of those that
-    none did. `number`: of the next wave."""
+    """Progress of a run: for each chunk its newest successful look and that look's wave; for others the newest error.
+    `number`: number of the next wave."""
 
     first: dict[int, tuple[int, ChunkResult]]
     second: dict[int, tuple[int, ChunkResult]]
-    trouble: dict[int, str]
+    failures: dict[int, str]
     looked_at_ms: int
     number: int
 
 
 def standing(waves: Iterable[Wave]) -> RunProgress:
-    """What waves say together."""
+    """The progress after these waves."""
     found = RunProgress({}, {}, {}, 0, 0)
     looked_at_ms, number = 0, 0
     for wave in waves:
@@ -215,9 +214,9 @@ def standing(waves: Iterable[Wave]) -> RunProgress:
             if not done.error or (told and done.chunk not in found.second):
                 into[done.chunk] = (wave.number, done)
             if done.error:
-                found.trouble[done.chunk] = done.error
+                found.failures[done.chunk] = done.error
             else:
-                found.trouble.pop(done.chunk, None)
+                found.failures.pop(done.chunk, None)
         if wave.look == FIRST:
             looked_at_ms = max(looked_at_ms, wave.at_ms)
     return found._replace(looked_at_ms=looked_at_ms, number=number)
@@ -241,3 +240,63 @@ def known_runs(output: str, kind: str = RUN) -> list[RunDirectory]:
         for path in sorted(Path(output).glob(f"{kind}=*"))
         if RUN_ID.match(path.name.partition("=")[2])
     ]
+
+
+class ReadRange(NamedTuple):
+    """What a task read from one node: the rows of the segments [first, end) behind `after` (hexadecimal; "": none), as
+    of everything below `offset`. `whole`: it was read to its end."""
+
+    partition: int
+    first: int
+    end: int
+    after: str
+    node: str
+    epoch: int
+    offset: int
+    rows: int
+    whole: bool
+
+
+def write_json(directory: Path, name: str, document: object) -> None:
+    """Write a document of a manifest atomically."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    scratch = path.with_name(f".{name}.{os.getpid()}")
+    scratch.write_text(json.dumps(document), encoding="utf-8")
+    scratch.replace(path)
+
+
+def read_manifest(directory: Path) -> tuple[list[ReadRange], list[tuple[int, int, int]]]:
+    """(ranges read, ranges (partition, first, end) missing) of the newest action on a table with the option `manifest`;
+    ranges are missing while the action runs, or after it failed. A range that the action read several times (a table
+    joined with itself) is listed each time. Earlier actions have their own directories, `DIR/read=.../action=...`.
+    Raises BadInput without a manifest."""
+    known = (directory, *directory.glob("read=*"), *directory.glob("**/action=*"))
+    actions = [path for path in known if _documents(path)]
+    if actions:
+        directory = max(actions, key=_newest_ns)
+    elif plans := list(directory.glob("read=*/plan.json")):
+        directory = max(plans, key=lambda path: path.stat().st_mtime_ns).parent
+    home = directory.parent if directory.name.startswith("action=") else directory
+    if not (home / "plan.json").exists():
+        raise BadInput(f"{directory} has no manifest of a read")
+    plan = json.loads((home / "plan.json").read_text(encoding="utf-8"))
+    documents = _documents(directory)
+    pieces: list[ReadRange] = []
+    missing: list[tuple[int, int, int]] = []
+    for partition, first, end in plan["ranges"]:
+        found = [path for path in documents if path.name.startswith(f"range-{partition}-{first}-{end}.")]
+        for path in found:
+            pieces += [ReadRange(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["pieces"]]
+        if not found:
+            missing.append((partition, first, end))
+    return pieces, missing
+
+
+def _documents(directory: Path) -> list[Path]:
+    """The documents that the tasks of an action wrote."""
+    return sorted(directory.glob("range-*.json"))
+
+
+def _newest_ns(directory: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in _documents(directory))

@@ -1,15 +1,15 @@
-"""`seed`: a new cluster filled from another, then handed over to real time from a recorded position without a gap.
+"""`seed`: fill a new cluster from another one, then hand it over to real-time replication without a gap.
 
-    plan        who holds what; ranges of segments; is the target empty; about how much, how long
-    hold        the queue stands below everything that is about to be read, and gives nothing out (`queue_handover`)
-    copy        waves of ranges, each read and pushed by one task, clocks and tombstones kept (`seed_tasks`)
-    hand over   each partition's cursor to the lowest offset at which any of it was read; the queue gives out again
+    plan        replicas; ranges of segments; whether the target is empty; estimated size and time
+    hold        the queue is positioned below everything that will be read, and suspended (`QueueHandOver`)
+    copy        waves of ranges, each read and pushed by one task; clocks and tombstones are kept (`seed_tasks`)
+    hand over   each partition's cursor moves to the lowest offset at which any of it was read; the queue resumes
     verify      once the target has caught up: `job`, trees first
 
-What is done is on record after each wave: a run that was killed goes on under the same id. A range that could not be
-read or pushed is tried again, then named; with one left open nothing is handed over. Nothing is lost since a change is
-below a cursor only if it was in what was read, and nothing comes back from the dead since the queue's held cursors keep
-the source's tombstones, and the target sees none of them before the copy is whole.
+Progress is recorded after each wave: a killed run is resumed under the same id. A range that could not be read or
+pushed is retried, then named; while one is open there is no hand-over. Nothing is lost, since a change below a cursor
+was part of what was read. No deleted key returns, since the held cursors keep the source's tombstones, and the target
+receives them after the copy.
 """
 
 from __future__ import annotations
@@ -28,35 +28,34 @@ from pyspark.sql import functions as F
 from isthmus.aae.reconcile.compare_range import SideSpec
 from isthmus.aae.reconcile.job import ReconcileOptions
 from isthmus.aae.reconcile.job import run as reconciled
-from isthmus.aae.reconcile.queue_handover import QueueHandOver
+from isthmus.aae.reconcile.report import EXIT_CODES, ReconcileOutcome
 from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, program_version
-from isthmus.aae.reconcile.seed_plan import ABOUT, SeedOptions, check_clusters, planned, sides_of
+from isthmus.aae.reconcile.seed_plan import ABOUT, QueueHandOver, SeedOptions, check_clusters, planned, sides_of
 from isthmus.aae.reconcile.seed_tasks import NAMED_MAX, ROW, SeedChunk, SeedJob, copies, encode_chunk
-from isthmus.aae.reconcile.spark_errors import trouble_of
-from isthmus.aae.reconcile.summary import EXIT_CODES, ReconcileOutcome
+from isthmus.aae.reconcile.spark_session import spark_error_line
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, IsthmusError
 
 WAVE_TASKS: Final = 4
-"""Chunks of the first wave for each task that runs at once."""
+"""Chunks of the first wave per concurrent task."""
 
 WAVE_S: Final = 20.0
-"""A wave that took less is followed by one twice as large; more than this, about, no killed run does again."""
+"""A wave that took less is followed by one twice as large; about what a killed run repeats."""
 
 ROUNDS: Final = 3
-"""How often a chunk is tried in one go; what made it fail has lasted `give_up_after_s` each time."""
+"""Attempts per chunk in one run; each lasts `give_up_after_s`."""
 
 CATCH_UP_S: Final = 120.0
-"""How long the target may take to fetch what waits before it is verified all the same."""
+"""How long the target may take to fetch what waits; it is verified afterwards in any case."""
 
 POLL_S: Final = 0.5
 
 COPIED: Final = "copied"
-"""Outcome of a seed that was not to be verified."""
+"""Outcome of a seed without verification."""
 
 
-Told = Callable[[str], None]
-"""Takes a line of progress."""
+Progress = Callable[[str], None]
+"""Receives a line of progress."""
 
 
 def check(options: SeedOptions, queue: QueueHandOver | None) -> None:
@@ -70,17 +69,17 @@ def check(options: SeedOptions, queue: QueueHandOver | None) -> None:
     parse_filter(options.filter)
 
 
-def opened(
+def open_seed(
     source: str, target: str, options: SeedOptions, queue: QueueHandOver | None = None
 ) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory and its plan, made if there is none; nothing of a cluster is changed. Raises as
-    `seed_plan.planned`, and BadInput for a target that is not empty and a run id that stands for another seed."""
+    """The run's directory and its plan, which is made unless it exists; changes nothing in a cluster. Raises as
+    `seed_plan.planned`, and BadInput for a target that is not empty or a run id of another seed."""
     check(options, queue)
     directory = RunDirectory(options.output, options.run_id, SEED)
     about = {name: getattr(options, name) for name in ABOUT} | {"source": source, "target": target}
     plan = directory.read("plan.json")
     if plan is not None:
-        directory.opened(about)
+        directory.open(about)
         check_clusters(plan, sides_of(source, target, options))
         if queue is not None:
             queue.check(*map(bytes.fromhex, plan["clusters"]))
@@ -92,7 +91,7 @@ def opened(
             f"the target, {plan['target']}, has {held} objects of bucket type {options.bucket_type}: --into-nonempty"
             " (into_nonempty) lets the seed merge with them"
         )
-    directory.opened(about)
+    directory.open(about)
     directory.write("plan.json", plan)
     return directory, plan
 
@@ -103,18 +102,18 @@ def seed(
     target: str,
     options: SeedOptions,
     queue: QueueHandOver | None = None,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Do the seed, or what is left of it; its summary. Raises as `opened`. What fails later stands in the summary."""
-    directory, plan = opened(source, target, options, queue)
+    """Run, or resume, a seed; returns its summary, which has all later errors. Raises as `open_seed`."""
+    directory, plan = open_seed(source, target, options, queue)
     summary = directory.read("summary.json")
     if summary is not None and summary.get("exit_code") == 0:
         return summary
-    return _Seed(spark, directory, options, sides_of(source, target, options), plan, queue, told or _silent).run()
+    return _Seed(spark, directory, options, sides_of(source, target, options), plan, queue, progress or _silent).run()
 
 
 def properties_warning(plan: Mapping[str, Any]) -> str:
-    """What to say of properties of the bucket type that are not the same in both clusters; "" of none."""
+    """A warning about properties of the bucket type that differ between the clusters; "" if none do."""
     differing = plan.get("properties_differing", {})
     if differing is None:
         return "whether both clusters have the same properties for the bucket type is not known; none are copied"
@@ -123,8 +122,7 @@ def properties_warning(plan: Mapping[str, Any]) -> str:
 
 
 def positions_of(done: Iterable[dict[str, Any]]) -> dict[int, int]:
-    """Where the queue goes on in each partition: the lowest offset as of which any part of it was read. Every change
-    below it was in what was read."""
+    """{partition: lowest offset at which any part of it was read}: every change below it was read."""
     positions: dict[int, int] = {}
     for one in done:
         for partition, _, offset, _ in one["pieces"]:
@@ -133,7 +131,7 @@ def positions_of(done: Iterable[dict[str, Any]]) -> dict[int, int]:
 
 
 class _Seed:
-    """One go at a seed."""
+    """One attempt of a seed."""
 
     def __init__(
         self,
@@ -143,14 +141,14 @@ class _Seed:
         sides: Sequence[SideSpec],
         plan: dict[str, Any],
         queue: QueueHandOver | None,
-        told: Told,
+        progress: Progress,
     ) -> None:
         self._spark = spark
         self._directory = directory
         self._options = options
         self._plan = plan
         self._queue = queue
-        self._told = told
+        self._progress = progress
         self._began_s = monotonic()
         source, target = (
             side._replace(cluster=bytes.fromhex(uuid)) for side, uuid in zip(sides, plan["clusters"], strict=True)
@@ -162,24 +160,24 @@ class _Seed:
         self._reason = f"seed {directory.run_id}"
         self._done: dict[int, dict[str, Any]] = {}
         """What was told of each chunk that is copied."""
-        self._trouble: dict[int, str] = {}
+        self._failures: dict[int, str] = {}
         """Why the others are not, as far as they were tried."""
         works = sorted((directory.path / "work").glob("[0-9]*.json"))
         for path in works:
             wave = directory.read(f"work/{path.name}")
-            with directory.taking(f"work/{path.name}"):
+            with directory.decoding(f"work/{path.name}"):
                 self._take(() if wave is None else wave["done"])
         self._waves = len(works)
 
     def run(self) -> dict[str, Any]:
         warning = properties_warning(self._plan)
         if warning:
-            self._told(f"warning: {warning}")
+            self._progress(f"warning: {warning}")
         try:
             self._hold()
             self._copy()
             if len(self._done) < len(self._chunks):
-                return self._summary(ReconcileOutcome.INCOMPLETE, next(iter(self._trouble.values()), "time was over"))
+                return self._summary(ReconcileOutcome.INCOMPLETE, next(iter(self._failures.values()), "time was over"))
             self._hand_over()
             return self._verified()
         except IsthmusError as error:
@@ -197,7 +195,7 @@ class _Seed:
             size = WAVE_TASKS * self._tasks
             while left:
                 if self._late():
-                    self._told("time is over")
+                    self._progress("time is over")
                     return
                 wave_began_s = monotonic()
                 self._wave(left[:size])
@@ -212,8 +210,8 @@ class _Seed:
         rate = (rows - begun) / (monotonic() - self._began_s)
         about = "" if not objects or not rate else f", about {max(0, objects - rows) / rate:.0f} s left"
         of = "" if objects is None else f" of about {objects:,}"
-        wrong = f"; {len(self._trouble)} ranges could not be copied" if self._trouble else ""
-        self._told(f"copied {rows:,}{of} objects, {rate:,.0f}/s{about}{wrong}")
+        wrong = f"; {len(self._failures)} ranges could not be copied" if self._failures else ""
+        self._progress(f"copied {rows:,}{of} objects, {rate:,.0f}/s{about}{wrong}")
 
     def _wave(self, chunks: list[SeedChunk]) -> None:
         copy = F.arrow_udf(copies(self._job), ROW)
@@ -221,8 +219,8 @@ class _Seed:
         try:
             rows = given.repartition(len(chunks)).select(copy("chunk").alias("row")).select("row.told").collect()
         except (PySparkException, Py4JError) as error:
-            why = f"spark: {trouble_of(error)}"
-            self._trouble |= {chunk.number: why for chunk in chunks}
+            why = f"spark: {spark_error_line(error)}"
+            self._failures |= {chunk.number: why for chunk in chunks}
             return
         told = [json.loads(row["told"]) for row in rows]
         self._directory.write(f"work/{self._waves:05}.json", {"at_ms": _now_ms(), "done": told})
@@ -233,10 +231,10 @@ class _Seed:
         for one in told:
             number = one["chunk"]
             if one["error"]:
-                self._trouble[number] = one["error"]
+                self._failures[number] = one["error"]
             else:
                 self._done[number] = one
-                self._trouble.pop(number, None)
+                self._failures.pop(number, None)
 
     def _rows(self) -> int:
         return sum(one["rows"] for one in self._done.values())
@@ -255,7 +253,7 @@ class _Seed:
         found = self._queue.check(source, target)
         was_held = self._queue.hold(found, begin, self._reason)
         if was_held and not self._plan["queue_is_new"]:
-            self._told(f"queue {self._options.queue} was suspended before: it stays so at the end")
+            self._progress(f"queue {self._options.queue} was suspended before: it stays so at the end")
         state = {"queue": self._options.queue, "state": "held", "resume": not was_held or self._plan["queue_is_new"]}
         self._directory.write("handover.json", state | {"positions": self._plan["begin"]})
 
@@ -268,7 +266,7 @@ class _Seed:
         self._directory.write("handover.json", record)
         if self._queue is not None:
             self._queue.hand_over(positions, self._reason, resume=known["resume"])
-            self._told(f"queue {self._queue.queue} goes on from the offsets of {len(positions)} partitions")
+            self._progress(f"queue {self._queue.queue} goes on from the offsets of {len(positions)} partitions")
         self._directory.write("handover.json", record | {"state": "handed over", "at_ms": _now_ms()})
 
     def _catch_up(self) -> tuple[bool, str]:
@@ -294,7 +292,7 @@ class _Seed:
             if monotonic() >= deadline_s or self._late():
                 return bool(now.owner), why
             if not told:
-                self._told(f"waiting: {why}")
+                self._progress(f"waiting: {why}")
                 told = True
             sleep(POLL_S)
 
@@ -317,11 +315,11 @@ class _Seed:
             certificate_file=options.certificate_file, key_file=options.key_file,
         )  # fmt: skip
         left, right = (",".join(side.urls) for side in (self._job.source, self._job.target))
-        found = reconciled(self._spark, left, right, wanted, self._told)
+        found = reconciled(self._spark, left, right, wanted, self._progress)
         return self._summary(found["outcome"], found["error"] or why, found)
 
     def _summary(self, outcome: str, error: str, verified: dict[str, Any] | None = None) -> dict[str, Any]:
-        done, trouble = self._done, self._trouble
+        done, failures = self._done, self._failures
         outcomes: Counter[str] = Counter()
         for one in done.values():
             outcomes.update(one["outcomes"])
@@ -354,7 +352,7 @@ class _Seed:
             "named": names[:NAMED_MAX],
             "chunks": {"done": len(done), "of": len(self._chunks)},
             "open": [[one.partition, one.first, one.end] for one in left[:NAMED_MAX]],
-            "reasons": sorted(set(trouble.values()))[:NAMED_MAX],
+            "reasons": sorted(set(failures.values()))[:NAMED_MAX],
             "queue": self._options.queue,
             "queue_state": None if handed is None else handed["state"],
             "verified": None if verified is None else {

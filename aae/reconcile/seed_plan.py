@@ -1,7 +1,7 @@
-"""What a seed is to do, as a plan: ranges of segments, about how many objects and bytes, where the queue begins.
+"""Plan a seed: ranges of segments, estimated objects and bytes, and the position of the queue; and control that queue.
 
-Asks both clusters and the queue's, and changes nothing; `isthmus reconcile seed --dry-run` ends here. The story goes on
-in `seed`.
+Planning sends requests to both clusters and to the queue's, and changes nothing; it is all that `isthmus reconcile seed
+--dry-run` does. QueueHandOver registers, holds, moves and resumes the source's queue through the admin API.
 """
 
 from __future__ import annotations
@@ -10,20 +10,148 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
-from isthmus.aae.reconcile.client import ReplicaDirectory
+from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory
 from isthmus.aae.reconcile.compare_range import SideSpec, plan_of
 from isthmus.aae.reconcile.key_rows import parsed
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.queue_handover import QueueHandOver
-from isthmus.aae.reconcile.row_reader import RangeStream, ranges_of
+from isthmus.aae.reconcile.row_reader import RangeStream, plan_ranges
 from isthmus.aae.reconcile.seed_tasks import SeedChunk
 from isthmus.aae.row_stream.blobs import Blobs
 from isthmus.aae.row_stream.wire import Consistency, RowsRequest
 from isthmus.repl.http.client import HttpPeer
 from isthmus.repl.model.errors import BadInput, IsthmusError, PeerFault
+
+SERVING: Final = "serving"
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+TIMEOUT_MS: Final = 20_000
+
+
+class AdminTransport(Protocol):
+    """A node's admin listener: paths, and JSON objects as answers. What goes wrong is raised."""
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The object at a path."""
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The object that answers."""
+
+
+class AdminConnection:
+    """An AdminTransport over HTTP for programs; the command line has its own. Raises BadInput for files, PeerFault for
+    requests."""
+
+    def __init__(self, url: str, credentials: Credentials) -> None:
+        self._peer = HttpPeer(url, 1, credentials.access())
+
+    def get(self, path: str) -> dict[str, Any]:
+        """See AdminTransport."""
+        return _object(self._peer.get(path, timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX))
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """See AdminTransport."""
+        data = json.dumps(body).encode()
+        return _object(
+            self._peer.post(
+                path, data, media_type="application/json", timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX
+            )
+        )
+
+
+class QueueStatus(NamedTuple):
+    """A queue over all nodes: uuid of its owner ("": none), waiting changes, and the age of the oldest; None if a node
+    or a partition's leader does not report it."""
+
+    owner: str
+    waiting: int | None
+    oldest_age_ms: int | None
+
+
+class QueueHandOver:
+    """One queue of the source. `filter`: its filter if it is registered here; `reason` is shown to operators."""
+
+    def __init__(self, admin: AdminTransport, queue: str, by: str, filter: str = "any") -> None:
+        self._admin = admin
+        self.queue = queue
+        self._by = by
+        self._filter = filter
+        self._path = f"/admin/queues/{quote(queue, safe='')}"
+
+    def check(self, source: bytes, target: bytes) -> dict[str, Any] | None:
+        """The queue's listing, None if it does not exist. Raises BadInput if the listener is not of the source, or the
+        queue belongs to another cluster than the target."""
+        told = self._admin.get("/admin/cluster")
+        if told.get("cluster_uuid") != source.hex():
+            raise BadInput(f"the admin listener is of cluster {told.get('cluster')}, which is not the source")
+        queues = self._admin.get("/admin/queues").get("queues", [])
+        found: dict[str, Any] | None = next((one for one in queues if one.get("name") == self.queue), None)
+        owner = None if found is None else found.get("owner")
+        if owner is not None and owner.get("uuid") != target.hex():
+            raise BadInput(
+                f"queue {self.queue} belongs to cluster {owner.get('cluster')}, not to the target: take another, or"
+                f" `isthmus queue release {self.queue}`"
+            )
+        return found
+
+    def hold(self, found: Mapping[str, Any] | None, positions: Mapping[int, int], reason: str) -> bool:
+        """Register the queue at `positions` unless it exists, and suspend serving. Returns True if others had suspended
+        it: then it stays suspended at the end. A suspension with this `reason` is of an earlier attempt."""
+        if found is None:
+            wish = {"name": self.queue, "filter": self._filter, "positions": _named(positions)}
+            self._admin.post("/admin/queues/register", {**wish, "by": self._by, "reason": reason})
+        else:
+            held = [
+                one.get("reason")
+                for one in found.get("suspensions", ())
+                if (one.get("what"), one.get("node")) == (SERVING, None)
+            ]
+            if held:
+                return reason not in held
+        self._admin.post(f"{self._path}/suspend", {"what": SERVING, "by": self._by, "reason": reason})
+        return False
+
+    def hand_over(self, positions: Mapping[int, int], reason: str, *, resume: bool) -> None:
+        """Move the queue to `positions`; with `resume` resume serving."""
+        wish = {"positions": _named(positions), "by": self._by, "reason": reason}
+        self._admin.post(f"{self._path}/place", wish)
+        if resume:
+            self._admin.post(f"{self._path}/resume", {"what": SERVING, "by": self._by})
+
+    def standing(self) -> QueueStatus:
+        """The queue's status over all nodes."""
+        owner, waiting, oldest, known = "", 0, 0, True
+        for node in self._admin.get("/admin/queues/nodes").get("nodes", []):
+            if node.get("gone"):
+                continue
+            rows = node.get("queues")
+            one = next((row for row in rows or () if row.get("name") == self.queue), None)
+            if one is None or one.get("waiting") is None:
+                known = False
+                continue
+            owner = (one.get("owner") or {}).get("uuid", owner)
+            waiting += one["waiting"] + (one.get("in_flight") or 0)
+            oldest = max(oldest, one.get("oldest_age_ms") or 0)
+        # What waits in a partition without a leader, or of a node that is gone, is in nobody's sum.
+        lag = self._admin.get("/admin/lag").get("lag", [])
+        known = known and not any(row.get("unknown_partitions") for row in lag if row.get("queue") == self.queue)
+        return QueueStatus(owner, waiting if known else None, oldest if known else None)
+
+
+def _named(positions: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in positions.items()}
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PeerFault(f"the admin listener's answer is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise PeerFault("the admin listener's answer is no object")
+    return found
+
 
 CHUNK_ROWS: Final = 20_000
 """Rows of a chunk, about: seconds of a task, and what a killed run may do again for each task."""
@@ -46,10 +174,9 @@ NOT_COMPARED: Final = frozenset({"name", "n_val"})
 
 
 class SeedOptions(NamedTuple):
-    """What is wanted. `output`: a directory that driver and workers reach; `queue` "": nothing is handed over;
-    `into_nonempty`: the target may have objects, which merge; `rows_per_second` of the whole seed, 0: no limit;
-    `max_time_s` 0: no limit; `settle_s`: see reconcile. Files are paths that all workers have: tokens of the role
-    `replicate` of either cluster (one for both if `target_token_file` is "")."""
+    """Options of a seed. `output`: a directory that driver and workers reach; `queue` "": no hand-over; `max_time_s` 0:
+    no limit; `rows_per_second` 0: no limit; `into_nonempty`: the target may have objects; tokens need the role
+    `replicate` of each cluster (one token for both if `target_token_file` is "")."""
 
     output: str
     run_id: str
@@ -70,7 +197,7 @@ class SeedOptions(NamedTuple):
 
 
 ABOUT: Final = ("bucket_type", "queue", "filter")
-"""Options that say what a run id stands for; the others say how, and may change."""
+"""Options that identify a seed; others may change between attempts."""
 
 
 def planned(source: str, target: str, options: SeedOptions, queue: QueueHandOver | None) -> dict[str, Any]:
@@ -110,8 +237,8 @@ def planned(source: str, target: str, options: SeedOptions, queue: QueueHandOver
 
 
 def check_clusters(plan: Mapping[str, Any], sides: Sequence[SideSpec]) -> None:
-    """A seed goes on between the clusters that it began with: one made anew at an address of the old one has nothing of
-    what is done. Raises BadInput; who does not answer is found out by those who copy."""
+    """Raise BadInput if a cluster is another one than at the begin: a new cluster at an old address lacks what was
+    copied. A cluster that does not respond is skipped."""
     for what, uuid, side in zip(("source", "target"), plan["clusters"], sides, strict=True):
         try:
             told = plan_of(side)
@@ -125,7 +252,8 @@ def check_clusters(plan: Mapping[str, Any], sides: Sequence[SideSpec]) -> None:
 
 
 def differing_properties(source: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of the bucket type's properties those that differ, as [source's, target's]; None when a side does not tell."""
+    """{property: [at the source, at the target]} of the bucket type's differing properties; None if a side does not
+    report them."""
     if source is None or target is None:
         return None
     names = sorted((source.keys() | target.keys()) - NOT_COMPARED)
@@ -166,7 +294,7 @@ def _chunks(plan: ReplicaDirectory) -> list[SeedChunk]:
     objects = sum(one.rows_estimate or 0 for one in plan.partitions)
     rows = max(1, min(CHUNK_ROWS, objects // CHUNKS_MIN), objects // CHUNKS_MAX)
     for one in plan.partitions:
-        ranges_of(plan, (one.first, one.end), 1, Consistency.ANY)  # a copy there must be
+        plan_ranges(plan, (one.first, one.end), 1, Consistency.ANY)  # a copy there must be
         span = one.end - one.first
         pieces = max(1, min(span, (one.rows_estimate or 0) // rows + 1)) if span else 0
         cuts = [one.first + span * at // pieces for at in range(pieces + 1)] if pieces else []
@@ -193,7 +321,7 @@ def _object_bytes(side: SideSpec, plan: ReplicaDirectory) -> float | None:
     total, count = 0, 0
     try:
         for one in [each for each in plan.partitions if each.rows_estimate][:SAMPLED]:
-            [part] = ranges_of(plan, (one.first, one.end), 1, Consistency.ANY)
+            [part] = plan_ranges(plan, (one.first, one.end), 1, Consistency.ANY)
             asked = RowsRequest(side.bucket_type.encode(), one.partition, one.first, one.end)
             stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s)
             with closing(stream.frames()) as frames:  # type: ignore[type-var]

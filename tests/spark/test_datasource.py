@@ -22,7 +22,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from isthmus.aae.reconcile.manifest import read_manifest
+from isthmus.aae.reconcile.run_directory import read_manifest
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.node.local import directory as places
 from isthmus.repl.http.client import HttpPeer

@@ -17,8 +17,8 @@ from isthmus.aae.reconcile.arrow_rows import ENTRY_COLUMNS, KEY_COLUMNS, OBJECT_
 from isthmus.aae.reconcile.findings import COLUMNS
 from isthmus.aae.reconcile.options import _PARSERS
 from isthmus.aae.reconcile.repair import repairs_of
+from isthmus.aae.reconcile.report import SEGMENTS
 from isthmus.aae.reconcile.run_directory import RunDirectory
-from isthmus.aae.reconcile.segment_report import SEGMENTS
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.aae.reconcile.verdicts import VerdictKind
 from tests.spark.engine import HOUSE, environment

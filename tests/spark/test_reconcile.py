@@ -236,14 +236,14 @@ def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export.export_objects(spark, pair.left, "default", "b", url, told=broken_off)
+        export.export_objects(spark, pair.left, "default", "b", url, progress=broken_off)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "store" / "copy").glob("slice=*/*.parquet")}
     assert {path.parent.name for path in done} == {"slice=0000", "slice=0001"}
     with pytest.raises(BadInput, match="not finished: 2 of"):
         export.import_objects(spark, url, pair.left)
     with pytest.raises(BadInput, match="an export of something else"):
         export.export_objects(spark, pair.left, "default", "private", url)
-    assert export.export_objects(spark, pair.left, "default", "b", url, told=told.append) == 2_006
+    assert export.export_objects(spark, pair.left, "default", "b", url, progress=told.append) == 2_006
     assert done.items() <= {path: path.stat().st_mtime_ns for path in done}.items()
     assert export.import_objects(spark, url, pair.left) == 2_006
     with pytest.raises(BadInput, match="has this export already"):

@@ -18,7 +18,7 @@ import msgpack
 import plyvel
 import pytest
 
-from isthmus.aae.reconcile.client import Credentials, asked_plan
+from isthmus.aae.reconcile.client import Credentials, fetch_plan
 from isthmus.aae.reconcile.job import ReconcileOptions, run
 from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
@@ -127,7 +127,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         found = World(directory / "d", clusters.up(180))
         left, right = truth_of(BUCKET)
         same = {b"k%d" % number: made("same") for number in range(EQUAL)}
-        theirs = asked_plan((found.right,), Credentials(), "default").cluster
+        theirs = fetch_plan((found.right,), Credentials(), "default").cluster
         found.pair.put(found.pair.left, same | left, origin=theirs)
         found.pair.put(found.right, same | right)
         yield found

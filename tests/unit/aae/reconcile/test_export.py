@@ -11,7 +11,7 @@ import pytest
 from isthmus.aae.reconcile import batch_jobs, export
 from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory
 from isthmus.aae.reconcile.export import MARK
-from isthmus.aae.reconcile.manifest import write_json
+from isthmus.aae.reconcile.run_directory import write_json
 from isthmus.aae.trees.tree import BRANCH_COUNT
 from isthmus.repl.model.errors import BadInput, LocalFault
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
@@ -94,7 +94,7 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     spark: Any = Spark()
     clusters = [b"e" * 16]
     whole = (PartitionPlan(0, 0, SEGMENT_COUNT, 0, ()),)
-    monkeypatch.setattr(export, "asked_plan", lambda *_: ReplicaDirectory(clusters[0], "c", "default", whole))
+    monkeypatch.setattr(export, "fetch_plan", lambda *_: ReplicaDirectory(clusters[0], "c", "default", whole))
     directory = export.import_directory(str(tmp_path / "runs"), "again")
     monkeypatch.chdir(tmp_path / "east")
     with pytest.raises(EOFError):
@@ -124,7 +124,7 @@ def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise EOFError
         written.append(path)
 
-    monkeypatch.setattr(export, "asked_plan", plan)
+    monkeypatch.setattr(export, "fetch_plan", plan)
     monkeypatch.setattr(export, "read", lambda *_, **__: None)
     monkeypatch.setattr(export, "_write", write)
     monkeypatch.setattr(export, "_count", lambda *_: 7)

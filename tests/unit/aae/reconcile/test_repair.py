@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     options = job.ReconcileOptions(str(tmp_path), "r")
-    go = job._RunAttempt(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
+    go = job._Run(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
     monkeypatch.setattr(go, "_write_findings", lambda _now: found(directory, [b"early", *keys]))
     monkeypatch.setattr(job, "write_segments", die)
 

@@ -12,6 +12,7 @@ import pytest
 from isthmus.aae.exchange.compare import BehindSide, DifferenceKind
 from isthmus.aae.reconcile.findings import decode_candidates, encode_candidates, finding
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
+from isthmus.aae.reconcile.report import summarize
 from isthmus.aae.reconcile.run_directory import (
     FIRST,
     SECOND,
@@ -23,7 +24,6 @@ from isthmus.aae.reconcile.run_directory import (
     standing,
 )
 from isthmus.aae.reconcile.segment_plan import SegmentPlan
-from isthmus.aae.reconcile.summary import summary_of
 from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey, VerdictKind
 from isthmus.repl.model.errors import BadInput, Corruption, PeerFault
 
@@ -40,7 +40,7 @@ def done(chunk: int, error: str = "", **counts: int) -> ChunkResult:
 
 def outcome(directory: RunDirectory, *waves: Wave) -> tuple[str, int, list[list[int]]]:
     """Of a run with these waves."""
-    told = summary_of(directory, PLAN, standing(waves), "", 1.0, FACTS)
+    told = summarize(directory, PLAN, standing(waves), "", 1.0, FACTS)
     assert told["keys"] == sum(told["verdicts"].values())
     return told["outcome"], told["exit_code"], told["segments_open"]
 
@@ -82,8 +82,8 @@ def test_findings_that_were_left_out_are_told_of(tmp_path: Path, counts: dict[st
     run = RunDirectory(str(tmp_path), "r")
     first = done(0, candidates=counts["candidates"], filtered=counts.get("filtered", 0))
     waves = [Wave(0, FIRST, 5, (first, done(1))), Wave(1, SECOND, 9, (done(0, **counts),))]
-    assert summary_of(run, PLAN, standing(waves), "", 1.0, {"max_differences": 3})["findings_cut"] is cut
-    assert summary_of(run, PLAN, standing(waves), "", 1.0, FACTS)["findings_cut"] is False
+    assert summarize(run, PLAN, standing(waves), "", 1.0, {"max_differences": 3})["findings_cut"] is cut
+    assert summarize(run, PLAN, standing(waves), "", 1.0, FACTS)["findings_cut"] is False
 
 
 def test_a_second_look_that_never_came_to_be_counts_nothing(tmp_path: Path) -> None:
@@ -107,20 +107,20 @@ def test_a_run_id_stands_for_one_question(tmp_path: Path) -> None:
     """The same question goes on, another one is refused by name of what differs; waves come back as they were. The
     summary has the code's version and a hash that runs of the same question share."""
     run = RunDirectory(str(tmp_path), "r")
-    assert not run.opened({"left": "a", "full": True})
-    assert run.opened({"left": "a", "full": True})
+    assert not run.open({"left": "a", "full": True})
+    assert run.open({"left": "a", "full": True})
     with pytest.raises(BadInput, match="other full"):
-        run.opened({"left": "a", "full": False})
+        run.open({"left": "a", "full": False})
     with pytest.raises(BadInput, match="run id"):
         RunDirectory(str(tmp_path), "../r")
     other = RunDirectory(str(tmp_path), "s")
     assert other.options_hash() == ""
-    other.opened({"full": True, "left": "a"})
+    other.open({"full": True, "left": "a"})
     assert other.options_hash() == run.options_hash() != ""
-    told = summary_of(run, None, standing(()), "x", 1.0, FACTS)
+    told = summarize(run, None, standing(()), "x", 1.0, FACTS)
     assert (told["options_hash"], told["version"]) == (run.options_hash(), version("isthmus"))
     wave = Wave(3, FIRST, 5, (done(0, match=3), done(1, "x")))
-    run.finished(wave)
+    run.add_wave(wave)
     assert run.waves() == [wave]
     assert standing(run.waves()).number == 4
     assert not list(run.path.rglob(".*"))

@@ -11,9 +11,8 @@ import pytest
 from isthmus.aae.reconcile import seed, seed_plan, seed_tasks
 from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, ReplicaEndpoint
 from isthmus.aae.reconcile.compare_range import SideSpec
-from isthmus.aae.reconcile.queue_handover import QueueHandOver, QueueStatus
 from isthmus.aae.reconcile.row_reader import ReadRange
-from isthmus.aae.reconcile.seed_plan import CHUNK_ROWS, SeedOptions
+from isthmus.aae.reconcile.seed_plan import CHUNK_ROWS, QueueHandOver, QueueStatus, SeedOptions
 from isthmus.aae.reconcile.seed_tasks import SeedChunk, SeedJob, copied
 from isthmus.aae.row_stream.wire import Head, Rows
 from isthmus.repl.model.entry import encode_key_row
@@ -200,16 +199,16 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
     for rows in (7, None):
         planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(WEST, rows))
         with pytest.raises(BadInput, match="--into-nonempty"):
-            seed.opened("http://s", "http://t", options)
+            seed.open_seed("http://s", "http://t", options)
     assert not list(tmp_path.iterdir())
-    seed.opened("http://s", "http://t", options._replace(into_nonempty=True))
-    _, again = seed.opened("http://s", "http://t", options)
+    seed.open_seed("http://s", "http://t", options._replace(into_nonempty=True))
+    _, again = seed.open_seed("http://s", "http://t", options)
     assert again["objects"] == 10
     with pytest.raises(BadInput, match="other bucket_type"):
-        seed.opened("http://s", "http://t", options._replace(bucket_type="other"))
+        seed.open_seed("http://s", "http://t", options._replace(bucket_type="other"))
     planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(EAST, 0))
     with pytest.raises(BadInput, match="the same cluster"):
-        seed.opened("http://s", "http://t", options._replace(run_id="twice"))
+        seed.open_seed("http://s", "http://t", options._replace(run_id="twice"))
 
 
 @pytest.mark.parametrize(
@@ -236,21 +235,21 @@ def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
     source, target = plan_of_type(EAST, 10), plan_of_type(WEST, 0)
     planned_with(monkeypatch, source, target)
     options = SeedOptions(str(tmp_path), "s")
-    seed.opened("http://s", "http://t", options)
-    assert seed.opened("http://s", "http://t", options)[1]["target"] == "W"
+    seed.open_seed("http://s", "http://t", options)
+    assert seed.open_seed("http://s", "http://t", options)[1]["target"] == "W"
     for plans, words in (
         ((source, plan_of_type(NORTH, 0)), f"target.* was W.*{WEST.hex()}.*is N.*{NORTH.hex()}"),
         ((plan_of_type(NORTH, 0), target), "source.* was E.*is N"),
     ):
         planned_with(monkeypatch, *plans)
         with pytest.raises(BadInput, match=words):
-            seed.opened("http://s", "http://t", options)
+            seed.open_seed("http://s", "http://t", options)
 
     def silent(_: SideSpec) -> ReplicaDirectory:
         raise PeerFault("connection refused")
 
     monkeypatch.setattr(seed_plan, "plan_of", silent)
-    assert seed.opened("http://s", "http://t", options)[1]["target"] == "W"
+    assert seed.open_seed("http://s", "http://t", options)[1]["target"] == "W"
 
 
 # -------------------------------------------------------------------- tasks

@@ -40,7 +40,7 @@ def plan(zero: int | None, one: int | None, whole: bool = True) -> ReplicaDirect
 def reader(monkeypatch: pytest.MonkeyPatch, *plans: ReplicaDirectory, **options: str) -> IsthmusStreamReader:
     """One that is told these plans, the last of them for ever."""
     left = list(plans)
-    monkeypatch.setattr(stream_reader, "asked_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(stream_reader, "fetch_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
     monkeypatch.setattr(stream_reader, "RETRY_S", 0.001)
     given = {"urls": "http://n1:1", "give_up_after_s": "1", **options}
     return IsthmusStreamReader(parse_options(given), schema_of(RowView.KEYS))
@@ -87,10 +87,10 @@ def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     paces: list[float] = []
 
     @contextmanager
-    def streamed(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         yield Head(UUID, "east", "n1", 1, 10, 20, 1, 20), iter([Tail(0)])
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     monkeypatch.setattr(stream_reader, "TaskRate", lambda rate: paces.append(rate))
     assert list(stream.read(parts[1])) == []
     assert paces == [50]
@@ -171,10 +171,10 @@ def test_a_copy_that_has_not_applied_the_leaders_epoch_is_not_read(monkeypatch: 
     asked: list[str] = []
 
     @contextmanager
-    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         asked.append(url)
         yield Head(UUID, "east", "n", 0, 80, 90, 1 if url == "http://n2" else 5, 90), iter([Tail(0)])
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     assert list(stream.read(part)) == []
     assert asked == ["http://n2", "http://n1"]

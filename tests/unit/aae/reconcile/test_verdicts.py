@@ -11,11 +11,11 @@ from isthmus.aae.reconcile.verdicts import (
     ObservedKey,
     VerdictKind,
     difference,
+    filtered_verdict,
     first_look,
-    left_out,
     same,
     second_look,
-    unseen,
+    unreachable_verdict,
 )
 from isthmus.repl.model.vclock import actor_of, encode_clock
 
@@ -116,12 +116,12 @@ def test_what_a_filter_leaves_out_is_filtered_and_never_missing() -> None:
     """A key of a bucket that is not wanted is no candidate; its verdict is `filtered`."""
     found = first_look({(b"in", b"k"): seen(1), (b"out", b"k"): seen(1)}, {}, wanted=lambda bucket: bucket == b"in")
     assert [one.bucket for one in found.candidates] == [b"in"]
-    assert [left_out(one).verdict for one in found.filtered] == [VerdictKind.FILTERED]
+    assert [filtered_verdict(one).verdict for one in found.filtered] == [VerdictKind.FILTERED]
 
 
 def test_without_a_second_look_nothing_is_lost() -> None:
     """A candidate that could not be looked at again is `unreachable`, and says how it differed."""
-    said = unseen(CandidateKey(*NAME, seen(1), None))
+    said = unreachable_verdict(CandidateKey(*NAME, seen(1), None))
     assert said == (VerdictKind.UNREACHABLE, DifferenceKind.MISSING, BehindSide.SINK)
 
 

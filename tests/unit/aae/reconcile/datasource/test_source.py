@@ -508,7 +508,7 @@ def test_what_is_there_now_comes_in_batches_and_has_an_end(monkeypatch: pytest.M
         pieces = (PartitionPlan(0, 0, half, None, held[0]), PartitionPlan(1, half, SEGMENT_COUNT, None, held[1]))
         return ReplicaDirectory(CLUSTER, "east", "default", pieces)
 
-    monkeypatch.setattr(stream_reader, "asked_plan", plan)
+    monkeypatch.setattr(stream_reader, "fetch_plan", plan)
     options = parse_options({"urls": "http://n1:1", "rows_per_batch": "10"})
 
     def steps(start: dict[str, Any]) -> list[dict[str, int]]:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource as ds
 
-from isthmus.aae.reconcile import client, manifest, row_reader
+from isthmus.aae.reconcile import client, row_reader, run_directory
 from isthmus.aae.reconcile.arrow_rows import schema_of
 from isthmus.aae.reconcile.client import Credentials, PartitionPlan, ReplicaDirectory, ReplicaEndpoint, parse_plan
 from isthmus.aae.reconcile.options import parse_options
@@ -46,7 +46,9 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
     asks: list[tuple[str, bytes]] = []
 
     @contextmanager
-    def streamed(url: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(
+        url: str, _c: Credentials, _p: str, question: bytes, _t: int
+    ) -> Iterator[tuple[Head, Iterator[Any]]]:
         after = wire.decode_rows_request(question).after
         asks.append((url, after))
 
@@ -59,7 +61,7 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
 
         yield HEAD._replace(node=url[-2:], offset=COUNT if url == "http://n1" else 290), frames()
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
     stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
     assert [name for _, found in stream.frames() for name in found.names] == names
@@ -82,7 +84,9 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
     asks: list[bytes] = []
 
     @contextmanager
-    def streamed(_u: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(
+        _u: str, _c: Credentials, _p: str, question: bytes, _t: int
+    ) -> Iterator[tuple[Head, Iterator[Any]]]:
         asks.append(wire.decode_rows_request(question).after)
         now[0] += 4
 
@@ -95,7 +99,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
 
         yield HEAD, frames()
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
     stream = RangeStream(asked(bucket=b"x"), part, Credentials(), give_up_after_s=5, resume=False)
     assert list(stream.frames()) == []
@@ -116,13 +120,13 @@ def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     told = [HEAD._replace(cluster=b"\x09" * 16)]
 
     @contextmanager
-    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         if told:
             yield told[0], iter(())
         else:
             raise PeerFault(f"{url}: connection refused")
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
     with pytest.raises(UnplannedCluster):
         list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
@@ -140,14 +144,14 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
     room_s = [600.0]
 
     @contextmanager
-    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         if url == "http://n2":
             raise PeerFault(f"{url}: connection refused")
         if now[0] < room_s[0]:
             raise HttpRefused("http://n1 answers 503: 16 streams of rows are open", 503, "overloaded")
         yield HEAD, iter([Rows([row_wire_name(0)], [sealed(0, 0)[0]], ()), Tail(1)])
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
     stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
     assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
@@ -162,7 +166,7 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     the manifest of its read is; a later plan is another read."""
     held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
     plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
-    monkeypatch.setattr(row_reader, "asked_plan", lambda *_: plan)
+    monkeypatch.setattr(row_reader, "fetch_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "4", "rows_per_second": "100", "manifest": str(tmp_path)}
     reader = IsthmusReader(parse_options(given), schema_of(RowView.KEYS))
     spark_packs = CloudPickleSerializer()
@@ -172,16 +176,16 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert first[0].manifest == first[3].manifest != second[0].manifest
 
     @contextmanager
-    def streamed(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         part = first[1]
         yield HEAD._replace(first=part.first, end=part.end), iter([Tail(0)])
 
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     paces: list[float] = []
     monkeypatch.setattr(row_reader, "TaskRate", lambda rate: paces.append(rate))
     assert list(spark_packs.loads(packed).read(spark_packs.loads(spark_packs.dumps(first[1])))) == []
     assert paces == [25]
-    pieces, missing = manifest.read_manifest(tmp_path)
+    pieces, missing = run_directory.read_manifest(tmp_path)
     assert ([(piece.first, piece.end) for piece in pieces], len(missing)) == ([(first[1].first, first[1].end)], 3)
 
 
@@ -191,7 +195,7 @@ def test_followers_share_the_splits_and_the_leader_is_asked_last() -> None:
     leader = ReplicaEndpoint("n3", "http://n3", True, True, 1, COUNT)
     held = PartitionPlan(0, 0, SEGMENT_COUNT, COUNT, (*copies("n1", "n2"), leader))
     plan = ReplicaDirectory(CLUSTER, "east", "default", (held, held._replace(partition=1, copies=(leader,))))
-    ranges = row_reader.ranges_of(plan, (0, SEGMENT_COUNT), 12, Consistency.ANY)
+    ranges = row_reader.plan_ranges(plan, (0, SEGMENT_COUNT), 12, Consistency.ANY)
     assert [[copy.node for copy in part.copies] for part in ranges if part.partition == 0] == [
         ["n1", "n2", "n3"],
         ["n2", "n1", "n3"],
@@ -210,14 +214,16 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
     has not read yet; a range that an action reads twice, in two of its tasks, has the pieces of both."""
     held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
     plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
-    monkeypatch.setattr(row_reader, "asked_plan", lambda *_: plan)
+    monkeypatch.setattr(row_reader, "fetch_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "2", "manifest": str(tmp_path)}
     reader = IsthmusReader(parse_options(given), schema_of(RowView.KEYS))
     ranges = reader.partitions()
     as_of = [10]
 
     @contextmanager
-    def streamed(_: str, __: object, ___: str, question: bytes, *____: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(
+        _: str, __: object, ___: str, question: bytes, *____: object
+    ) -> Iterator[tuple[Head, Iterator[Any]]]:
         part = wire.decode_rows_request(question)
         yield HEAD._replace(first=part.first, end=part.end, offset=as_of[0]), iter([Tail(0)])
 
@@ -235,25 +241,25 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
             return self.number
 
     task = Task()
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     monkeypatch.setattr(row_reader.TaskContext, "get", lambda: task)
     for one in ranges:
         assert list(reader.read(one)) == []
-    pieces, missing = manifest.read_manifest(tmp_path)
+    pieces, missing = run_directory.read_manifest(tmp_path)
     assert ([piece.offset for piece in pieces], missing) == ([10, 10], [])
     task.execution, as_of[0] = "1", 20
     assert list(reader.read(ranges[0])) == []
-    pieces, missing = manifest.read_manifest(tmp_path)
+    pieces, missing = run_directory.read_manifest(tmp_path)
     assert [piece.offset for piece in pieces] == [20]
     assert missing == [(PARTITION, ranges[1].first, ranges[1].end)]
     task.number, as_of[0] = 2, 21
     assert list(reader.read(ranges[0])) == []
-    pieces, _ = manifest.read_manifest(tmp_path)
+    pieces, _ = run_directory.read_manifest(tmp_path)
     assert [piece.offset for piece in pieces] == [20, 21]
     (first,) = tmp_path.glob("read=*/action=0")
-    assert [piece.offset for piece in manifest.read_manifest(first)[0]] == [10, 10]
+    assert [piece.offset for piece in run_directory.read_manifest(first)[0]] == [10, 10]
     with pytest.raises(BadInput, match="no manifest"):
-        manifest.read_manifest(tmp_path / "other")
+        run_directory.read_manifest(tmp_path / "other")
 
 
 def test_a_plan_with_a_hole_is_refused() -> None:
@@ -319,7 +325,7 @@ def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(client, "monotonic", lambda: now[0])
     monkeypatch.setattr(client.HttpPeer, "streaming", streaming)
-    with client.streamed("http://n1:1", Credentials(), "/rows", b"") as (head, frames):
+    with client.open_stream("http://n1:1", Credentials(), "/rows", b"") as (head, frames):
         assert head == HEAD
         with pytest.raises(PeerFault, match="though bytes trickle"):
             list(frames)
@@ -333,7 +339,7 @@ def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -
     rows = [sealed(n, n)[0] for n in range(2)]
 
     @contextmanager
-    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def open_stream(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         if url == "http://n1":
             raise PeerFault(f"{url}: connection refused")
         yield HEAD._replace(node="n2"), iter([Rows([row_wire_name(0)], rows[:1], ()), Tail(1)])
@@ -343,14 +349,14 @@ def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -
 
     (first,), (second,) = copies("n1"), copies("n2")
     leads = second._replace(leads=True)
-    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "open_stream", open_stream)
     part = SegmentPartition(CLUSTER, PARTITION, 0, SEGMENT_COUNT, (first,))
     committed = asked(consistency=Consistency.COMMITTED)
     stream = RangeStream(committed, part, Credentials(), give_up_after_s=5, ask=lambda: plan(first, leads))
     assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
     plans = [plan(first), plan(first, leads)]
     whole = (0, SEGMENT_COUNT)
-    _, ranges = row_reader.asked_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
+    _, ranges = row_reader.wait_for_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
     assert ranges[0].copies == (leads,)
     with pytest.raises(RangeUnreadable, match="only the leader may, and there is none"):
-        row_reader.asked_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)
+        row_reader.wait_for_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)

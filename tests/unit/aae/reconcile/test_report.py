@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.aae.reconcile import segment_report
+from isthmus.aae.reconcile import report
 from isthmus.aae.reconcile.compare_tasks import _FIRST, _SECOND, COUNTED
 from isthmus.aae.reconcile.findings import COLUMNS, counted, read_findings
+from isthmus.aae.reconcile.report import fits_driver, read_counts, read_payloads, write_findings
 from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory
-from isthmus.aae.reconcile.segment_report import counts_of, few, payloads_of, write_findings
 
 
 def wave(directory: RunDirectory, number: int, kind: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -41,11 +41,11 @@ def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
         {"chunk": 2, "candidates": 2, "findings": [finding("a", "diverged"), finding("f", "filtered")]},
     ])  # fmt: skip
     wave(run, 2, _SECOND, [{"chunk": 1, "candidates": 1, "findings": [finding("new", "diverged")]}])
-    first = {done.chunk: (1, done) for done in counts_of(run, 1)}
+    first = {done.chunk: (1, done) for done in read_counts(run, 1)}
     assert first[2][1] == ChunkResult(2, "", 0, 0, 0, 2, 0, 0)
     write_findings(run, first, 0)
     assert {row["verdict"] for row in counted(run.path / "findings")} == {"unreachable", "diverged", "filtered"}
-    looks = first | {1: (2, counts_of(run, 2)[0])}
+    looks = first | {1: (2, read_counts(run, 2)[0])}
     write_findings(run, looks, 0)
     rows = list(read_findings(run.path / "findings", ("key", "verdict", "left_hash")))
     assert {row["key"]: row["verdict"] for row in rows} == {b"new": "diverged", b"a": "diverged", b"f": "filtered"}
@@ -64,9 +64,9 @@ def test_candidates_go_to_second_looks_as_they_are(tmp_path: Path, monkeypatch: 
     run = RunDirectory(str(tmp_path), "r")
     wave(run, 1, _FIRST, [{"chunk": n, "candidates": 5, "payload": b"p%d" % n} for n in range(4)])
     wave(run, 2, _FIRST, [{"chunk": 1, "candidates": 5, "payload": b"newer"}])
-    done = {one.chunk: one for one in counts_of(run, 1)}
+    done = {one.chunk: one for one in read_counts(run, 1)}
     looks = {1: (2, done[1]), 3: (1, done[3])}
-    assert sorted(payloads_of(run, looks)) == [(1, b"newer"), (3, b"p3")]
-    assert few(looks)
-    monkeypatch.setattr(segment_report, "FEW", 9)
-    assert not few(looks)
+    assert sorted(read_payloads(run, looks)) == [(1, b"newer"), (3, b"p3")]
+    assert fits_driver(looks)
+    monkeypatch.setattr(report, "FEW", 9)
+    assert not fits_driver(looks)

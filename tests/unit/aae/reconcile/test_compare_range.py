@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.aae.reconcile import join
+from isthmus.aae.reconcile import compare_range
 from isthmus.aae.reconcile.compare_range import ReadPoint, SideSpec, decoded
 from isthmus.aae.reconcile.verdicts import first_look
 from isthmus.aae.row_stream.wire import Rows
@@ -53,8 +53,8 @@ def test_joining_bytes_finds_what_decoding_every_row_finds(
         as_of.append(ReadPoint(1, 1, 1))
         yield from given_frames[side.urls[0]]
 
-    monkeypatch.setattr(join, "frames_of", frames_of)
-    found = join.joined(LEFT, RIGHT, [(0, 1)])
+    monkeypatch.setattr(compare_range, "frames_of", frames_of)
+    found = compare_range.joined(LEFT, RIGHT, [(0, 1)])
     whole = [
         dict(pair for rows in given_frames[side] for pair in decoded(rows.names, rows.key_rows))
         for side in ("left", "right")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.aae.reconcile.spark_errors import WORDS_MAX, trouble_of
-from isthmus.aae.reconcile.spark_session import JobFailed, job
+from isthmus.aae.reconcile.spark_session import WORDS_MAX, JobFailed, job, spark_error_line
 
 PLANNED = """\
 [PYTHON_DATA_SOURCE_ERROR] Failed to generate Python data source read partitions: Traceback (most recent call last):
-  File "/x/aae/reconcile/client.py", line 124, in asked_plan
+  File "/x/aae/reconcile/client.py", line 124, in fetch_plan
     raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
 isthmus.repl.model.errors.PeerFault: no node says who holds what: http://n1:1: connection refused
  SQLSTATE: 38000"""
@@ -40,7 +39,7 @@ Driver stacktrace:"""
 )  # fmt: skip
 def test_what_failed_is_said_in_a_line(said: str, words: str) -> None:
     """Our own sentence before Spark's, which has codes and traces around it."""
-    assert trouble_of(RuntimeError(said)) == words
+    assert spark_error_line(RuntimeError(said)) == words
 
 
 def test_a_command_says_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.aae.reconcile import python_workers, register
+from isthmus.aae.reconcile import register, spark_session
 from isthmus.aae.reconcile.options import parse_options
 from isthmus.repl.model.errors import BadInput
 
@@ -56,7 +56,7 @@ def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pyte
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sent = Session("nowhere")
     sent._sc._python_includes.append("isthmus.zip")
-    monkeypatch.setattr(python_workers, "IMPORT_S", 0.2)
+    monkeypatch.setattr(spark_session, "IMPORT_S", 0.2)
     for session in (
         Session(sys.executable),
         Session(script(tmp_path / "another", f"echo {ours}")),
