@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
-import msgpack
+import msgspec
 
 from isthmus.aae.folds.folds import FOUND_MAX, FoldCursor, FoldKind, FoldMatch, FoldRequest, Folds, FoldScope, Page
 from isthmus.aae.ports import Leaders, NodeRpc, RpcHandler
@@ -61,91 +61,55 @@ class FoldRouter:
         return encode_page(await self._folds.page(*decode_request(body)))
 
 
+_Request = tuple[Literal[1], int, FoldKind, FoldScope, FoldCursor, str, bool]
+"""VERSION, partition, and the fields of a FoldRequest."""
+
+_Page = tuple[
+    Literal[1],
+    FoldCursor | None,
+    int,
+    int,
+    Annotated[list[FoldMatch], msgspec.Meta(max_length=FOUND_MAX)],
+    int,
+    dict[str, int],
+    dict[bytes, int],
+    tuple[int, int, int],
+    dict[int, int],
+    dict[int, int],
+]
+"""VERSION, and the fields of a Page in its order; objects, tombstones and bytes are one tuple."""
+
+_decode_request = msgspec.msgpack.Decoder(_Request).decode
+_decode_page = msgspec.msgpack.Decoder(_Page).decode
+
+
 def encode_request(partition: int, request: FoldRequest) -> bytes:
-    packed: bytes = msgpack.packb(
-        [VERSION, partition, request.kind.value, request.scope, request.cursor, request.queue, request.dry]
-    )
-    return packed
+    return msgspec.msgpack.encode((VERSION, partition, *request))
 
 
 def decode_request(data: bytes) -> tuple[int, FoldRequest]:
     """(partition, request). Raises CodecError."""
-    match _unpack(data, "a question for a page of a fold"):
-        case [int(partition), str(kind), list(scope), [int(segment), bytes(name)], str(queue), bool(dry)]:
-            try:
-                wanted = FoldScope(*scope)
-                segments = wanted.segments
-                if segments is not None:
-                    first, end = segments
-                    wanted = wanted._replace(segments=(int(first), int(end)))
-                return partition, FoldRequest(FoldKind(kind), wanted, FoldCursor(segment, name), queue, dry)
-            except (TypeError, ValueError) as error:
-                raise CodecError(f"not a question for a page of a fold: {error}") from error
-    raise CodecError("not a question for a page of a fold")
+    try:
+        _, partition, *fields = _decode_request(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CodecError(f"not a request for a page of a fold, version {VERSION}: {error}") from error
+    return partition, FoldRequest(*fields)
 
 
 def encode_page(page: Page) -> bytes:
-    packed: bytes = msgpack.packb(
-        [
-            VERSION,
-            page.next,
-            page.scanned,
-            page.matched,
-            page.found,
-            page.done,
-            dict(page.refused),
-            dict(page.buckets),
-            [page.objects, page.tombstones, page.bytes],
-            dict(page.sizes),
-            dict(page.siblings),
-        ]
-    )
-    return packed
+    totals = (page.objects, page.tombstones, page.bytes)
+    counters = (dict(page.refused), dict(page.buckets), totals, dict(page.sizes), dict(page.siblings))
+    return msgspec.msgpack.encode((VERSION, page.next, page.scanned, page.matched, page.found, page.done, *counters))
 
 
 def decode_page(data: bytes) -> Page:
     """Raises CodecError."""
-    match _unpack(data, "a page of a fold"):
-        case [
-            behind,
-            int(scanned),
-            int(matched),
-            list(found),
-            int(done),
-            dict(refused),
-            dict(buckets),
-            [int(objects), int(tombstones), int(size)],
-            dict(sizes),
-            dict(siblings),
-        ] if len(found) <= FOUND_MAX:
-            try:
-                return Page(
-                    None if behind is None else FoldCursor(*behind),
-                    scanned,
-                    matched,
-                    [FoldMatch(*one) for one in found],
-                    done,
-                    Counter(refused),
-                    Counter(buckets),
-                    objects,
-                    tombstones,
-                    size,
-                    Counter(sizes),
-                    Counter(siblings),
-                )
-            except TypeError as error:
-                raise CodecError(f"not a page of a fold: {error}") from error
-    raise CodecError("not a page of a fold")
-
-
-def _unpack(data: bytes, what: str) -> list[Any]:
     try:
-        raw = msgpack.unpackb(data, strict_map_key=False, max_ext_len=0)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise CodecError(f"not {what}: {error}") from error
-    if not isinstance(raw, list) or not raw or raw[0] != VERSION:
-        raise CodecError(f"not {what}, or of another version: {VERSION} is known")
-    return raw[1:]
+        _, cursor, scanned, matched, found, done, refused, buckets, totals, sizes, siblings = _decode_page(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CodecError(f"not a page of a fold, version {VERSION}: {error}") from error
+    counters = (Counter(refused), Counter(buckets), *totals, Counter(sizes), Counter(siblings))
+    return Page(cursor, scanned, matched, found, done, *counters)
 
 
 # -- JSON of the admin API --------------------------------------------------------------------------------------------

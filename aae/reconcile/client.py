@@ -8,11 +8,11 @@ Tokens and certificates are files, read where the work runs, so options contain 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgpack
@@ -43,6 +43,8 @@ PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 PARTITIONS_MAX: Final = 65_536
+
+Response = TypeVar("Response")
 
 
 class Credentials(NamedTuple):
@@ -105,24 +107,45 @@ class ReplicaDirectory(NamedTuple):
     partitions: tuple[PartitionPlan, ...]
 
 
-def fetch_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> ReplicaDirectory:
-    """The plan of the first node that responds. Raises PeerFault if none does, BadInput for an unknown bucket type."""
+def first_response(
+    urls: Sequence[str],
+    credentials: Credentials,
+    send: Callable[[HttpPeer], Response],
+    *,
+    fatal: Callable[[PeerFault | CodecError], bool],
+    failed: str,
+) -> Response:
+    """The result of `send` at the first node for which it does not fail. Raises an error that is `fatal`, since it
+    would be the same at every node; PeerFault with `failed` and all other errors if there is no node left."""
     access = credentials.access()
     failures: list[str] = []
     for url in urls:
         peer = HttpPeer(url, 1, access)
         try:
-            path = f"{wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
-            return parse_plan(peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX), url)
-        except HttpRefused as error:
-            if error.reason == "unknown-bucket-type":
-                raise BadInput(f"option bucket_type: {error}") from error
-            failures.append(str(error))
+            return send(peer)
         except (PeerFault, CodecError) as error:
+            if fatal(error):
+                raise
             failures.append(str(error))
         finally:
             peer.abort()
-    raise PeerFault(f"no node says who holds what: {'; '.join(failures)}")
+    raise PeerFault(f"{failed}: {'; '.join(failures)}")
+
+
+def fetch_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> ReplicaDirectory:
+    """The plan of the first node that responds. Raises PeerFault if none does, BadInput for an unknown bucket type."""
+
+    def send(peer: HttpPeer) -> ReplicaDirectory:
+        path = f"{wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
+        try:
+            data = peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX)
+        except HttpRefused as error:
+            if error.reason == "unknown-bucket-type":
+                raise BadInput(f"option bucket_type: {error}") from error
+            raise
+        return parse_plan(data, peer.url)
+
+    return first_response(urls, credentials, send, fatal=lambda _: False, failed="no node says who holds what")
 
 
 def parse_plan(data: bytes, asked_url: str) -> ReplicaDirectory:

@@ -19,7 +19,7 @@ import msgpack
 from xxhash import xxh64_intdigest
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory, TaskRate, fetch_plan
+from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory, TaskRate, fetch_plan, first_response
 from isthmus.aae.reconcile.key_rows import parsed
 from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, plan_ranges, wait_for_ranges
 from isthmus.aae.reconcile.verdicts import Name, ObservedKey
@@ -47,7 +47,7 @@ _FAULT: Final = ObservedKey(b"", 0, 0, tombstone=False)
 Runs = Sequence[tuple[int, int]]
 """Ranges [first, end) of segments, ascending and disjoint."""
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class SideSpec(NamedTuple):
@@ -123,14 +123,14 @@ def scattered(runs: Runs) -> bool:
 def roots_of(side: SideSpec) -> Hashes:
     """The hashes of all branches. Raises PeerFault, CodecError."""
     question = wire.encode_roots_request(wire.RootsRequest(side.bucket_type.encode()))
-    return _asked(side, wire.PATHS[0], question, lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes)[0]
+    return _post(side, wire.PATHS[0], question, lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes)[0]
 
 
 def leaves_of(side: SideSpec, branches: Sequence[int]) -> Hashes:
     """The leaves of branches in the full tree. Raises PeerFault, CodecError."""
     asked = wire.LeavesRequest(side.bucket_type.encode(), tuple(branches), SEGMENT_BITS)
     count = wire.leaf_count(asked)
-    return _asked(
+    return _post(
         side, wire.PATHS[1], wire.encode_leaves_request(asked), lambda body: wire.decode_hashes(body, count).hashes
     )[0]
 
@@ -223,7 +223,7 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
             side.bucket_type.encode(), tuple(left[:SCATTERED_MAX]), SEGMENT_BITS, 0, 0, CLOCK_ROWS
         )  # fmt: skip
         decode = partial(wire.decode_rows, request=asked)
-        told, length = _asked(side, wire.PATHS[2], wire.encode_clocks_request(asked), decode)
+        told, length = _post(side, wire.PATHS[2], wire.encode_clocks_request(asked), decode)
         size += length
         for row in told.rows:
             taken.rows[row.bucket, row.key] = ObservedKey(row.clock, row.hash64, row.modified_ms, row.tombstone)
@@ -232,34 +232,28 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
     return taken._replace(bytes=size)
 
 
-def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> tuple[Answer, int]:
-    """The answer of the first node that has one, and its bytes."""
-    access = side.credentials.access()
-    failures: list[str] = []
-    for url in side.urls:
-        peer = HttpPeer(url, 1, access)
-        try:
-            data = peer.post(
-                path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=side.give_up_after_s * 1000,
-                limit_bytes=wire.MESSAGE_BYTES_MAX,
-            )  # fmt: skip
-            told = wire.decode_peer_response(data)
-            if side.cluster and told.cluster != side.cluster:
-                raise UnexpectedCluster(
-                    f"{url} answers for cluster {told.cluster_name}, uuid {told.cluster.hex()}, not the run's"
-                )
-            return decode(told.body), len(data)
-        except HttpRefused as error:
-            if error.status < 500:
-                raise
-            failures.append(str(error))
-        except (PeerFault, CodecError) as error:
-            if isinstance(error, UnexpectedCluster):
-                raise
-            failures.append(str(error))
-        finally:
-            peer.abort()
-    raise PeerFault(f"no node answers about trees: {'; '.join(failures)}")
+def _post(side: SideSpec, path: str, body: bytes, decode: Callable[[bytes], Response]) -> tuple[Response, int]:
+    """(decoded response, its size) of the first node that responds."""
+
+    def send(peer: HttpPeer) -> tuple[Response, int]:
+        data = peer.post(
+            path,
+            body,
+            media_type=row_wire.MEDIA_TYPE,
+            timeout_ms=side.give_up_after_s * 1000,
+            limit_bytes=wire.MESSAGE_BYTES_MAX,
+        )
+        response = wire.decode_peer_response(data)
+        if side.cluster and response.cluster != side.cluster:
+            raise UnexpectedCluster(
+                f"{peer.url} is of cluster {response.cluster_name}, uuid {response.cluster.hex()}, not the run's"
+            )
+        return decode(response.body), len(data)
+
+    def fatal(error: PeerFault | CodecError) -> bool:
+        return isinstance(error, UnexpectedCluster) or (isinstance(error, HttpRefused) and error.status < 500)
+
+    return first_response(side.urls, side.credentials, send, fatal=fatal, failed="no node answers about trees")
 
 
 def error_line(error: BaseException) -> str:

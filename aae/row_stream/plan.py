@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
-import msgpack
+import msgspec
 
 from isthmus.aae.ports import NodeRpc, RpcHandler
 from isthmus.aae.row_stream.streams import RowStreams, StreamReplicas
@@ -27,15 +27,24 @@ REPLICAS_MAX: Final = 65_536
 """Replicas in one response, many times what a node has."""
 
 
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class ReplicaStatus(NamedTuple):
     """A replica as its node reports it."""
 
-    partition: int
+    partition: _Natural
     leads: bool
     whole: bool
-    epoch: int
-    offset: int
+    epoch: _Natural
+    offset: _Natural
     rows_estimate: int | None
+
+
+_Response = tuple[Literal[1], Annotated[list[ReplicaStatus], msgspec.Meta(max_length=REPLICAS_MAX)]]
+"""VERSION and the replicas of a node."""
+
+_decode_response = msgspec.msgpack.Decoder(_Response).decode
 
 
 class ClusterLayout(Protocol):
@@ -115,25 +124,12 @@ class RowPlan:
             return ()
 
     async def _serve_replicas(self, _node: str, body: bytes) -> bytes:
-        packed: bytes = msgpack.packb([VERSION, await self._own_replicas(body)])
-        return packed
+        return msgspec.msgpack.encode((VERSION, await self._own_replicas(body)))
 
 
 def _decode(data: bytes) -> list[ReplicaStatus]:
     try:
-        raw = msgpack.unpackb(data, max_array_len=REPLICAS_MAX, max_map_len=0, max_ext_len=0)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise CodecError(f"not a list of replicas: {error}") from error
-    match raw:
-        case [1, list(rows)]:
-            return [_decode_replica(row) for row in rows]
-    raise CodecError("not a list of replicas")
-
-
-def _decode_replica(row: object) -> ReplicaStatus:
-    match row:
-        case [int(partition), bool(leads), bool(whole), int(epoch), int(offset), int() | None as estimate] if (
-            min(partition, epoch, offset) >= 0
-        ):
-            return ReplicaStatus(partition, leads, whole, epoch, offset, estimate)
-    raise CodecError("not a replica: partition, leads, whole, epoch, offset, estimate of rows")
+        replicas: list[ReplicaStatus] = _decode_response(data)[1]
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CodecError(f"not a list of replicas, version {VERSION}: {error}") from error
+    return replicas

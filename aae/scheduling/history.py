@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
 import structlog
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
@@ -243,7 +244,7 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
     def read(part: str, reader: Callable[[Any], Part], otherwise: Part) -> Part:
         try:
             return reader(raw[part])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
             log.error("fullsync.memory_unreadable", peer=name, part=part, error=repr(error), begun="anew")
             return otherwise
 
@@ -252,10 +253,10 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
     told = isinstance(raw, dict) and raw.get("suspended") is not None
     return PeerHistory(
         read("standing", _standing, PeerScheduleState(started_ms)),
-        read("suspended", _suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
+        read("suspended", _decode_suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
         read(
             "results",
-            lambda part: deque((_result(one) for one in part), maxlen=RESULTS_KEPT),
+            lambda part: deque((msgspec.convert(one, CheckResult) for one in part), maxlen=RESULTS_KEPT),
             deque(maxlen=RESULTS_KEPT),
         ),
         read("proven", lambda part: {str(bucket_type): int(at_ms) for bucket_type, at_ms in part.items()}, {}),
@@ -266,11 +267,8 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
     )
 
 
-def _suspended(raw: Mapping[str, Any] | None) -> Suspended | None:
-    if raw is None:
-        return None
-    found = Suspended(**raw)
-    return Suspended(str(found.by), int(found.at_ms), str(found.reason), found.stored is True)
+def _decode_suspended(raw: Any) -> Suspended | None:
+    return msgspec.convert(raw, Suspended | None)
 
 
 def _suspension(one: Suspended) -> dict[str, Any]:
@@ -292,8 +290,3 @@ def _standing(raw: Mapping[str, Any]) -> PeerScheduleState:
 
 def _named(began_ms: int, every: bool, keys: list[tuple[bytes, bytes, str]]) -> DifferingKeys:
     return DifferingKeys(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
-
-
-def _result(raw: Mapping[str, Any]) -> CheckResult:
-    found = CheckResult(**{**raw, "kind": CheckKind(raw["kind"]), "verdict": ExchangeVerdict(raw["verdict"])})
-    return replace(found, began_ms=int(found.began_ms), reason=str(found.reason), by=str(found.by))

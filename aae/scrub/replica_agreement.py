@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final, Literal
 
-import msgpack
+import msgspec
 import structlog
 
 from isthmus.aae.ports import LocalReplicas, NodeRpc, RpcHandler
@@ -47,6 +47,11 @@ KEYS_NAMED: Final = 5
 """Keys of a segment that the log names."""
 
 VERSION: Final = 1
+
+_Request = tuple[Literal[1], int, int, Annotated[int, msgspec.Meta(ge=0, lt=BRANCH_COUNT)] | None]
+"""VERSION, partition, offset, and the branch whose leaves are requested (None: the hashes of all branches)."""
+
+_decode_request = msgspec.msgpack.Decoder(_Request).decode
 
 
 class ReplicaTreeCheck:
@@ -127,7 +132,7 @@ class ReplicaTreeCheck:
             return None
         offset = cached.offset
         mine = cached.tree.branch_hashes() if branch is None else cached.tree.leaves(branch)
-        body: bytes = msgpack.packb([VERSION, partition, offset, branch])
+        body = msgspec.msgpack.encode((VERSION, partition, offset, branch))
         response = await self._rpc.request(node, TREE_AT, body, TIMEOUT_MS)
         if not response:
             return None
@@ -146,13 +151,10 @@ class ReplicaTreeCheck:
 
     async def _serve_tree(self, _node: str, body: bytes) -> bytes:
         """The hashes at the requested offset; b"" if it has passed, or there is no tree then."""
-        match _unpack(body):
-            case [int(version), int(partition), int(offset), branch] if version == VERSION and (
-                branch is None or (type(branch) is int and 0 <= branch < BRANCH_COUNT)
-            ):
-                pass
-            case _:
-                raise CodecError("not a request for a tree at an offset, or of another version")
+        try:
+            _, partition, offset, branch = _decode_request(body)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise CodecError(f"not a request for a tree at an offset, version {VERSION}: {error}") from error
         future = self._trees.capture(partition, offset, branch)
         try:
             async with asyncio.timeout(TIMEOUT_MS / 1000):
@@ -161,11 +163,3 @@ class ReplicaTreeCheck:
             raise NotReady(f"partition {partition} was not applied to {offset} in {TIMEOUT_MS} ms") from None
         assert found is None or len(found) in (BRANCH_COUNT, LEAF_COUNT)
         return b"" if found is None else hashes_to_wire(found)
-
-
-def _unpack(body: bytes) -> object:
-    try:
-        found: object = msgpack.unpackb(body, max_array_len=8, max_map_len=0, max_ext_len=0)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise CodecError(f"not a request for a tree: {error}") from error
-    return found

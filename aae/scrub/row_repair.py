@@ -17,14 +17,14 @@ import asyncio
 import json
 import time as clock
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
-import msgpack
+import msgspec
 import structlog
 
 from isthmus.aae.ports import LocalReplicas, NodeRpc, RpcHandler
@@ -153,6 +153,17 @@ NO_PROOF: Final = "no other replica in sync proves what it should be, nor its ob
 
 VERSION: Final = 1
 
+Message = TypeVar("Message")
+
+_decode_rows_request = msgspec.msgpack.Decoder(tuple[Literal[1], int, int, bytes | None, int]).decode
+"""VERSION, partition, segment, the tail of one key (None: all keys), and the offset that must be applied."""
+
+_decode_rows_response = msgspec.msgpack.Decoder(tuple[Literal[1], int, list[tuple[bytes, bytes]]]).decode
+"""VERSION, applied offset, and (tail, key row); for one key (rows as a chunk, b"")."""
+
+_decode_check_request = msgspec.msgpack.Decoder(tuple[Literal[1], int, int]).decode
+"""VERSION, partition, segment."""
+
 
 class RepairResult(NamedTuple):
     """The keys of a segment whose rows were replaced, the source of the new rows, and why other damaged rows were not
@@ -248,7 +259,7 @@ class RowRepair:
 
     async def request_check(self, node: str, partition: int, segment: int) -> None:
         """Have another node repair a segment of its replica. Raises its errors."""
-        await self._rpc.request(node, LOOK_ASKED, msgpack.packb([VERSION, partition, segment]), TIMEOUT_MS)
+        await self._rpc.request(node, LOOK_ASKED, msgspec.msgpack.encode((VERSION, partition, segment)), TIMEOUT_MS)
 
     # -- repair -----------------------------------------------------------------------------------------
 
@@ -391,23 +402,17 @@ class RowRepair:
         self, node: str, partition: int, segment: int, tail: bytes | None, applied: int
     ) -> tuple[int, list[tuple[bytes, bytes]]]:
         """(applied offset of `node`, [(tail, key row)]) of a segment; for one `tail` [(rows as a chunk, b"")]."""
-        body: bytes = msgpack.packb([VERSION, partition, segment, tail, applied])
-        match _unpack(await self._rpc.request(node, ROWS_ASKED, body, TIMEOUT_MS)):
-            case [int(version), int(offset), list(items)] if version == VERSION and offset >= applied:
-                if all(isinstance(i, list) and len(i) == 2 and all(isinstance(b, bytes) for b in i) for i in items):
-                    return offset, [(first, second) for first, second in items]
-        raise CodecError("its response is not a list of rows, or of another version")
+        body = msgspec.msgpack.encode((VERSION, partition, segment, tail, applied))
+        response = await self._rpc.request(node, ROWS_ASKED, body, TIMEOUT_MS)
+        _, offset, items = _decode(_decode_rows_response, response, "a list of rows")
+        if offset < applied:
+            raise CodecError(f"the rows of node {node} are as of offset {offset}, below {applied}")
+        return offset, items
 
     # -- requests of other nodes ------------------------------------------------------------------------
 
     async def _serve_rows(self, _node: str, body: bytes) -> bytes:
-        match _unpack(body):
-            case [int(version), int(partition), int(segment), tail, int(applied)] if version == VERSION and (
-                tail is None or isinstance(tail, bytes)
-            ):
-                pass
-            case _:
-                raise CodecError("not a request for the rows of a segment, or of another version")
+        _, partition, segment, tail, applied = _decode(_decode_rows_request, body, "a request for rows of a segment")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + APPLIED_S
         while self._store.applied(partition).offset < applied:
@@ -417,8 +422,7 @@ class RowRepair:
         if not self._replicas.in_sync(partition):
             raise NotReady(f"the replica of partition {partition} is not in sync there")
         offset, items = await loop.run_in_executor(self._pool, self._read_for_peer, partition, segment, tail)
-        packed: bytes = msgpack.packb([VERSION, offset, items])
-        return packed
+        return msgspec.msgpack.encode((VERSION, offset, items))
 
     def _read_for_peer(self, partition: int, segment: int, tail: bytes | None) -> tuple[int, list[tuple[bytes, bytes]]]:
         """In a thread: the response to `_request_rows`."""
@@ -431,11 +435,9 @@ class RowRepair:
             return snapshot.end.offset, [(snapshot.rows(decode_key_row(rows[tail]).offset, 1).rows, b"")]
 
     async def _serve_check(self, _node: str, body: bytes) -> bytes:
-        match _unpack(body):
-            case [int(version), int(partition), int(segment)] if version == VERSION:
-                await self.repair_segment(partition, segment)
-                return b""
-        raise CodecError("not a request to check a segment, or of another version")
+        _, partition, segment = _decode(_decode_check_request, body, "a request to check a segment")
+        await self.repair_segment(partition, segment)
+        return b""
 
     # -- reads ------------------------------------------------------------------------------------------
 
@@ -531,9 +533,9 @@ def _names(keys: Sequence[tuple[bytes, bytes]]) -> list[str]:
     return [f"{bucket!r}/{key!r}" for bucket, key in islice(keys, 5)]
 
 
-def _unpack(body: bytes) -> object:
+def _decode(decode: Callable[[bytes], Message], data: bytes, what: str) -> Message:
+    """Decode a message between nodes. Raises CodecError."""
     try:
-        found: object = msgpack.unpackb(body, max_map_len=0, max_ext_len=0)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise CodecError(f"not a message about row repair: {error}") from error
-    return found
+        return decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CodecError(f"not {what}, version {VERSION}: {error}") from error

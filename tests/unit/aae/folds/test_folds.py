@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgpack
 import pytest
 from xxhash import xxh64_intdigest
 
@@ -23,7 +24,17 @@ from isthmus.aae.folds.fold_rpc import (
     parse_fold_request,
     text_of,
 )
-from isthmus.aae.folds.folds import UNREADABLE, FoldActions, FoldCursor, FoldKind, FoldRequest, Folds, FoldScope, Page
+from isthmus.aae.folds.folds import (
+    UNREADABLE,
+    FoldActions,
+    FoldCursor,
+    FoldKind,
+    FoldMatch,
+    FoldRequest,
+    Folds,
+    FoldScope,
+    Page,
+)
 from isthmus.aae.ports import Leaders, LedPartition
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
@@ -304,6 +315,24 @@ class Routes(Leaders):
     def leader(self, partition: int) -> str | None:
         """See Leaders."""
         return self._leaders.get(partition)
+
+
+def test_requests_and_pages_have_the_bytes_of_version_1() -> None:
+    """Nodes of earlier versions exchange the same bytes."""
+    request = FoldRequest(
+        FoldKind.REPL_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 1 << 40, 5, None), FoldCursor(7, b"n"), "q", True
+    )
+    scope = [b"a", b"b", None, [1, 5], 3, 1 << 40, 5, None]
+    assert encode_request(70_000, request) == msgpack.packb([1, 70_000, "repl-keys", scope, [7, b"n"], "q", True])
+    page = Page(
+        FoldCursor(9, b"x" * 300), 5, 4, [FoldMatch(b"b", b"k", 2, 70_000, 1 << 41, "note")], 3,
+        Counter({"why": 2}), Counter({b"b": 1}), 6, 7, 1 << 33, Counter({8: 1}), Counter({1: 300}),
+    )  # fmt: skip
+    fields = [1, [9, b"x" * 300], 5, 4, [[b"b", b"k", 2, 70_000, 1 << 41, "note"]], 3, {"why": 2}, {b"b": 1}]
+    data = msgpack.packb([*fields, [6, 7, 1 << 33], {8: 1}, {1: 300}])
+    assert encode_page(page) == data
+    assert decode_page(data) == page
+    assert decode_page(encode_page(Page())) == Page()
 
 
 def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from isthmus.aae.scrub import row_repair
@@ -383,3 +384,26 @@ def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> 
     assert mended_unreadable(mine) == []
     assert mine.driver.get(name) is None
     assert mine.all_rows() == other.all_rows()
+
+
+def test_messages_of_row_repair_have_the_bytes_of_version_1(pair: tuple[Replica, Replica]) -> None:
+    """Nodes of earlier versions exchange the same bytes."""
+    mine, other = pair
+    sent: list[tuple[str, bytes, bytes]] = []
+
+    async def recording(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        response = await other.mending.request_handlers()[method](node, body)
+        sent.append((method, body, response))
+        return response
+
+    mine.mending._rpc = FakeRpc(recording)
+    offset, rows = asyncio.run(mine.mending._request_rows("other", PARTITION, SEGMENT, None, 3))
+    asyncio.run(mine.mending.request_check("other", PARTITION, SEGMENT))
+    assert sent == [
+        (
+            "aae.rows_again",
+            msgpack.packb([1, PARTITION, SEGMENT, None, 3]),
+            msgpack.packb([1, offset, [[tail, row] for tail, row in rows]]),
+        ),
+        ("aae.look_again", msgpack.packb([1, PARTITION, SEGMENT]), b""),
+    ]
