@@ -51,13 +51,13 @@ class TlsSettings:
     """The certificate's private key, without a password."""
 
     authority: Path | None = None
-    """Who may sign for the nodes of this cluster; several certificates may follow each other."""
+    """Authorities of the certificates of this cluster's nodes; several certificates may follow each other."""
 
     peer_authority: Path | None = None
-    """Who may sign for nodes of other clusters and for clients. Empty: `authority`."""
+    """Authorities for nodes of other clusters and for clients. Empty: `authority`."""
 
     http_certificate: Path | None = None
-    """What the `http` listener shows instead of `certificate`, such as one of an authority that every client knows."""
+    """The certificate of the `http` listener instead of `certificate`, such as one of a public authority."""
 
     http_key: Path | None = None
     """Its private key."""
@@ -83,7 +83,7 @@ class TlsSettings:
     """How long before a certificate expires logs and `isthmus cluster status` warn. Two weeks leave time to act."""
 
     def mode(self, listener: str) -> str:
-        """What `listener` ("http", "admin", "cluster") does about TLS; "off" where there is no certificate."""
+        """The TLS mode of `listener` ("http", "admin", "cluster"); "off" without a certificate."""
         assert listener in ("http", "admin", "cluster")
         found: str = getattr(self, listener)
         return "off" if self.certificate is None else found
@@ -110,7 +110,7 @@ class TokenSettings:
     """May do everything."""
 
     http_open: Annotated[str, Choice("nothing", "read", "write")] = "nothing"
-    """What the `http` listener answers without a token."""
+    """Requests that the `http` listener answers without a token."""
 
     metrics_open: bool = False
     """Answer `/metrics` without a token. For a Prometheus that has none."""
@@ -127,7 +127,7 @@ NO_TOKENS: Final = TokenSettings()
 """Both stand for "not turned on": the defaults."""
 
 
-UNENCRYPTED: Final = ": without one nothing is encrypted, and nobody is asked for theirs"
+UNENCRYPTED: Final = ": without one nothing is encrypted, and no certificate is requested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class SinkSettings:
     """By how much each further error or empty answer in a row lengthens the delay."""
 
     empty_delay_min_ms: Annotated[int, ValueRange(1, 1 * MINUTE)] = 5
-    """What an empty answer adds that the source did not hold; at most `empty_delay_max`."""
+    """Delay that an empty answer adds that the source did not hold back; at most `empty_delay_max`."""
 
     empty_delay_max_ms: Annotated[int, ValueRange(1, 1 * MINUTE)] = 250
     """Longest delay after empty answers. A suspended source is asked four times a second at most."""
@@ -226,7 +226,7 @@ class FullSyncSettings:
     nothing, and their checks fall on different moments of a slot."""
 
     name: Annotated[str, NAME]
-    """What operators call it; unique in the file."""
+    """Its name for operators; unique in the file."""
 
     urls: Annotated[str, PEER_URLS]
     """Base URLs of the HTTP listeners of some of its nodes, separated by commas: when one fails, the next is asked."""
@@ -418,8 +418,8 @@ class ReplicationSettings:
     """Bytes a second that a node sends to followers out of sync, in all. It keeps them from starving the others."""
 
     read_isolation: Annotated[str, Choice("committed", "uncommitted")] = "committed"
-    """What a read without `isolation` gets. `committed` is linearizable, `uncommitted` shows what may yet be taken
-    back."""
+    """Isolation of a read without `isolation`. `committed` is linearizable, `uncommitted` shows writes that may yet be
+    undone."""
 
     dedup_window_count: Annotated[int, ValueRange(1, 1_000_000)] = 10_000
     """How many of a partition's last log offsets are searched for a request id that was seen before."""

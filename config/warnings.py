@@ -26,7 +26,7 @@ def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
     tokens = settings.tokens
     if tokens.files and "admin" not in tokens.files:
         yield ConfigWarning(
-            "tokens", "no admin tokens: nobody can do what needs the role admin, such as removing a node"
+            "tokens", "no admin tokens: nothing that needs the role admin can be done, such as removing a node"
         )
     for number, peer in enumerate(settings.sink.peers):
         yield from _other_cluster(f"sink.peers[{number}]", "url", peer)

@@ -162,7 +162,7 @@ def _single_node_warnings(one: Checked) -> list[Fault]:
         placed(
             one.settings,
             f"fullsync[{number}]",
-            f"this file shows one node that compares with {peer.cluster or peer.name}, and nobody does when that is "
+            f"this file shows one node that compares with {peer.cluster or peer.name}, and none does when that is "
             "gone: another node should have it, too; check the files of all nodes together to see which do",
         )
         for number, peer in enumerate(one.settings.fullsync)

@@ -58,7 +58,7 @@ VERDICTS: Final = {
 """Verdict -> exit code of `run --wait`."""
 
 RANK: Final = (Exit.OK, Exit.DIFFERS, Exit.UNAVAILABLE, Exit.USAGE)
-"""Of several results the last of these is the exit code."""
+"""Exit codes from best to worst: the worst of several results counts."""
 
 
 @click.group("fullsync")
@@ -153,7 +153,7 @@ def status(results: int, admin: AdminClient, output: str) -> None:
 
 
 def _peer_sentences(peer: Row) -> list[str]:
-    """What `status` prints of a peer below the table."""
+    """The sentences of `status` about a peer, below the table."""
     name = peer.get("name")
     silent = "".join(f"; {node} does not answer" for node in peer.get("unknown", ()))
     sentences = [f"{name}: compared by {', '.join(peer.get('shared_by', ()))}{silent}"]
@@ -178,7 +178,7 @@ def _peer_sentences(peer: Row) -> list[str]:
 
 
 def _setting(one: Row) -> str:
-    """What an operator set of a peer, and who, when and why."""
+    """An operator's settings of a peer, and who set them, when and why."""
     values = ", ".join(f"{key} = {value}" for key, value in object_in(one, "values").items())
     return f"{values or 'added'} set {_attribution(one)}"
 
@@ -483,7 +483,7 @@ def clear_range(peer: str | None, act: AdminAct) -> None:
 @PEER
 @admin_act()
 def suppress_auto(count: int, peer: str | None, act: AdminAct) -> None:
-    """Leave out the next COUNT checks of kind auto of the node that answers, whatever was found; 0: none."""
+    """Leave out the next COUNT checks of kind auto of the node that answers, whatever the last ones found; 0: none."""
     answer = act.post("/admin/fullsync/suppress-auto", peer=peer, count=count)
     act.echo(answer, f"{_names_of(answer, peer)}: {_left_out(count)}")
 

@@ -86,7 +86,7 @@ def down(topology: Path | None, directory: Path, output: str) -> None:
 @directory_option
 @output_option
 def status(topology: Path | None, directory: Path, output: str) -> int:
-    """What runs in the directory, and where. Exit code 1 unless everything runs. TOPOLOGY is not needed."""
+    """Processes of the directory and their addresses. Exit code 1 unless everything runs. TOPOLOGY is not needed."""
     if topology is not None:
         load_topology(topology)
     found = local_directory.status_of(directory)

@@ -74,7 +74,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "lag": Noun(
         "isthmus.node.cli.replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."
     ),
-    "ledger": Noun("isthmus.node.cli.replication", "ledger_command", "What became of every change sent and received."),
+    "ledger": Noun("isthmus.node.cli.replication", "ledger_command", "The outcome of every change sent and received."),
     "explain": Noun(
         "isthmus.node.cli.replication", "explain_command", "One key: where it was accepted, where it is, what is next."
     ),

@@ -221,7 +221,7 @@ def _owner(owner: Mapping[str, Any] | None) -> str:
 
 
 def _act_text(one: Mapping[str, Any]) -> str:
-    """Who made a change, when, and why."""
+    """The operator who made a change, the time and the reason."""
     why = f": {one['reason']}" if one.get("reason") else ""
     return f"by {one['by']} at {moment(one['at_ms'])}{why}"
 
@@ -278,14 +278,14 @@ LEDGER: Final = (
 
 
 def _closes(row: Row) -> str:
-    """Whether the counts of a ledger add up."""
+    """The state of a ledger: its counts add up, or not, or that is not known yet."""
     if row.get("lost"):
         return f"NO, lost: {row['lost']}"
     return {True: "yes", False: f"NO, off by {row.get('off_by')}", None: "not known yet"}[row.get("closes")]
 
 
 def _ledger_waiting(row: Row) -> Any:
-    """What waits; unknown while it is not known whether the ledger closes, since memory holds a part of it."""
+    """Waiting changes; unknown until the ledger is known to close, since memory holds a part of them."""
     return None if row.get("closes") is None else row.get("waiting")
 
 
@@ -300,7 +300,7 @@ LEDGERS: Final = TableSpec(
 @admin_option
 @output_option
 def ledger(name: str, admin: AdminClient, output: str) -> None:
-    """What became of every change that queue NAME was to give out, by node, and whether the two sides agree."""
+    """The outcome of every change that queue NAME was to give out, by node, and whether the two sides agree."""
     answer = admin.get(_path(name, "ledger"))
     if output == "json":
         echo_json(answer)
@@ -343,7 +343,7 @@ GAPS: Final = TableSpec(
 @admin_option
 @output_option
 def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: AdminClient, output: str) -> None:
-    """What queues gave up and no full-sync has closed yet, of all nodes; of queue NAME only.
+    """Changes that queues gave up and no full-sync has closed yet, on all nodes; with NAME of this queue only.
 
     With --close: code 1 where there is no such gap, or it still grows.
     """
@@ -387,8 +387,8 @@ def _close(admin: AdminClient, name: str, ids: list[str], by: str, output: str) 
 def test_filter(
     name: str, bucket_type: str, bucket: str, object_key: str | None, admin: AdminClient, output: str
 ) -> None:
-    """Whether queue NAME would offer a change of TYPE/BUCKET KEY in real time, and which rule decides. Rules look at
-    type and bucket only: KEY makes no difference. A bucket type that does not exist is reported."""
+    """Test whether queue NAME would offer a change of TYPE/BUCKET KEY in real time, and which rule decides. Rules look
+    at type and bucket only: KEY makes no difference. A bucket type that does not exist is reported."""
     query = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
     answer = admin.get(_path(name, f"filter?{query}"))
     verdict = "offered" if answer.get("offered") else "not offered"

@@ -93,8 +93,8 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
 @admin_option
 @output_option
 def ledger_command(admin: AdminClient, output: str) -> None:
-    """What became of every change that was to go to, and that came from, each other cluster. Exit code 1 when a ledger
-    does not close, 3 when it is not known. A queue that nobody fetched from yet is `no-sink`, code 0."""
+    """The outcome of every change sent to and received from each other cluster. Exit code 1 when a ledger does not
+    close, 3 when it is not known. A queue without a sink so far is `no-sink`, code 0."""
     answer = admin.get("/admin/ledger")
     rows = objects_in(answer, "ledger")
     if output == "json":

@@ -97,7 +97,7 @@ class FailureInjector:
         self._since_s = 0.0
         self.phase = ChaosPhase.WAITING
         self.sentences: list[str] = []
-        """What was killed and its effect, a sentence each."""
+        """Each kill and its effect, a sentence each."""
 
     def step(self, share: float, snapshot: DemoSnapshot) -> None:
         """Take the action that is due with `share` (0 to 1) of the replay done. Raises LocalFault."""

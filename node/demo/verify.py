@@ -33,7 +33,7 @@ class Reader(Protocol):
         """Every live key of a bucket, in any order."""
 
     def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[StoredValues]:
-        """What is under each key, in order."""
+        """The values of each key, in order."""
 
 
 class VerifyDifference(NamedTuple):

@@ -316,7 +316,7 @@ def _exclusive_setup(directory: Path) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() >= deadline:
-                    raise LocalFault(f"somebody else is setting up clusters in {directory}: try again") from error
+                    raise LocalFault(f"another process is setting up clusters in {directory}: try again") from error
                 time.sleep(0.05)
         yield
     finally:

@@ -40,7 +40,7 @@ def ensure_authority(directory: Path, days: float = certificates.DAYS) -> Pair:
         found = certificates.read_pair(certificate, key)
         if certificates.expires_ms(certificate) <= time.time() * 1000:
             raise BadConfig(
-                f"{certificate} has expired, so nobody would believe what it signs: remove it and {key.name}"
+                f"{certificate} has expired, so no node would trust what it signs: remove it and {key.name}"
             )
         return found
     made = certificates.make_authority(days=days)

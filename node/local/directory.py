@@ -67,7 +67,7 @@ def clusters_of(directory: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise LocalFault(f"no clusters are set up in {directory} (`isthmus local up` does that)") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LocalFault(f"{path} cannot be used ({error}); `isthmus local up` writes it anew") from error
+        raise LocalFault(f"{path} cannot be used ({error}); `isthmus local up` writes it again") from error
     return clusters
 
 

@@ -1,4 +1,4 @@
-"""Identity of a process over restarts of whoever recorded it, and signals that reach that process only.
+"""Identity of a process, which state files keep over restarts, and signals that reach that process only.
 
 The kernel reuses pids. A process is therefore identified by pid, start time in kernel ticks, and boot id, and a signal
 goes through a pidfd that was checked against all three. State files hold these ticks; psutil's start time is derived

@@ -46,7 +46,7 @@ LOG_CHECK_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a supervisor runs. With an `owner` it ends `linger_ms` after that process is gone."""
+    """Children of a supervisor. With an `owner` it ends `linger_ms` after that process is gone."""
 
     children: tuple[ChildSpec, ...]
     owner: ProcessId | None = None
@@ -111,7 +111,7 @@ class Supervisor:
             server.close()
             (self._directory / "supervisor.sock").unlink(missing_ok=True)
             self._stopped.set()
-            if self._connections:  # whoever asked for the stop is answered
+            if self._connections:  # the caller of the stop gets its answer
                 await asyncio.wait(self._connections, timeout=READ_TIMEOUT_S)
         finally:
             os.close(lock)
@@ -194,7 +194,7 @@ class Supervisor:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with short_path(self._directory) as folder:
             sock.bind(f"{folder}/supervisor.sock")
-            os.chmod(f"{folder}/supervisor.sock", 0o600)  # nobody can connect before `listen`
+            os.chmod(f"{folder}/supervisor.sock", 0o600)  # no connection is accepted before `listen`
         sock.listen()
         sock.setblocking(False)
         return sock

@@ -80,7 +80,7 @@ def test_who_sets_up_for_ever_is_not_waited_for(directory: Path, monkeypatch: py
     lock = os.open(directory / "supervisor.up", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(LocalFault, match="somebody else is setting up"):
+        with pytest.raises(LocalFault, match="another process is setting up"):
             LocalClusters(load_topology(SAMPLE), directory).up(30)
     finally:
         os.close(lock)

@@ -125,7 +125,7 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.Ca
     expired = certificates.make_authority(days=-1)
     certificates.write_pair(expired, tmp_path / "ca.crt", tmp_path / "ca.key")
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "d"]) == Exit.USAGE
-    assert "has expired, so nobody would believe what it signs" in capsys.readouterr().err
+    assert "has expired, so no node would trust what it signs" in capsys.readouterr().err
     assert not (tmp_path / "d.crt").exists()
 
 
