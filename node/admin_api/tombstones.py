@@ -35,7 +35,7 @@ class ReapsAdmin:
     async def listed(self, _request: Request) -> Reply:
         """Each partition led here whose buckets reap: the number of waiting tombstones, and why the oldest one that is
         due waits."""
-        return json_reply({"node": self._services.settings.node.name, "partitions": self._services.reaper.shown()})
+        return json_reply({"node": self._services.settings.node.name, "partitions": self._services.reaper.status()})
 
     async def reap(self, _request: Request, body: ReapRequest) -> Reply:
         """Reap one key; names are percent-encoded."""

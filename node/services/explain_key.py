@@ -82,7 +82,7 @@ class KeyExplainer:
             loop = asyncio.get_running_loop()
             shown["object"], change = await loop.run_in_executor(self._pool, self._object, partition, hash64, key)
             if shown["object"] is not None and shown["object"]["tombstone"]:
-                shown["reap"] = self._reaper.told(partition, key)
+                shown["reap"] = self._reaper.explain(partition, key)
         return {**shown, **self._acts.explain(key, partition if leads else None, change)}
 
     async def _refused(self, key: Key) -> list[dict[str, Any]] | None:

@@ -1,16 +1,13 @@
-"""The coordinator: a client's request, at any node -> the leaders' entries -> one answer per item.
+"""The coordinator: takes client requests at any node, and returns one answer per item.
 
-Requests that arrive in one turn of the event loop are taken together, partition by partition: the cost of a
-write is the wake-up, not the object. For each it reads what the key holds now (the newest unapplied entry first: a
-leader reads its own writes), makes the new object and encodes it once. The core decides whether the entries may be
-appended; an item is answered when its entry is applied.
+It takes all requests of one turn of the event loop together, partition by partition: a write costs a wake-up, not an
+object. `repl.coordinator.write_batch` makes their entries; the core decides whether they may be appended; an item is
+answered once its entry is applied. An answer without an entry waits for the unapplied entry that it depends on
+(docs/protocol.md R-WAIT).
 
-Items of partitions that are led elsewhere are forwarded to their leader, once (`repl.coordinator.forwarding`, answered
-by `repl.coordinator.forwarded_requests`); what is refused because leadership moves is asked again for a bounded moment
-(`repl.coordinator.routing`). Reads are `repl.coordinator.reads`'s, listings `repl.coordinator.listing`'s. An answer
-that appends nothing because of an unapplied entry waits for that entry (docs/protocol.md R-WAIT).
-
-What was asked of a node's coordinator and what became of it, counted for the metrics.
+Items of partitions that are led elsewhere are forwarded to their leader once (`repl.coordinator.forwarding`; the leader
+answers by `repl.coordinator.forwarded_requests`). Items that were refused because leadership moves are retried for a
+bounded time (`repl.coordinator.routing`).
 """
 
 from __future__ import annotations
@@ -61,12 +58,15 @@ from isthmus.repl.transport.port import Links
 log = structlog.get_logger(__name__)
 
 WARN_INTERVAL_S: Final = 10.0
-"""Writes above a warning's limit are counted each and logged once in this time, of each kind."""
+"""Writes above a warning are all counted, and one of each kind is logged in this time."""
 
 
 class CoordinatorMetrics:
-    """Items since start. `kinds`: by what was asked and, of the whole, `refused` for now and `unknown`. An item that
-    was forwarded counts where it was asked, but for puts and deletes, which count where they are decided."""
+    """Counts of items since start.
+
+    `kinds` has the items by request, and `refused` and `unknown` over all requests. A forwarded item counts at the node
+    that got it from the client; puts and deletes count at the leader, which decides them.
+    """
 
     def __init__(self) -> None:
         self.kinds = dict.fromkeys(("put", "get", "delete", "push", "repeated", "refused", "unknown"), 0)
@@ -75,7 +75,7 @@ class CoordinatorMetrics:
         self._said_s: dict[str, float] = {}
 
     def failed(self, error: IsthmusError) -> None:
-        """Count an item that is answered by `error`."""
+        """Count an item whose answer is `error`."""
         if isinstance(error, Retryable):
             self.kinds["refused"] += 1
             self._refusals[error.reason] += 1
@@ -99,7 +99,7 @@ class CoordinatorMetrics:
             self._warn(batch.warned)
 
     def _warn(self, found: Sequence[Warned]) -> None:
-        """Count objects that are above what is sound, and say so now and then."""
+        """Count objects above a warning, and log one of each kind in WARN_INTERVAL_S."""
         now_s = monotonic()
         for what, key, size, limit in found:
             self._warned[what] += 1
@@ -127,7 +127,7 @@ class CoordinatorMetrics:
 
 
 class _LocalPart(NamedTuple):
-    """What of a request goes to one partition: the slots of its items, and the hashes of their keys."""
+    """The items of a request for one partition: their slots, and the hashes of their keys."""
 
     requests: Sequence[WriteRequest | PushItem]
     waiter: BatchResult
@@ -136,14 +136,14 @@ class _LocalPart(NamedTuple):
 
 
 class _RemotePart(NamedTuple):
-    """The items of a request that go to another node, and their slots."""
+    """The items of a request for another node, and their slots."""
 
     requests: list[WriteRequest | PushItem]
     slots: list[int]
 
 
 class Coordinator:
-    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`; an ApplyListener hook."""
+    """Implements `repl.model.ports.KeyValue` and `CursorWriter`; a listener of applied entries."""
 
     def __init__(
         self,
@@ -163,13 +163,13 @@ class Coordinator:
         self._properties = properties
         self._key_limit_bytes = key_limit_bytes
         self.routes = RoutingTable()
-        self._forwarding = LeaderForwarder(
+        self._forwarder = LeaderForwarder(
             links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes
         )
-        self._reading = Reads(
-            runtime, self.routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
+        self._reads = Reads(
+            runtime, self.routes, self._forwarder, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
         )
-        self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
+        self._listing = Listing(runtime, self.routes, self._forwarder, read_pool)
         self._inbox: dict[int, list[_LocalPart]] = {}
         self._timeouts = RequestTimeouts(request_timeout_ms, self._drop_answered)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
@@ -178,21 +178,21 @@ class Coordinator:
         self._scheduled = False
         self.unreplicated: UnreplicatedCheck = never_unreplicated
         """Set by the node once its source queues exist."""
-        self._tally = CoordinatorMetrics()
+        self._metrics = CoordinatorMetrics()
         runtime.listeners.add(self)
 
-    # -- what the house tells it ----------------------------------------------------------------------
+    # -- events of the node ---------------------------------------------------------------------------
 
     def learn_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int] = ()) -> None:
-        """See Routes.learn; whenever records change."""
+        """Take over the partition records whenever they change; see RoutingTable.learn."""
         self.routes.learn(records, unread)
 
     def set_read_isolation(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
-        """What a read gets that does not say: by bucket type, `default` for all others."""
-        self._reading.set_defaults(default, of_types)
+        """Set the isolation of reads that name none: by bucket type, `default` for all others."""
+        self._reads.set_defaults(default, of_types)
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
-        """See `repl.model.ports.ApplyListener`: requests that are applied are the store's to remember."""
+        """See `repl.model.ports.ApplyListener`: the store remembers the requests from now on."""
         pending = self._pending_requests.get(partition)
         if pending:
             for entry in entries:
@@ -200,35 +200,34 @@ class Coordinator:
                     pending.pop(request_name(entry.key_hash, entry.request_id), None)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
-        """See `repl.model.ports.ApplyListener`: what was pending is dropped, or applied by another leader."""
+        """See `repl.model.ports.ApplyListener`: pending entries are dropped, or another leader applies them."""
         self._pending_requests.pop(partition, None)
         if leading:
             self.routes.wake()
 
     def request_handlers(self) -> dict[str, Handler]:
-        """What this node answers to others of its cluster, by method; of the partitions that it leads, never by
-        forwarding again."""
+        """Handlers of requests from other nodes, by method: they serve partitions led here, and forward nothing."""
         answer_limit = answer_bytes(self._limits.entry_bytes)
-        return ForwardedRequests(self, self._reading, self._listing, answer_limit).handlers()
+        return ForwardedRequests(self, self._reads, self._listing, answer_limit).handlers()
 
     # -- reads ----------------------------------------------------------------------------------------
 
     async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
         """See KeyValue.get."""
-        self._tally.kinds["get"] += 1
+        self._metrics.kinds["get"] += 1
         try:
-            return await self._reading.get(key, isolation)
+            return await self._reads.get(key, isolation)
         except IsthmusError as error:
-            self._tally.failed(error)
+            self._metrics.failed(error)
             raise
 
     async def get_batch(
         self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
     ) -> list[bytes | IsthmusError | None]:
         """See KeyValue.get_batch."""
-        self._tally.kinds["get"] += len(keys)
-        results = await self._reading.get_batch(keys, isolation, room_bytes, waits)
-        self._tally.answered(results)
+        self._metrics.kinds["get"] += len(keys)
+        results = await self._reads.get_batch(keys, isolation, room_bytes, waits)
+        self._metrics.answered(results)
         return cast("list[bytes | IsthmusError | None]", results)
 
     def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
@@ -245,7 +244,7 @@ class Coordinator:
         """See KeyValue.write."""
         (result,) = results = await self._submit((request,))
         if not isinstance(result, WriteResult):
-            await self._settle((request,), results)
+            await self._retry_moving((request,), results)
             (result,) = results
             if isinstance(result, IsthmusError):
                 raise result
@@ -254,16 +253,16 @@ class Coordinator:
     async def write_batch(self, requests: Sequence[WriteRequest]) -> list[WriteResult | IsthmusError]:
         """See KeyValue.write_batch."""
         results = await self._submit(requests)
-        await self._settle(requests, results)
+        await self._retry_moving(requests, results)
         return cast("list[WriteResult | IsthmusError]", results)
 
     async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
         """See KeyValue.push."""
-        self._tally.kinds["push"] += len(items)
+        self._metrics.kinds["push"] += len(items)
         answers = await self._submit(items)
         if answers.count(APPLIED) == len(answers):
             return cast("list[PushResult]", answers)
-        await self._settle(items, answers)
+        await self._retry_moving(items, answers)
         results: list[PushResult] = []
         for answer in answers:
             if isinstance(answer, PushResult):
@@ -274,14 +273,14 @@ class Coordinator:
                 results.append(PushResult(PushOutcome.FAILED, cast(IsthmusError, answer)))
         return results
 
-    async def _settle(self, requests: Sequence[WriteRequest | PushItem], results: list[object]) -> None:
-        """Ask again, for a moment, for what was refused because leadership moves; then count what is left."""
+    async def _retry_moving(self, requests: Sequence[WriteRequest | PushItem], results: list[object]) -> None:
+        """Retry, for a bounded time, the items that were refused because leadership moves; then count the errors."""
 
         async def ask_again(slots: Sequence[int]) -> list[object]:
             return await self._submit([requests[slot] for slot in slots])
 
-        await self.routes.settle(results, ask_again)
-        self._tally.answered(results)
+        await self.routes.retry_moving(results, ask_again)
+        self._metrics.answered(results)
 
     async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
         """See CursorWriter.write_cursor."""
@@ -327,8 +326,7 @@ class Coordinator:
     def _submit(
         self, requests: Sequence[WriteRequest | PushItem], *, forward: bool = True
     ) -> asyncio.Future[list[object]]:
-        """Put each item into its partition's inbox, or on its way to the leader; the future brings all answers, in
-        order."""
+        """Put each item into its partition's inbox, or forward it; the future has all answers, in order."""
         waiter = BatchResult(self._loop.create_future(), len(requests))
         inbox, routes, partitions = self._inbox, self.routes, self._runtime.partitions
         targets: dict[int, _LocalPart | _RemotePart | IsthmusError] = {}
@@ -336,14 +334,14 @@ class Coordinator:
         limit = self._key_limit_bytes
         of_type: bytes | None = None
         partition_ids: Sequence[int] = ()
-        # `_drain` releases a request once for each partition that it touches, a forwarded part once.
+        # `_drain` releases a request once for each of its partitions, a forwarded part once.
         for slot, request in enumerate(requests):
             bucket_type, bucket, name = request[0]
             try:
                 if not (0 < len(bucket) <= limit and 0 < len(name) <= limit):
                     raise self._bad_key(bucket, name)
                 if bucket_type != of_type:
-                    of_type, partition_ids = bucket_type, routes.places(bucket_type)
+                    of_type, partition_ids = bucket_type, routes.partition_ids(bucket_type)
                 hash64 = key_hash(bucket, name)
                 partition = partition_ids[partition_index(hash64, len(partition_ids))]
             except IsthmusError as error:
@@ -357,7 +355,7 @@ class Coordinator:
                     inbox.setdefault(partition, []).append(target)
                     waiter.remaining += 1
                 else:
-                    target = self._elsewhere(partition, away if forward else None)
+                    target = self._target_elsewhere(partition, away if forward else None)
                 targets[partition] = target
             if type(target) is _LocalPart:
                 target.slots.append(slot)
@@ -379,8 +377,8 @@ class Coordinator:
         self._timeouts.add(waiter)
         return waiter.future
 
-    def _elsewhere(self, partition: int, away: dict[str, _RemotePart] | None) -> _RemotePart | IsthmusError:
-        """Where items of a partition go that is not led here: to its leader, or nowhere."""
+    def _target_elsewhere(self, partition: int, away: dict[str, _RemotePart] | None) -> _RemotePart | IsthmusError:
+        """The target of items whose partition is not led here: its leader, or a refusal."""
         refused = not_led(self._runtime, self.routes, partition)
         assert refused is not None
         if away is not None and isinstance(refused, NotLeader) and refused.leader is not None:
@@ -394,9 +392,9 @@ class Coordinator:
             waiter.release()
 
         if isinstance(part.requests[0], WriteRequest):
-            self._forwarding.write(node, cast("list[WriteRequest]", part.requests), done)
+            self._forwarder.write(node, cast("list[WriteRequest]", part.requests), done)
         else:
-            self._forwarding.push(node, cast("list[PushItem]", part.requests), done)
+            self._forwarder.push(node, cast("list[PushItem]", part.requests), done)
 
     def _bad_key(self, bucket: bytes, name: bytes) -> BadInput:
         if not bucket or not name:
@@ -404,15 +402,15 @@ class Coordinator:
         return BadInput(f"bucket or key is longer than limits.key_size ({self._key_limit_bytes} bytes)")
 
     def _drain(self) -> None:
-        """Take what arrived in this loop turn, partition by partition."""
+        """Take the requests of this turn of the event loop, partition by partition."""
         self._scheduled = False
         inbox, self._inbox = self._inbox, {}
         with self._runtime.replog.grouped():
             for partition_id, shares in inbox.items():
-                self._propose(self._runtime.partitions[partition_id], shares)
+                self._append_batch(self._runtime.partitions[partition_id], shares)
 
-    def _propose(self, partition: Partition, shares: list[_LocalPart]) -> None:
-        """Make entries of the shares' items and append them together; note who waits for what."""
+    def _append_batch(self, partition: Partition, shares: list[_LocalPart]) -> None:
+        """Make the entries of all items and append them together; register who waits for which offset."""
         refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
         if refused is not None:
             _refuse(shares, refused)
@@ -432,7 +430,7 @@ class Coordinator:
         for requests, waiter, slots, hashes in shares:
             end = add_items(batch, requests, slots, hashes, waiter.results)
             pending.append(PendingBatch(end, waiter, slots))
-        self._tally.count_batch(batch)
+        self._metrics.count_batch(batch)
         if batch.entries:
             refused = runtime.append(partition, batch.entries)
             if refused is not None:
@@ -463,11 +461,11 @@ class Coordinator:
     # -- telemetry ------------------------------------------------------------------------------------
 
     def metrics(self) -> list[Sample]:
-        """Items asked of this node since start: by kind, forwarded, refused by reason; reads by isolation."""
-        return [*self._tally.samples(), *self._reading.samples(), *self._forwarding.samples()]
+        """Samples of items since start: by kind, forwarded, refused by reason; reads by isolation."""
+        return [*self._metrics.samples(), *self._reads.samples(), *self._forwarder.samples()]
 
 
 def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:
-    """Nothing of these was appended: a definite refusal for each item."""
+    """Answer each item with a definite refusal: nothing was appended."""
     for share in shares:
         share.waiter.fail(share.slots, error)

@@ -1,7 +1,7 @@
-"""What this node answers to the other nodes of its cluster: items that were forwarded to it.
+"""Serves the items that other nodes of the cluster have forwarded to this one.
 
-Only what it leads is served; nothing is forwarded again, so that no request can go in circles. The words are
-`repl.coordinator.kv_rpc`'s, the other end is `repl.coordinator.forwarding`.
+Only partitions led here are served; nothing is forwarded again, so that no request goes in circles. The codec is
+`repl.coordinator.kv_rpc`, the sender `repl.coordinator.forwarding`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class LocalWrites(Protocol):
 class ForwardedRequests:
     """The handlers of forwarded requests."""
 
-    def __init__(self, writes: LocalWrites, reading: Reads, listing: Listing, answer_bytes: int) -> None:
+    def __init__(self, writes: LocalWrites, reads: Reads, listing: Listing, answer_bytes: int) -> None:
         """`answer_bytes`: most bytes of values in one answer."""
-        self._local = writes
+        self._local_writes = writes
         self._answer_bytes = answer_bytes
-        self._reading = reading
+        self._local_reads = reads
         self._listing = listing
 
     def handlers(self) -> dict[str, Handler]:
@@ -46,7 +46,7 @@ class ForwardedRequests:
 
     async def _writes(self, _node: str, body: bytes) -> bytes:
         _, requests = kv_rpc.decode_body(body, kv_rpc.decode_write)
-        results = await self._local.submit_here(requests)
+        results = await self._local_writes.submit_here(requests)
         room_bytes = self._answer_bytes
         for slot, (request, result) in enumerate(zip(requests, results, strict=True)):
             if isinstance(result, WriteResult) and result.payload:
@@ -58,11 +58,11 @@ class ForwardedRequests:
 
     async def _pushes(self, _node: str, body: bytes) -> bytes:
         _, items = kv_rpc.decode_body(body, kv_rpc.decode_push)
-        return kv_rpc.encode_answers(await self._local.submit_here(items), kv_rpc.pushed_row)
+        return kv_rpc.encode_answers(await self._local_writes.submit_here(items), kv_rpc.pushed_row)
 
     async def _reads(self, _node: str, body: bytes) -> bytes:
         head, keys = kv_rpc.decode_body(body, kv_rpc.decode_key)
-        answers = await self._reading.serve(keys, kv_rpc.decode_isolation(head))
+        answers = await self._local_reads.serve(keys, kv_rpc.decode_isolation(head))
         return kv_rpc.encode_answers(answers, kv_rpc.read_row)
 
     async def _page(self, _node: str, body: bytes) -> bytes:

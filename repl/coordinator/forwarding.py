@@ -1,12 +1,12 @@
-"""Forwarding: items on their way to the node that leads their partition, and their answers on the way back.
+"""Forwarding: sends items to the leaders of their partitions on other nodes, and returns the answers.
 
-What is posted in one turn of the event loop for one node goes in one request, whoever asked. An item is forwarded once:
-the receiver serves what it leads and refuses the rest (`repl.coordinator.forwarded_requests`). What a broken connection
-means is decided here: a write or push that was sent may have taken effect (OutcomeUnknown); a read has not been
-answered, and that is all. The words are `repl.coordinator.kv_rpc`'s, the connections `repl.transport`'s.
+All items that are posted for one node in one turn of the event loop go in one request. An item is forwarded once: the
+receiver serves what it leads and refuses the rest (`repl.coordinator.forwarded_requests`). If a request gets no answer,
+its writes and pushes may have taken effect (OutcomeUnknown), and its reads are NotReady. The codec is
+`repl.coordinator.kv_rpc`.
 
-Nothing here is bounded by itself: an item in flight is held by the request that brought it, and those are bounded where
-they come in (bodies of a listener, batches of a sink).
+Nothing here bounds the items in flight: the request that brought them holds them, and requests are bounded where they
+come in (bodies of a listener, batches of a sink).
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
 
 REQUEST_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of items after which a request is full; a larger item goes alone. Many times what a turn of the loop brings
-under load; more would only make the items before wait for the last one."""
+"""Bytes of items after which a request is full; a larger item goes alone. This is many times what one turn of the loop
+brings under load; with more, the first items would only wait for the last one."""
 
 REQUEST_ITEMS: Final = 1_000
-"""Items after which a request is full: the receiver handles one in a few milliseconds of its loop."""
+"""Items after which a request is full: the receiver spends a few milliseconds of its loop on them."""
 
 Done = Callable[[list[object]], None]
 
 
 class ForwardedBatch:
-    """What one request asks of one node: encoded items, and where their answers go, in order.
+    """Encoded items for one node, and their answers, in order. The last answer calls `done`.
 
-    `room_bytes`: reads; once their answers have reached it the rest is refused as Overloaded."""
+    `room_bytes` bounds the answers of reads: once they have reached it, the other items are refused as Overloaded.
+    """
 
     __slots__ = ("answers", "done", "items", "missing", "room_bytes")
 
@@ -48,7 +49,7 @@ class ForwardedBatch:
         self.missing = len(items)
 
     def put(self, slot: int, answer: object) -> None:
-        """The answer to one item; the last one ends the parcel."""
+        """Set the answer of one item."""
         self.answers[slot] = answer
         if type(answer) is bytes:
             self.room_bytes -= len(answer)
@@ -57,14 +58,14 @@ class ForwardedBatch:
             self.done(self.answers)
 
     def give_up(self, error: IsthmusError) -> None:
-        """Answer what has no answer yet with `error`."""
+        """Set `error` as the answer of every item that has none."""
         for slot, answer in enumerate(self.answers):
             if answer is LATER:
                 self.put(slot, error)
 
 
 _Waiting = list[tuple[ForwardedBatch, int]]
-"""Items without an answer: (parcel, slot)."""
+"""Items without an answer: (batch, slot)."""
 
 _DECODERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     WRITE: kv_rpc.decode_written,
@@ -74,10 +75,10 @@ _DECODERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
 
 
 class LeaderForwarder:
-    """Requests to the other nodes. All methods belong to the event loop."""
+    """Sends requests to other nodes of the cluster. Belongs to the event loop."""
 
     def __init__(self, links: Links, *, request_timeout_ms: int, body_limit_bytes: int) -> None:
-        """`body_limit_bytes`: what the links take at least."""
+        """`body_limit_bytes`: a size of body that the links accept."""
         self._links = links
         self._request_bytes = min(REQUEST_BYTES, body_limit_bytes // 2)
         self._timeout_ms = request_timeout_ms
@@ -88,7 +89,7 @@ class LeaderForwarder:
         self.counts = dict.fromkeys((WRITE, PUSH, GET, LIST), 0)
 
     def write(self, node: str, requests: Sequence[WriteRequest], done: Done) -> None:
-        """Forward writes; `done` is called once with a Written or an error for each, in order."""
+        """Forward writes; `done` is called once with a WriteResult or an error for each, in order."""
         self._post(node, WRITE, None, ForwardedBatch([kv_rpc.encode_write(r) for r in requests], done))
 
     def push(self, node: str, items: Sequence[PushItem], done: Done) -> None:
@@ -96,7 +97,8 @@ class LeaderForwarder:
         self._post(node, PUSH, None, ForwardedBatch([kv_rpc.encode_push(item) for item in items], done))
 
     async def get(self, node: str, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
-        """Forward reads; the payload, None or an error for each, in order. Not above `room_bytes` but for the last."""
+        """Forward reads; returns the payload, None or an error for each, in order. The answers stay below `room_bytes`,
+        except for the last."""
         future: asyncio.Future[list[object]] = self._loop.create_future()
 
         def done(answers: list[object]) -> None:
@@ -121,8 +123,8 @@ class LeaderForwarder:
         for method, count in self.counts.items():
             yield "isthmus_forwarded_items_total", {"method": method}, count
 
-    def _post(self, node: str, method: str, isolation: Isolation | None, parcel: ForwardedBatch) -> None:
-        self._outbox.setdefault((node, method, isolation), []).append(parcel)
+    def _post(self, node: str, method: str, isolation: Isolation | None, batch: ForwardedBatch) -> None:
+        self._outbox.setdefault((node, method, isolation), []).append(batch)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._drain)
@@ -130,8 +132,8 @@ class LeaderForwarder:
     def _drain(self) -> None:
         self._scheduled = False
         outbox, self._outbox = self._outbox, {}
-        for (node, method, isolation), parcels in outbox.items():
-            self._spawn(self._deliver(node, method, isolation, parcels))
+        for (node, method, isolation), batches in outbox.items():
+            self._spawn(self._deliver(node, method, isolation, batches))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -139,32 +141,32 @@ class LeaderForwarder:
         task.add_done_callback(self._tasks.discard)
 
     async def _deliver(
-        self, node: str, method: str, isolation: Isolation | None, parcels: list[ForwardedBatch]
+        self, node: str, method: str, isolation: Isolation | None, batches: list[ForwardedBatch]
     ) -> None:
-        """Send the parcels' items, request by request: those of one key must not overtake each other."""
-        waiting = [(parcel, slot) for parcel in parcels for slot in range(len(parcel.items))]
+        """Send the items, request by request, so that items of one key do not overtake each other."""
+        waiting = [(batch, slot) for batch in batches for slot in range(len(batch.items))]
         self.counts[method] += len(waiting)
         try:
             while waiting:
                 count = _fitting(waiting, self._request_bytes)
                 sent, rest = waiting[:count], waiting[count:]
                 later: _Waiting = []
-                for (parcel, slot), answer in zip(sent, await self._ask(node, method, isolation, sent), strict=True):
+                for (batch, slot), answer in zip(sent, await self._ask(node, method, isolation, sent), strict=True):
                     if answer is LATER:
-                        later.append((parcel, slot))
+                        later.append((batch, slot))
                     else:
-                        parcel.put(slot, answer)
+                        batch.put(slot, answer)
                 waiting = later + rest
                 if method == GET:
                     waiting = _with_room(waiting)
         finally:
-            # Only when this was cancelled, or is wrong itself: nobody may wait for ever.
-            for parcel in parcels:
-                parcel.give_up(_unanswered(method, f"asking node {node} was broken off"))
+            # Items are left only after a cancellation or a bug: their callers must not wait for ever.
+            for batch in batches:
+                batch.give_up(_unanswered(method, f"asking node {node} was broken off"))
 
     async def _ask(self, node: str, method: str, isolation: Isolation | None, sent: _Waiting) -> Sequence[object]:
-        """One request; one answer per item, an error for all when there was none."""
-        body = kv_rpc.encode_body(isolation, [parcel.items[slot] for parcel, slot in sent])
+        """Send one request; returns one answer per item, or an error for all."""
+        body = kv_rpc.encode_body(isolation, [batch.items[slot] for batch, slot in sent])
         try:
             answer = await self._links.request(node, method, body, self._timeout_ms)
             answers = kv_rpc.decode_answers(answer, len(sent), _DECODERS[method])
@@ -178,26 +180,26 @@ class LeaderForwarder:
 
 
 def _unanswered(method: str, text: str) -> IsthmusError:
-    """What it means that there is no answer, or none that can be read, depends on what was asked alone."""
+    """The error of an item without a readable answer, which depends on the method alone."""
     return NotReady(text) if method == GET else OutcomeUnknown(text)
 
 
 def _fitting(waiting: _Waiting, limit_bytes: int) -> int:
-    """How many of the first items make one request."""
+    """How many of the first items fit into one request."""
     size = 0
-    for count, (parcel, slot) in enumerate(waiting[:REQUEST_ITEMS]):
-        size += len(parcel.items[slot])
+    for count, (batch, slot) in enumerate(waiting[:REQUEST_ITEMS]):
+        size += len(batch.items[slot])
         if size > limit_bytes:
             return max(1, count)
     return min(len(waiting), REQUEST_ITEMS)
 
 
 def _with_room(waiting: _Waiting) -> _Waiting:
-    """Those whose parcel has room for another answer; the others are refused."""
+    """The items whose batch has room for another answer; the others are refused."""
     kept: _Waiting = []
-    for parcel, slot in waiting:
-        if parcel.room_bytes > 0:
-            kept.append((parcel, slot))
+    for batch, slot in waiting:
+        if batch.room_bytes > 0:
+            kept.append((batch, slot))
         else:
-            parcel.put(slot, Overloaded("the answer is full: ask again for the rest"))
+            batch.put(slot, Overloaded("the answer is full: ask again for the rest"))
     return kept

@@ -1,14 +1,14 @@
-"""What the coordinators of one cluster say to each other: forwarded items, and the answer to each. Pure.
+"""The messages between the coordinators of one cluster: forwarded items, and the answer to each. Pure.
 
     kv.write  writes                                 -> one answer each
     kv.push   changes of another cluster             -> one answer each
     kv.get    isolation, keys                        -> one answer each; LATER from where the answer is full
-    kv.list   partition, bucket or none, after what  -> names, and where to go on
+    kv.list   partition, bucket or none, after what  -> names, and where to continue
 
 A body is msgpack `[version, head, [item, ...]]`, an answer `[version, [[0, ...] | [1, kind, reason, sentence, leader] |
 [2], ...]]`: the value, an error, or LATER. Decoding is strict: the bytes come from a node of the same cluster, but
-perhaps from another release. Errors keep their class where this release has it, and at least their kind.
-The story goes on in `repl.coordinator.forwarding` and `repl.coordinator.forwarded_requests`.
+perhaps of another release. An error keeps its class if this release has it, and its kind otherwise.
+`repl.coordinator.forwarding` sends the requests, `repl.coordinator.forwarded_requests` answers them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ GET: Final = "kv.get"
 LIST: Final = "kv.list"
 
 ITEMS_MAX: Final = 10_000
-"""Most items of one body; the sender cuts far below it (`repl.coordinator.forwarding`), the receiver refuses above
-it."""
+"""Most items of one body: the receiver refuses more. The sender stays far below it
+(`repl.coordinator.forwarding`)."""
 
 KINDS: Final[dict[str, type[IsthmusError]]] = {
     "bad-input": BadInput,
@@ -83,7 +83,7 @@ class ListAsk(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """Live names of a page, and behind which (bucket, key) the next begins; None after the last."""
+    """Live names of a page, and the (bucket, key) after which the next one begins; None after the last."""
 
     names: list[bytes]
     after: tuple[bytes, bytes] | None
@@ -248,8 +248,8 @@ def decode_written(row: tuple[Any, ...]) -> WriteResult:
 
 
 def pushed_row(result: PushResult) -> tuple[Any, ...]:
-    """A push's answer; an error goes as one. What a merged one met follows, which a node of a version before takes for
-    a malformed answer: it pushes the batch again, and then all is superseded."""
+    """A push's answer; an error is encoded as one. The version that a merge met follows. A node of an earlier release
+    takes that for a malformed answer and pushes the batch again; then all of it is superseded."""
     return (result.outcome.value,) if result.met is None else (result.outcome.value, *result.met)
 
 
@@ -305,7 +305,7 @@ def encode_list_ask(ask: ListAsk) -> bytes:
 
 
 def decode_list_ask(body: bytes) -> ListAsk:
-    """What a kv.list asks. Raises CodecError."""
+    """The request in a body of kv.list. Raises CodecError."""
     match _unpacked(body):
         case (_, int(partition), (bytes() | None) as bucket, ((bytes(), bytes()) | None) as after):
             return ListAsk(partition, bucket, after)

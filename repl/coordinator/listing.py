@@ -1,8 +1,8 @@
 """Listings: the live keys of a bucket, or the buckets of a type, over all partitions, wherever they are led.
 
-Partitions are listed one after the other, each as it was committed when its turn came. One that is led here is streamed
-from one snapshot; one that is led elsewhere comes in pages, each committed when it was read, and goes on with the next
-leader where the last one stopped. Memory holds one batch at a time.
+Partitions are listed one after the other, each as it was committed when its turn came. A partition led here is streamed
+from one snapshot. One that is led elsewhere comes in pages, each committed when it was read; after a change of leader
+the next leader continues where the last one stopped. Memory holds one batch at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH_KEYS: Final = 1_000
 """Keys read from the store at a time: about 2 ms of the reading thread."""
 
 PAGE_BYTES: Final = 256 * 1024
-"""Most bytes of buckets and keys in a page for another node: far below what a message may have, whatever its limit."""
+"""Most bytes of buckets and keys in a page for another node: far below the limit of a message."""
 
 Name = tuple[bytes, bytes]
 """(bucket, key)."""
@@ -36,12 +36,10 @@ Name = tuple[bytes, bytes]
 class Listing:
     """Listings over the cluster. Belongs to the event loop; `read_pool` reads the store."""
 
-    def __init__(
-        self, runtime: Runtime, routes: RoutingTable, forwarding: LeaderForwarder, read_pool: Executor
-    ) -> None:
+    def __init__(self, runtime: Runtime, routes: RoutingTable, forwarder: LeaderForwarder, read_pool: Executor) -> None:
         self._runtime = runtime
         self._routes = routes
-        self._forwarding = forwarding
+        self._forwarder = forwarder
         self._read_pool = read_pool
         self._loop = asyncio.get_running_loop()
 
@@ -65,7 +63,7 @@ class Listing:
                         yield sorted(fresh)
 
     async def serve(self, ask: ListAsk) -> ListPage:
-        """One page of a partition that is led here. Raises Retryable."""
+        """One page of a partition led here. Raises Retryable."""
         await self._confirm(ask.partition)
         async with aclosing(self._stream(ask, PAGE_BYTES)) as pages:
             async for page in pages:
@@ -73,7 +71,7 @@ class Listing:
         return ListPage([], None)
 
     async def _names(self, partition_id: int, bucket: bytes | None) -> AsyncGenerator[list[bytes], None]:
-        """Names of one partition, from whoever leads it; waits for a leader at most LEADER_WAIT_S at a time."""
+        """The names of one partition from its leader; waits for a leader at most LEADER_WAIT_S at a time."""
         after: Name | None = None
         end = 0.0
         while True:
@@ -81,7 +79,7 @@ class Listing:
             try:
                 refused = not_led(self._runtime, self._routes, partition_id)
                 if isinstance(refused, NotLeader) and refused.leader is not None:
-                    page = await self._forwarding.page(refused.leader, ask)
+                    page = await self._forwarder.page(refused.leader, ask)
                 else:
                     await self._confirm(partition_id)
                     break
@@ -108,8 +106,8 @@ class Listing:
         await wait_confirmed(self._runtime.committed(self._runtime.partitions[partition_id]))
 
     async def _stream(self, ask: ListAsk, page_bytes: int | None = None) -> AsyncGenerator[ListPage, None]:
-        """Pages of what the store holds here, from one snapshot; reading stops when the generator is closed. With
-        `page_bytes` the first one alone, cut to it."""
+        """Pages of this node's rows, from one snapshot; reading stops when the generator is closed. With `page_bytes`
+        only the first page, cut to that size."""
         rows = self._runtime.store.list_keys(ask.partition, ask.bucket, ask.after)
         try:
             while True:
@@ -143,8 +141,8 @@ def _page(batch: list[ListedKey], bucket: bytes | None, page_bytes: int | None) 
 
 
 def _is_tombstone(listed: ListedKey) -> bool:
-    """Raises Corruption, which names the key: whether it has a value is not known, so no listing with or without it
-    would be right."""
+    """Raises Corruption, which names the key: it is not known whether the key has a value, so a listing would be wrong
+    with it and without it."""
     try:
         return decode_key_row(listed.row).tombstone
     except CodecError as error:

@@ -1,8 +1,8 @@
-"""Reads of keys: from the leader of each partition, here or elsewhere, as committed as was asked for.
+"""Reads of keys: from the leader of each partition, here or elsewhere, at the requested isolation.
 
-Committed: once the runtime has confirmed the read (docs/protocol.md R-READ), from the applied state; with one replica
-that takes no waiting. A batch is confirmed once a partition. Uncommitted: the newest entry that this leader holds and
-has not applied, else the store, without any confirmation; it may be taken back.
+A committed read returns applied state once the runtime has confirmed the leadership (docs/protocol.md R-READ); with one
+replica that needs no wait. A batch is confirmed once per partition. An uncommitted read returns the newest entry of
+this leader, applied or not, without a confirmation; the entry may be taken back.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from isthmus.repl.runtime.waiters import BatchResult
 from isthmus.repl.telemetry import Sample
 
 ANSWER_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of values in one answer to another node, but for a single larger object. Memory of both sides, times the
-requests that are under way between them."""
+"""Most bytes of values in one answer to another node, except for a single larger object. Both nodes hold as much memory
+for each request under way between them."""
 
 TURN_KEYS: Final = 256
-"""Keys read before other work gets its turn of the loop: about a millisecond."""
+"""Keys read in one turn of the event loop: about a millisecond."""
 
 
 def answer_bytes(entry_bytes: int) -> int:
-    """Most bytes of values in one answer to another node, where entries have at most `entry_bytes`."""
+    """Most bytes of values in one answer to another node, for entries of at most `entry_bytes`."""
     return min(ANSWER_BYTES, entry_bytes // 2)
 
 
 def not_led(runtime: Runtime, routes: RoutingTable, partition_id: int) -> IsthmusError | None:
-    """Why this node does not serve the partition now, or None when it does."""
+    """The refusal of a partition that this node does not serve now; None if it does."""
     place = runtime.partitions.get(partition_id)
     if place is not None and place.replica.ready:
         return None
@@ -54,7 +54,7 @@ async def wait_confirmed(confirmed: asyncio.Future[None]) -> None:
     if confirmed.done():
         confirmed.result()
     else:
-        # Others may wait for the same; whoever leaves must not cancel it for them.
+        # Other reads may wait for the same future: a cancelled one must not cancel it for them.
         await asyncio.shield(confirmed)
 
 
@@ -64,7 +64,7 @@ def _needs_confirmation(result: object) -> bool:
 
 def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[BatchResult, int]]) -> None:
     """Hold back the refusals among the answers of `slots` that need confirmation, until a committed read would be
-    answered. They become the read's error where it is refused."""
+    answered. If that read fails, its error replaces them."""
     held = [(waiter, slot) for waiter, slot in slots if _needs_confirmation(waiter.results[slot])]
     for waiter, _ in held:
         waiter.remaining += 1
@@ -83,19 +83,19 @@ class Reads:
     """Reads of keys. Belongs to the event loop."""
 
     def __init__(
-        self, runtime: Runtime, routes: RoutingTable, forwarding: LeaderForwarder, default: Isolation, answer_bytes: int
+        self, runtime: Runtime, routes: RoutingTable, forwarder: LeaderForwarder, default: Isolation, answer_bytes: int
     ) -> None:
         """`answer_bytes`: most bytes of values in one answer to another node."""
         self._runtime = runtime
         self._routes = routes
-        self._forwarding = forwarding
+        self._forwarder = forwarder
         self._default = default
         self._defaults: Mapping[bytes, Isolation] = {}
         self._answer_bytes = answer_bytes
         self.counts = dict.fromkeys(Isolation, 0)
 
     def set_defaults(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
-        """What a read gets that does not say: by bucket type, `default` for all others."""
+        """Set the isolation of reads that name none: by bucket type, `default` for all others."""
         self._default, self._defaults = default, of_types
 
     async def get(self, key: Key, isolation: Isolation | None) -> bytes | None:
@@ -115,7 +115,7 @@ class Reads:
                 return self._read(place, key, isolation)
         except MOVING:
             pass
-        (result,) = await self._settled((key,), isolation, 1)
+        (result,) = await self._ask_until_led((key,), isolation, 1)
         if isinstance(result, IsthmusError):
             raise result
         return cast("bytes | None", result)
@@ -128,7 +128,7 @@ class Reads:
             theirs = {self._defaults.get(key.bucket_type, self._default) for key in keys}
             isolation = theirs.pop() if len(theirs) == 1 else Isolation.COMMITTED
         self.counts[isolation] += len(keys)
-        ask = self._settled if waits else self._ask
+        ask = self._ask_until_led if waits else self._ask
         results = await ask(keys, isolation, room_bytes)
         full = Overloaded(f"the answer has reached its limit of {room_bytes} bytes: ask again for the rest")
         first = True
@@ -146,18 +146,18 @@ class Reads:
         for isolation, count in self.counts.items():
             yield "isthmus_reads_total", {"isolation": isolation.value}, count
 
-    async def _settled(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
+    async def _ask_until_led(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
         results = await self._ask(keys, isolation, room_bytes)
 
         async def ask_again(slots: Sequence[int]) -> list[object]:
             left = room_bytes - sum(len(r) for r in results if type(r) is bytes)
             return await self._ask([keys[slot] for slot in slots], isolation, left)
 
-        await self._routes.settle(results, ask_again)
+        await self._routes.retry_moving(results, ask_again)
         return results
 
     async def _ask(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
-        """Each key of its leader, wherever that is: the payload, None, an error, or LATER when there is no room."""
+        """Read each key from its leader: the payload, None, an error, or LATER if the answer is full."""
         results: list[object] = [None] * len(keys)
         here: list[tuple[int, int]] = []
         away: dict[str, list[int]] = {}
@@ -178,7 +178,7 @@ class Reads:
                 away.setdefault(node, []).append(slot)
         share = room_bytes // max(1, len(away))
         asked = [
-            self._forwarding.get(node, [keys[slot] for slot in slots], isolation, max(1, share))
+            self._forwarder.get(node, [keys[slot] for slot in slots], isolation, max(1, share))
             for node, slots in away.items()
         ]
         found = await asyncio.gather(self._local(keys, here, isolation, room_bytes, results), *asked)
@@ -188,8 +188,8 @@ class Reads:
         return results
 
     async def serve(self, keys: Sequence[Key], isolation: Isolation) -> list[object]:
-        """What this node answers to another one's read: of the partitions that it leads, LATER once the answer is
-        full, but for the first."""
+        """The answer to another node's read: partitions that are not led here are refused, and keys after the first are
+        LATER once the answer is full."""
         results: list[object] = [None] * len(keys)
         here: list[tuple[int, int]] = []
         for slot, key in enumerate(keys):
@@ -208,7 +208,8 @@ class Reads:
         room_bytes: int,
         results: list[object],
     ) -> list[object]:
-        """Read the (slot, partition) of `slots` here into `results`; a partition that is not led here is refused."""
+        """Read the (slot, partition) pairs of `slots` here into `results`; a partition that is not led here is
+        refused."""
         first = True
         refused: dict[int, IsthmusError | None] = {}
         asked: dict[int, asyncio.Future[None]] = {}

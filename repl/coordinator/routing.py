@@ -1,9 +1,8 @@
-"""Routes: which partition a key belongs to, which node leads it, and how long a request waits for that to be known.
+"""Routing: the partition of a key, the node that leads it, and the wait for a leader.
 
-The whole map of the cluster, of partitions that are not here too, taken from the records as this node last saw them. It
-may be behind: a node that no longer leads refuses, definitely, and whoever was refused asks again here, for
-a bounded moment, so that clients need not see every change of leader. What is asked of whom is
-`repl.coordinator.coordinator`'s story.
+The table covers all partitions of the cluster, as of the records that this node read last. It may be outdated: a node
+that no longer leads refuses, definitely, and the refused items are retried for a bounded time, so that clients do not
+notice every change of leader. `repl.coordinator.coordinator` decides where a request goes.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from isthmus.repl.model.keys import partition_index
 from isthmus.repl.model.record import PartitionRecord
 
 LEADER_WAIT_S: Final = 1.0
-"""How long a request waits for a leader that serves before it is refused. A hand-over takes a few round trips, an
-election after a node's end begins when its session is over, seconds later: the first is hidden, the second is not,
-since what waits takes memory. A guess in between."""
+"""How long a request waits for a serving leader before it is refused. A hand-over takes a few round trips and is hidden
+from clients. An election after a node's end begins seconds later, when its session is over, and is not hidden, since
+waiting requests take memory. A guess in between."""
 
 LOOK_AGAIN_S: Final = 0.05
-"""Pause before a node that refused is asked again when no news came: it leads by the record, and is not ready yet."""
+"""Pause before a node that refused is asked again, if no record changed: a new leader is not ready at once."""
 
 MOVING: Final = (NotLeader, NotReady, Fenced)
-"""Definite refusals that pass by themselves as soon as the partition has a leader that serves."""
+"""Definite refusals that end by themselves once the partition has a serving leader."""
 
 
 UNREAD: Final = -1
-"""Stands for the id of a partition whose record this node could never read, and which it therefore does not know."""
+"""Stands for the id of a partition whose record this node could never read."""
 
 
 class UnknownBucketType(BadInput):
@@ -39,7 +38,7 @@ class UnknownBucketType(BadInput):
 
 
 class RoutingTable:
-    """The map of the cluster's partitions, and those who wait for it to change. Belongs to the event loop."""
+    """The partitions of the cluster, and the tasks that wait for a change of them. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,10 +46,10 @@ class RoutingTable:
         self._incomplete: frozenset[bytes] = frozenset()
         self._unread = 0
         self._leaders: dict[int, str] = {}
-        self._sleepers: set[asyncio.Future[None]] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def learn(self, records: Mapping[int, PartitionRecord], unread: Collection[int] = ()) -> None:
-        """Take the records as they are now, all of them; `unread` are those that exist and could never be read."""
+        """Take over all records as they are now; `unread` are those that exist and could never be read."""
         types: dict[bytes, list[PartitionRecord]] = {}
         for record in records.values():
             types.setdefault(record.bucket_type.encode(), []).append(record)
@@ -61,15 +60,15 @@ class RoutingTable:
         self.wake()
 
     def known_types(self) -> frozenset[bytes] | None:
-        """The bucket types of this cluster; None where it is not known whether there are more."""
+        """The bucket types of this cluster; None if there may be more."""
         return None if self._unread or not self._types else frozenset(self._types)
 
     def check(self, bucket_type: bytes) -> None:
-        """Raises UnknownBucketType when there is none of this name, NotReady when that is not known."""
-        self.places(bucket_type)
+        """Raises UnknownBucketType if there is no such bucket type, NotReady if that is not known."""
+        self.partition_ids(bucket_type)
 
-    def places(self, bucket_type: bytes) -> Sequence[int]:
-        """The ids of the type's partitions, by index, UNREAD where one is not known. Raises UnknownBucketType,
+    def partition_ids(self, bucket_type: bytes) -> Sequence[int]:
+        """The ids of the type's partitions, by index; UNREAD for an unknown one. Raises UnknownBucketType,
         NotReady."""
         found = self._types.get(bucket_type)
         if found is None:
@@ -78,21 +77,21 @@ class RoutingTable:
 
     def partitions(self, bucket_type: bytes) -> Sequence[int]:
         """The ids of all the type's partitions, by index. Raises UnknownBucketType, NotReady."""
-        found = self.places(bucket_type)
+        found = self.partition_ids(bucket_type)
         if bucket_type in self._incomplete:
             raise unread_refusal()
         return found
 
     def partition_of(self, bucket_type: bytes, hash64: int) -> int:
         """The id of the partition that holds keys of this hash. Raises UnknownBucketType, NotReady."""
-        found = self.places(bucket_type)
+        found = self.partition_ids(bucket_type)
         partition = found[partition_index(hash64, len(found))]
         if partition == UNREAD:
             raise unread_refusal()
         return partition
 
     def leader(self, partition: int) -> str | None:
-        """The node that leads by the newest record seen; None when none does."""
+        """The node that leads by the newest record; None if there is none."""
         return self._leaders.get(partition)
 
     def _unknown(self, bucket_type: bytes) -> BadInput | NotReady:
@@ -110,27 +109,27 @@ class RoutingTable:
     # -- waiting --------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something changed: whoever waits looks again."""
-        for sleeper in self._sleepers:
-            _finish(sleeper)
-        self._sleepers.clear()
+        """Wake the tasks that wait in `changed`."""
+        for future in self._waiting:
+            _finish(future)
+        self._waiting.clear()
 
     async def changed(self, timeout_s: float) -> None:
         """Return when the routes change, or after `timeout_s`."""
-        sleeper: asyncio.Future[None] = self._loop.create_future()
-        self._sleepers.add(sleeper)
-        timer = self._loop.call_later(timeout_s, _finish, sleeper)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(future)
+        timer = self._loop.call_later(timeout_s, _finish, future)
         try:
-            await sleeper
+            await future
         finally:
             timer.cancel()
-            self._sleepers.discard(sleeper)
+            self._waiting.discard(future)
 
-    async def settle(
+    async def retry_moving(
         self, results: list[object], ask_again: Callable[[Sequence[int]], Awaitable[Sequence[object]]]
     ) -> None:
-        """Ask again for the items of `results` that were refused because leadership moves, until none is left or
-        LEADER_WAIT_S is over. `ask_again(slots)` brings one result a slot, in order."""
+        """Retry the items of `results` that were refused because leadership moves, until none is left or LEADER_WAIT_S
+        is over. `ask_again(slots)` returns one result per slot, in order."""
         slots = [slot for slot, result in enumerate(results) if isinstance(result, MOVING)]
         end = self._loop.time() + LEADER_WAIT_S
         while slots and (left := end - self._loop.time()) > 0:
@@ -141,7 +140,7 @@ class RoutingTable:
 
 
 def _by_index(records: Sequence[PartitionRecord]) -> tuple[int, ...]:
-    """The ids of one type's partitions. Where records contradict each other none of them is gone by."""
+    """The ids of one type's partitions, by index. If records contradict each other, none of them is used."""
     found = {record.index: record.partition for record in records}
     counts = {record.partition_count for record in records}
     if len(counts) > 1 or len(found) < len(records):
@@ -150,13 +149,13 @@ def _by_index(records: Sequence[PartitionRecord]) -> tuple[int, ...]:
 
 
 def unread_refusal() -> NotReady:
-    """Of what concerns a partition that is UNREAD."""
+    """The refusal of requests for a partition that is UNREAD."""
     return NotReady(
         "the partition is not known to this node: its record in the metastore cannot be read, see `isthmus cluster "
         "status`; other nodes may know it"
     )
 
 
-def _finish(sleeper: asyncio.Future[None]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(None)
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,18 +1,14 @@
-"""Reaping: tombstones whose time has come are removed, once nobody can need them any more.
+"""Reaping: the leader removes tombstones that are due, once no replica and no queue needs them any more.
 
-A bucket's `delete_mode` says when a tombstone may go, an operator may ask for one key. Removal is an entry of the log,
-REAP, made by the leader, so all replicas do it at the same place. It waits (docs/protocol.md R-REAP) until every
+A bucket's `delete_mode` sets when a tombstone is due; an operator may ask for one key at any time. The removal is an
+entry of the log, REAP, so all replicas remove it at the same position. It waits (docs/protocol.md R-REAP) until every
 replica of the partition is in sync, and until every queue that offers the bucket has the acknowledgement of the
-tombstone; a tombstone of another cluster is first written once more as ours where there are queues, so that all of
-them offer it. What waits, and for whom, is told.
+tombstone. Where there are queues, a tombstone of another cluster is first written once more as this cluster's, so that
+all of them offer it. The status names what each partition waits for.
 
-Candidates come from apply; beyond CANDIDATES_MAX, and after a change of leader or of properties, from a walk over the
-partition's keys, a page at a time. What a proposal does is `repl.coordinator.write_batch`'s; which queues wait
-`queues.tombstone_barrier` says.
-
-A proposal about tombstones that may go: they are removed, or written once more.
-
-Tombstones that may go, and when: what the reaper remembers of them (pure).
+Candidates come from applied entries. Beyond CANDIDATES_MAX, and after a change of leader or of properties, they come
+from a walk over the partition's keys, a page at a time. `repl.coordinator.write_batch` makes the entries;
+`queues.tombstone_barrier` decides which queues still need a tombstone.
 """
 
 from __future__ import annotations
@@ -86,8 +82,8 @@ class ReapBatch:
 
 
 class Tombstone(NamedTuple):
-    """A key that was deleted: since which offset, when (wall clock), whether by this cluster, and whether it is about
-    to be reaped here, or in a cluster that told so."""
+    """A deleted key: the tombstone's offset, its wall-clock time, whether this cluster wrote it, and whether it is
+    leaving: about to be reaped here, or announced by a cluster that is about to reap it."""
 
     bucket: bytes
     key: bytes
@@ -98,7 +94,8 @@ class Tombstone(NamedTuple):
 
 
 def due_at_ms(kind: TypeProperties, found: Tombstone) -> int | None:
-    """From when on a tombstone may be reaped; None: not by itself. One that leaves elsewhere leaves here."""
+    """The wall-clock time from which a tombstone may be reaped; None: only on request. One that is leaving elsewhere is
+    due at once."""
     properties = kind.of(found.bucket)
     if found.leaving and properties.repl_reap:
         return 0
@@ -108,45 +105,46 @@ def due_at_ms(kind: TypeProperties, found: Tombstone) -> int | None:
 log = structlog.get_logger(__name__)
 
 METHOD: Final = "kv.reap"
-"""What one node asks of the one that leads: msgpack [bucket type, bucket, key] -> [outcome, reason]."""
+"""The request to the leader's node: msgpack [bucket type, bucket, key] -> [outcome, reason]."""
 
 TICK_S: Final = 0.5
-"""How often candidates are looked at: a tombstone of `delete_mode = immediate` stays for about as long."""
+"""Pause between two turns: a tombstone of `delete_mode = immediate` stays for about this time."""
 
 CANDIDATES_MAX: Final = 10_000
-"""Tombstones of one partition that are remembered until they may go; the others are found again by a walk: 2 MB."""
+"""Tombstones that are remembered per partition until they are due, 2 MB; a walk finds the others again."""
 
 ENTRIES_AT_ONCE: Final = 500
-"""Most entries of one partition in one turn, so that reaping many takes its time and writes do not wait for it."""
+"""Most entries of one partition in one turn, so that writes do not wait for mass reaping."""
 
 REAPS_AT_ONCE: Final = 50
-"""Most of them that reap: 100 a second. So the 10,000 reaped keys that a partition remembers (`repl.store.reaped_keys`)
-go back 100 s at least: longer than a queue's lease (30 s) and the time that a write may take (60 s) together, after
-which no sink pushes an old value any more. Beyond that rate tombstones stay until there are fewer deletes."""
+"""Most REAP entries among them: 100 a second. So the 10,000 reaped keys that a partition remembers
+(`repl.store.reaped_keys`) go back at least 100 s: longer than a queue's lease (30 s) and the time limit of a write (60
+s) together, after which no sink pushes an old value any more. Above that rate tombstones stay until there are fewer
+deletes."""
 
-LOOKS_AT_ONCE: Final = 500
-"""Most tombstones of one partition that are asked about in one turn, 8 us each: while a sink is away all of them wait,
-and all at once would hold up the loop for a tenth of a second, twice a second, for each partition."""
+CHECKS_AT_ONCE: Final = 500
+"""Most tombstones of one partition whose queues are checked in one turn, 8 us each. While a sink is away all of them
+wait; checking all at once would block the loop for a tenth of a second, twice a second, for each partition."""
 
 PAGE_KEYS: Final = 2_000
 """Keys that one step of a walk reads, in a thread."""
 
 WALK_PAUSE_S: Final = 60.0
-"""Pause before a walk that left tombstones behind begins again. A guess."""
+"""Pause before the next walk, after one that left tombstones behind. A guess."""
 
 _REAP: Final = int(EntryKind.REAP)
 _LEAVING: Final = int(EntryKind.LEAVING)
 
 
 class Reaped(NamedTuple):
-    """What came of asking for one key: "reaped", "waits", "no-tombstone"; and why."""
+    """The outcome of a request for one key: "reaped", "waits" or "no-tombstone", and the reason."""
 
     outcome: str
     reason: str
 
 
 class _Led:
-    """What is known of a partition that is led here."""
+    """The state of a partition that is led here."""
 
     def __init__(self) -> None:
         self.candidates: dict[tuple[bytes, bytes], Tombstone] = {}
@@ -156,11 +154,11 @@ class _Led:
         self.walk_at_s = 0.0
         self.left_behind = False
         self.waits = ""
-        """Why the oldest candidate that is due is still there."""
+        """Why the oldest due candidate is still there."""
 
 
 class Reaper:
-    """Of one node; an ApplyListener hook. All methods belong to the event loop."""
+    """Reaps the partitions that this node leads. A listener of applied entries; belongs to the event loop."""
 
     def __init__(
         self,
@@ -183,7 +181,8 @@ class Reaper:
         self._settled = settled
         self._timeout_ms = request_timeout_ms
         self.differs: Callable[[Key], str] = lambda _key: ""
-        """Which full-sync of this node last found the key different, in a sentence. Set by who knows them."""
+        """Returns a sentence that names the full-sync which last found the key different; "" for none. Set by the
+        node."""
         self._led: dict[int, _Led] = {}
         self._task: asyncio.Task[None] | None = None
         self.reaped_count = 0
@@ -195,18 +194,18 @@ class Reaper:
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the task that reaps."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Look no more; idempotent."""
+        """End the task; idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def properties_changed(self) -> None:
-        """Other tombstones may be due now."""
+        """Look for candidates again: other tombstones may be due now."""
         for led in self._led.values():
             led.candidates.clear()
             led.walking, led.walk_after, led.walk_at_s = True, None, 0.0
@@ -264,14 +263,17 @@ class Reaper:
                     self._reap_due(place, led)
                 except IsthmusError as error:
                     led.waits = f"{error.reason}: {error}"
-                    led.walking, led.walk_after = True, None  # what was to be reaped is a candidate no more
+                    led.walking, led.walk_after = (
+                        True,
+                        None,
+                    )  # the dropped candidates are found again
                 except Exception:
                     log.exception("reap.bug", partition=partition)
 
     # -- finding --------------------------------------------------------------------------------------
 
     async def _walk(self, place: Partition, led: _Led) -> None:
-        """One page of a walk over the keys, if one is due and there is room for what it finds."""
+        """Read one page of a walk over the keys, if one is due and there is room for candidates."""
         loop = asyncio.get_running_loop()
         if not led.walking and led.left_behind and not led.candidates:
             led.walking, led.left_behind, led.walk_at_s = True, False, loop.time() + WALK_PAUSE_S
@@ -286,7 +288,7 @@ class Reaper:
     def _page(
         self, place: Partition, after: tuple[bytes, bytes] | None
     ) -> tuple[list[Tombstone], tuple[bytes, bytes] | None]:
-        """In a thread: tombstones of buckets that reap, and where to go on."""
+        """Read a page in a thread: its tombstones of buckets that reap, and the key after which to continue."""
         kind = self._properties.of_type(place.bucket_type)
         keys = self._runtime.store.list_keys(place.id, None, after)
         found, count, last = [], 0, after
@@ -294,7 +296,7 @@ class Reaper:
             count, last = count + 1, (listed.bucket, listed.key)
             try:
                 row = decode_key_row(listed.row)
-            except CodecError as error:  # whoever mends rows finds it; those behind it are reaped all the same
+            except CodecError as error:  # row repair finds it; the keys after it are reaped
                 log.error("reap.row_unreadable", partition=place.id, key=repr(last), error=str(error))
                 continue
             properties = kind.of(listed.bucket)
@@ -326,22 +328,22 @@ class Reaper:
             for found in led.candidates.values()
             if (due_ms := due_at_ms(kind, found)) is not None and due_ms <= now_ms
         ]
-        if len(due) <= LOOKS_AT_ONCE:
+        if len(due) <= CHECKS_AT_ONCE:
             led.waits = ""
         if not due:
             return
         reaps, reaped_before = self._batch(place), self.reaped_count
         told = ""
-        for found in due[:LOOKS_AT_ONCE]:
+        for found in due[:CHECKS_AT_ONCE]:
             if len(reaps.batch.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
                 break
             waits = self._propose(place, reaps, found)
             name = found.bucket, found.key
-            if not waits or len(due) > LOOKS_AT_ONCE:
+            if not waits or len(due) > CHECKS_AT_ONCE:
                 led.candidates.pop(name, None)
             if waits:
                 told = told or waits
-                led.candidates[name] = found  # where they are many, behind the others: their turn is next
+                led.candidates[name] = found  # if there are many, behind the others
         led.waits = told or led.waits
         self._append(place, reaps.batch)
 
@@ -352,13 +354,14 @@ class Reaper:
         return ReapBatch(WriteBatch(place, runtime.store, runtime.cluster_uuid, self._limits, kind, now_ms, {}))
 
     def _propose(self, place: Partition, reaps: ReapBatch, found: Tombstone) -> str:
-        """Why it must wait; "" when it is not there any more, or an entry was made."""
+        """Add the entry for a tombstone to `reaps`; returns why it must wait, "" if it was added or the tombstone is
+        gone."""
         key = Key(place.bucket_type, found.bucket, found.key)
         hash64 = key_hash(found.bucket, found.key)
         offered = self._settled.offers(place.bucket_type, found.bucket)
         if offered and not found.ours:
             self.restated_count += reaps.restate(key, hash64, found.offset, leaving=found.leaving)
-            return ""  # apply notes it anew
+            return ""  # a candidate again once it is applied
         waits = self._obstacle(place, found)
         if waits:
             return waits
@@ -378,7 +381,7 @@ class Reaper:
         return waits or self.differs(Key(place.bucket_type, found.bucket, found.key))
 
     def _append(self, place: Partition, batch: WriteBatch) -> None:
-        """Raises Retryable: nothing was appended."""
+        """Append the entries. Raises Retryable when nothing was appended."""
         if not batch.entries:
             return
         refused = self._runtime.append(place, batch.entries)
@@ -389,12 +392,12 @@ class Reaper:
     # -- one key --------------------------------------------------------------------------------------
 
     async def ask(self, key: Key) -> Reaped:
-        """Reap one key's tombstone now, wherever its partition is led, whatever its bucket's delete_mode. Raises
-        UnknownBucketType, Retryable, and what the other node raised."""
+        """Reap one key's tombstone now, at any node, whatever its bucket's delete_mode. Raises UnknownBucketType,
+        Retryable, and what the leader's node raised."""
         partition = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
         place = self._runtime.partitions.get(partition)
         if place is not None and place.replica.ready:
-            return self._ask_here(place, key)
+            return self._reap_here(place, key)
         refused = not_led(self._runtime, self._routes, partition)
         assert refused is not None
         if not isinstance(refused, NotLeader) or refused.leader is None:
@@ -405,7 +408,7 @@ class Reaper:
                 return Reaped(outcome, reason)
         raise CodecError(f"node {refused.leader} answered what is no answer to {METHOD}")
 
-    def _ask_here(self, place: Partition, key: Key) -> Reaped:
+    def _reap_here(self, place: Partition, key: Key) -> Reaped:
         row = self._runtime.store.key_row(place.id, key_hash(key.bucket, key.key), key.bucket, key.key)
         if row is None:
             return Reaped("no-tombstone", "the key was never written, or is reaped already")
@@ -427,10 +430,10 @@ class Reaper:
         return Reaped("reaped", "")
 
     def request_handlers(self) -> Mapping[str, Callable[[str, bytes], Awaitable[bytes]]]:
-        """What other nodes of the cluster may ask."""
-        return {METHOD: self._asked}
+        """Handlers of requests from other nodes, by method."""
+        return {METHOD: self._serve}
 
-    async def _asked(self, _node: str, body: bytes) -> bytes:
+    async def _serve(self, _node: str, body: bytes) -> bytes:
         try:
             match msgpack.unpackb(body):
                 case [bytes(bucket_type), bytes(bucket), bytes(key)]:
@@ -443,13 +446,13 @@ class Reaper:
         place = self._runtime.partitions.get(partition)
         if place is None or not place.replica.ready:
             raise NotReady("leadership moves: ask again")
-        packed: bytes = msgpack.packb(list(self._ask_here(place, name)))
+        packed: bytes = msgpack.packb(list(self._reap_here(place, name)))
         return packed
 
     # -- telemetry ------------------------------------------------------------------------------------
 
-    def shown(self) -> list[dict[str, object]]:
-        """One dict a partition led here that reaps: how many tombstones are known to wait, and why the oldest does."""
+    def status(self) -> list[dict[str, object]]:
+        """One dict per partition led here that reaps: how many tombstones wait, and why the oldest due one does."""
         rows = []
         for partition, led in sorted(self._led.items()):
             place = self._runtime.partitions.get(partition)
@@ -457,9 +460,9 @@ class Reaper:
                 rows.append({"partition": partition, "tombstones": len(led.candidates), "waits": led.waits})
         return rows
 
-    def told(self, partition: int, key: Key) -> dict[str, object]:
-        """Of a tombstone in a partition led here: {"after_ms", "waits"}: when it may go by itself (None: never), and
-        why it may not go yet; "" when it may, or is no tombstone."""
+    def explain(self, partition: int, key: Key) -> dict[str, object]:
+        """When a tombstone in a partition led here may be reaped by itself ("after_ms"; None: never), and why it may
+        not be reaped yet ("waits"; "" if it may, or there is no tombstone)."""
         place = self._runtime.partitions[partition]
         after_ms = self._properties.of_type(key.bucket_type).of(key.bucket).reap_after_ms
         found = self._runtime.store.key_row(partition, key_hash(key.bucket, key.key), key.bucket, key.key)
@@ -473,7 +476,7 @@ class Reaper:
         return {"after_ms": after_ms, "waits": waits}
 
     def metrics(self) -> list[Sample]:
-        """What was reaped."""
+        """Samples of reaped, restated and announced tombstones."""
         return [
             ("isthmus_reaps_total", {}, self.reaped_count),
             ("isthmus_reap_restated_total", {}, self.restated_count),

@@ -61,7 +61,7 @@ def test_a_repeated_request_takes_effect_once_over_the_leaders_death(tmp_path: P
             leader = await t.led()
             others = [house for house in t.houses.values() if house is not leader]
             for house in others:
-                house.coordinator._forwarding._timeout_ms = 500  # these wires do not tell of a connection that broke
+                house.coordinator._forwarder._timeout_ms = 500  # these wires do not tell of a connection that broke
             requests = [WriteRequest(key(b"%d" % n), Content(b"v"), None, b"id-%d" % n) for n in range(20)]
             for request in requests[:10]:
                 assert not (await others[0].coordinator.write(request)).repeated

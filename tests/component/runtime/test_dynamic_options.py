@@ -94,14 +94,14 @@ def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(tmp_pa
             await until(lambda: {cap._rate for _, cap in there.values()} == {64_000})
             await until(
                 lambda: all(
-                    (h.coordinator._reading._default, dict(h.coordinator._reading._defaults))
+                    (h.coordinator._reads._default, dict(h.coordinator._reads._defaults))
                     == (Isolation.UNCOMMITTED, {b"notes": Isolation.COMMITTED})
                     for h in t.houses.values()
                 )
             )
             await put(t.houses["n1"], b"k")
             assert await t.houses["n3"].coordinator.get(Key(b"default", b"b", b"k")) is not None
-            assert sum(h.coordinator._reading.counts[Isolation.UNCOMMITTED] for h in t.houses.values()) >= 1
+            assert sum(h.coordinator._reads.counts[Isolation.UNCOMMITTED] for h in t.houses.values()) >= 1
             await change_option(metastore, "replication.max.time.lag.millis", None, None)
             await until(lambda: everywhere(3_000))
 

@@ -18,7 +18,7 @@ class Asked:
     def __init__(self) -> None:
         self.keys: list[Key] = []
 
-    def shown(self) -> list[dict[str, object]]:
+    def status(self) -> list[dict[str, object]]:
         return [{"partition": 3, "tombstones": 2, "waits": "queue q: waits"}]
 
     async def ask(self, key: Key) -> Reaped:

@@ -76,7 +76,7 @@ class World:
 
     async def until_it_waits(self, text: str) -> None:
         async with asyncio.timeout(10):
-            while not any(text in str(row["waits"]) for row in self.reapers["n1"].shown()):
+            while not any(text in str(row["waits"]) for row in self.reapers["n1"].status()):
                 await asyncio.sleep(0.005)
 
     def sync(self, *nodes: str) -> None:
@@ -245,7 +245,7 @@ def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
             w.queues.offering, w.queues.waiting = True, "queue to-west: acknowledged below offset 1"
             await w.delete()
             await asyncio.sleep(0.05)
-            assert w.reapers["n1"].shown() == [{"partition": 0, "tombstones": 1, "waits": ""}], "its delay is not over"
+            assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 1, "waits": ""}], "its delay is not over"
             w.kind = TypeProperties(IMMEDIATE, {})
             await w.until_it_waits("replica n2 is not in sync")
             w.sync("n1", "n2")
@@ -278,7 +278,7 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
     """A sink that is away for days leaves thousands of tombstones waiting: a turn asks about a bounded number of them,
     so that the loop is free for others; those behind them are asked about next, and go if they may. Why the others
     wait stays told."""
-    monkeypatch.setattr(tombstone_reaper, "LOOKS_AT_ONCE", 2)
+    monkeypatch.setattr(tombstone_reaper, "CHECKS_AT_ONCE", 2)
 
     async def story() -> None:
         async with world(IMMEDIATE) as w:
@@ -305,7 +305,7 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
             offsets = {offset for asked in turns for offset in asked}
             free.append(max(offsets))
             await w.gone(keys[-1])
-            assert w.reapers["n1"].shown() == [{"partition": 0, "tombstones": 6, "waits": "a queue waits"}]
+            assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 6, "waits": "a queue waits"}]
             free += offsets
             await w.gone(*keys)
 
@@ -326,7 +326,7 @@ def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch
             w.queues.waiting = "queue q: waits"
             for key in (KEY, SECOND, THIRD):
                 await w.delete(key)
-            assert w.reapers["n1"].shown()[0]["tombstones"] == 1
+            assert w.reapers["n1"].status()[0]["tombstones"] == 1
             w.queues.waiting = ""
             await w.gone(KEY, SECOND, THIRD)
 
