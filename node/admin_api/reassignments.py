@@ -26,7 +26,7 @@ from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
 from isthmus.repl.controller.placement import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind
 from isthmus.repl.controller.reassignments import (
-    STANDING_PATH,
+    LOG_IDENTITIES_PATH,
     NoSuch,
     ReassignmentRequest,
     cancel,
@@ -210,7 +210,7 @@ class ReassignmentsAdmin:
         """Every node that is alive, holds a replica, or ever registered and was not removed."""
         controller = self._services.controller
         try:
-            known = await controller.metastore.children(STANDING_PATH)
+            known = await controller.metastore.children(LOG_IDENTITIES_PATH)
             ids = {node: number for node, (number, _) in (await ids_of_nodes(controller.metastore)).items()}
         except (Unavailable, Ambiguous, VersionConflict) as error:
             raise NotReady(f"the metastore cannot be reached: {error}") from error

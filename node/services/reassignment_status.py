@@ -34,7 +34,7 @@ def plan_shown(plan: ReassignmentPlan, records: Records, outcome: str, order: in
     return {
         "outcome": outcome,
         "order": order,
-        "title": plan.wish.title,
+        "title": plan.request.title,
         "plan": plan.digest,
         "partitions": [_move(move, records.get(move.partition)) for move in plan.moves],
         "copies": sum(len(move.adds) for move in plan.moves),

@@ -1,9 +1,9 @@
-"""What is set of the properties of bucket types and buckets: one small document in the metastore, read by every node.
+"""The properties of bucket types and buckets: one small document in the metastore, read by every node.
 
-One znode, so one read sees one state, one watch tells of every change, and a change is one conditional write. Every
-node keeps what it read and what that comes to (`PropertyCache`), so a write asks a dictionary and never the metastore.
-While the metastore is away, what was read last counts. Which properties there are is
-`config.bucket_properties`' affair.
+All settings lie in one znode, so one read returns one state, one watch reports every change, and a change is one
+conditional write. Every node keeps the settings and their effect (`PropertyCache`), so a write looks into a dictionary
+and never asks the metastore. While the metastore is away, the last settings count. `config.bucket_properties` defines
+the properties.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = structlog.get_logger(__name__)
 PROPERTIES_PATH: Final = "/properties"
 
 OWN_BUCKETS_MAX: Final = 1_000
-"""Most buckets with properties of their own; one more is refused. Riak advises against more than a few hundred: many
-buckets alike are a bucket type."""
+"""Most buckets with properties of their own; one more is refused. Riak advises against more than a few hundred: buckets
+that are alike belong into a bucket type."""
 
 DOCUMENT_BYTES_MAX: Final = 400_000
 """Largest document, below what the metastore takes (512 KB); a change that would exceed it is refused."""
 
 WHO_MAX: Final = 200
-"""Characters of who set a property that are kept."""
+"""Characters of the author of a setting that are kept."""
 
 
 class TooManyProperties(BadInput):
@@ -48,7 +48,7 @@ class TooManyProperties(BadInput):
 
 
 class PropertyScope(NamedTuple):
-    """Whose properties: a bucket type's, with `bucket` None, or a bucket's own."""
+    """The owner of properties: a bucket type (`bucket` None), or a bucket."""
 
     bucket_type: str
     bucket: bytes | None = None
@@ -61,7 +61,7 @@ class PropertyScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PropertySetting:
-    """One property as somebody set it. `at_ms` is wall-clock time, for people."""
+    """One property's value, who set it, and when (wall clock, for people)."""
 
     value: Value
     by: str
@@ -73,28 +73,28 @@ Chosen = Mapping[str, PropertySetting]
 
 @dataclass(frozen=True, slots=True)
 class PropertySettings:
-    """All that is set, by place; a place of which nothing is set is not there. `version` is the document's, None when
-    there is none yet."""
+    """All settings by scope; a scope without settings is left out. `version` is the document's; None before there is
+    one."""
 
     places: Mapping[PropertyScope, Chosen] = field(default_factory=dict)
     version: int | None = None
 
     def own(self, place: PropertyScope) -> Chosen:
-        """What is set for just this place."""
+        """The settings of just this scope."""
         return self.places.get(place, {})
 
     def chosen(self, place: PropertyScope) -> Chosen:
-        """What counts for it: its own settings before its bucket type's."""
+        """The effective settings: the scope's own before its bucket type's."""
         return {**self.own(PropertyScope(place.bucket_type)), **self.own(place)}
 
     def values(self, place: PropertyScope) -> dict[str, Value]:
-        """As `chosen`, the values alone."""
+        """The values of `chosen`."""
         return {name: setting.value for name, setting in self.chosen(place).items()}
 
     def changed(
         self, place: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
     ) -> PropertySettings:
-        """The same with `changes` (None takes one back); with `alone` nothing else stays set for the place. Raises
+        """A copy with `changes` (None unsets one); with `alone` all other settings of the scope are unset. Raises
         TooManyProperties."""
         own = {**({} if alone else self.own(place)), **changes}
         places = {each: chosen for each, chosen in self.places.items() if each != place}
@@ -110,7 +110,7 @@ class PropertySettings:
         return PropertySettings(places, self.version)
 
     def effective(self) -> dict[bytes, TypeProperties]:
-        """What it comes to, by bucket type; types of which nothing is set are not there."""
+        """The effective properties by bucket type; types without settings are left out."""
         found: dict[bytes, TypeProperties] = {}
         for kind in {place.bucket_type for place in self.places}:
             buckets = {
@@ -123,7 +123,7 @@ class PropertySettings:
 
 
 def effective(chosen: Mapping[str, Value]) -> Properties:
-    """What the chosen values come to; the others are the defaults."""
+    """The properties of the given values; the others have their defaults."""
     mode = value_of("delete_mode", chosen)
     return Properties(
         allow_mult=bool(value_of("allow_mult", chosen)),
@@ -229,11 +229,11 @@ def _digest(settings: PropertySettings, kind: str) -> bytes:
 
 
 PLAIN_DIGEST: Final = _digest(PropertySettings(), "")
-"""Of a bucket type of which nothing is set."""
+"""The digest of a bucket type without settings."""
 
 
 DIGESTS_MAX: Final = 1_024
-"""Most bucket types whose digests are told to other clusters, the first by name: each fetch carries them."""
+"""Most bucket types whose digests are sent to other clusters, the first by name: each fetch carries them."""
 
 
 def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
@@ -243,7 +243,7 @@ def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
 
 
 def place_digests(settings: PropertySettings) -> PlaceDigests | None:
-    """Digests by place, None when they are more than may be sent: some of them would show differences that are none."""
+    """Digests by scope; None if there are more than may be sent, since a part of them would show false differences."""
     found: dict[bytes, dict[bytes, bytes]] = {}
     for kind in {place.bucket_type for place in settings.places}:
         of_type = place_digest(settings.values(PropertyScope(kind)))

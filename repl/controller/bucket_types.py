@@ -1,21 +1,12 @@
-"""Creation of bucket types: placed on the nodes that are there, their records made in one write of the metastore.
+"""Creation of bucket types: placed by a rule or by an operator's file, written in one write of the metastore.
 
-The records, the index at which the next computed placement starts, the counter of partition ids and what is set of the
-new bucket type's options are written together or not at all, so two who create at once cannot both succeed, and a
-change of controller loses nothing. The rules of
-placement are `repl.controller.placement`'s; when the first bucket type is created is decided here, by whom in
-`repl.controller.controller`.
+A bucket type is the unit of placement. Its records, the index at which the next computed placement starts, the counter
+of partition ids, and the options of the new type are written together or not at all. So of two that create at once only
+one succeeds, and a change of controller loses nothing. A computed placement begins where the last one ended, so that
+types made one after the other stay balanced together; partition ids are never used again.
 
-Bucket types, as an operator makes them: so many partitions, so many replicas, placed by a rule or by a file.
-
-A bucket type is the unit of placement. A computed placement begins where the last one ended, so that types made one
-after the other stay balanced together; partition ids are never used again. What is written, all or nothing, is
-`repl.controller.bucket_types`'s; the rules of placement are `repl.controller.placement`'s. Any node may do it.
-
-Assigning: a bucket type with an operator's own placement, on nodes by their numbers. Any node may do it.
-
-What is written, all or nothing, is `repl.controller.bucket_types`'s; other ways to make a bucket type are
-`repl.controller.bucket_types`'.
+Any node may create a bucket type, or assign one: create it with an operator's own placement. The controller creates the
+`default` bucket type (`DefaultTypeCreation`). The rules of placement are in `repl.controller.placement`.
 """
 
 from __future__ import annotations
@@ -79,11 +70,11 @@ PARTITIONS_COUNTER: Final = counter_document("/placement/partitions")
 """The next partition id; ids are never used again, since logs and clocks may still name them."""
 
 SETTLE_MS: Final = 2_000
-"""How long no other node must have come before the first bucket type is placed, where several share a metastore: nodes
-that are started together come within a second or two, and whoever comes later would hold nothing. A guess."""
+"""How long no other node must have registered before the first bucket type is placed, if several share a metastore:
+nodes that are started together register within a second or two, and a later one would hold nothing. A guess."""
 
 SETTLE_TURNS_MAX: Final = 10
-"""Times SETTLE_MS after which the placing goes on although nodes still come (or one comes and goes)."""
+"""Multiple of SETTLE_MS after which the type is placed although nodes still register (or one comes and goes)."""
 
 DEFAULT_TYPE: Final = DEFAULT_BUCKET_TYPE.decode()
 
@@ -92,9 +83,9 @@ DEFAULT_TYPE: Final = DEFAULT_BUCKET_TYPE.decode()
 class DefaultType:
     """How the `default` bucket type is created: the numbers of [replication], resolved.
 
-    `min_isr` becomes the cluster's `replication.min.isr` unless an operator has set that; 0 leaves it unset.
-    `from_file`: an operator's placement is waited for.
-    `settle_ms` is SETTLE_MS where nodes share a metastore, 0 where a node is alone by design.
+    `min_isr` becomes the cluster's `replication.min.isr` unless an operator has set that; 0 leaves it unset. With
+    `from_file` an operator places the type. `settle_ms` is SETTLE_MS if nodes share a metastore, 0 for a node that is
+    alone by design.
     """
 
     partition_count: int
@@ -106,15 +97,15 @@ class DefaultType:
 
 
 def usable(registrations: Mapping[str, Registration], drained: Collection[str] = ()) -> dict[int, Registration]:
-    """By id, the nodes that can be given replicas: there, not leaving, not drained, and with a gen for a new copy."""
+    """By id, the nodes that may get replicas: registered, not leaving, not drained, with a log id for a new copy."""
     return {r.id: r for r in registrations.values() if r.active and r.spare_log_id > 0 and r.node not in drained}
 
 
 class DefaultTypeCreation:
-    """When the `default` bucket type may be placed: what is remembered between looks, and why it waits."""
+    """Decides when the `default` bucket type may be placed, and why it waits."""
 
     def __init__(self, default: DefaultType, node: str) -> None:
-        """`node` is this one: its file has the first say."""
+        """`node` is this one, named as the author of the first min-ISR."""
         self._default = default
         self._node = node
         self._seen: frozenset[int] = frozenset()
@@ -122,11 +113,11 @@ class DefaultTypeCreation:
         self._enough_ms: int | None = None
         self._idle: list[str] = []
         self.reason = ""
-        """Why there is no `default` bucket type yet; "" when there is one, or nothing stands in its way."""
+        """Why there is no `default` bucket type yet; "" if there is one, or nothing is in its way."""
 
     def look(self, registrations: Mapping[str, Registration], now_ms: int, drained: Collection[str] = ()) -> int | None:
-        """Milliseconds to wait, 0 when it may be placed now, None when only another registration or an operator can
-        help; `reason` says what it waits for. Nodes that are `drained` get nothing."""
+        """Milliseconds to wait, 0 if it may be placed now, None if only another registration or an operator can help;
+        `reason` is what it waits for. Nodes that are `drained` get nothing."""
         default, nodes = self._default, usable(registrations, drained)
         self._idle = sorted(node for node in drained if node in registrations)
         if self._seen != nodes.keys():
@@ -173,8 +164,8 @@ class DefaultTypeCreation:
         )
 
     async def found(self, metastore: Metastore, registrations: Mapping[str, Registration], wall_ms: int) -> bool:
-        """Create the `default` bucket type on the usable nodes; False when somebody else wrote meanwhile. Raises what
-        the metastore raises, BadInput when the placement does not fit into one write, Corruption."""
+        """Create the `default` bucket type on the usable nodes; False if another writer was faster. Raises what the
+        metastore raises, BadInput if the placement does not fit into one write, Corruption."""
         placement = await read_placement(metastore)
         nodes = usable(registrations, placement.drained)
         ground = await CreationInput.read(metastore)
@@ -188,8 +179,8 @@ class DefaultTypeCreation:
 
 
 class CreationInput(NamedTuple):
-    """What a creation is based on. The counter is read before the records: whatever is created after the counter was
-    read has moved it, so the creation is refused, and a bucket type that is not among the records does not exist."""
+    """The state that a creation is based on. The counter is read before the records: a creation after that moves the
+    counter and this one is refused, so a bucket type that is not among the records does not exist."""
 
     records: Mapping[int, PartitionRecord]
     next_partition: int
@@ -203,14 +194,14 @@ class CreationInput(NamedTuple):
         return CreationInput(records, max([counter.next, *(partition + 1 for partition in records)]), counter.version)
 
     def sets_of(self, bucket_type: str) -> tuple[tuple[str, ...], ...]:
-        """The replicas of each partition of a bucket type, in order; none when there is no such bucket type."""
+        """The replicas of each partition of a bucket type, in order; empty if there is no such bucket type."""
         found = sorted((r.index, r.replicas) for r in self.records.values() if r.bucket_type == bucket_type)
         return tuple(replicas for _, replicas in found)
 
 
 async def read_all_records(metastore: Metastore) -> Mapping[int, PartitionRecord]:
-    """All records, for plans that rest on what all partitions are. Raises Unreadable where one is missing among them
-    since it could not be read; one that could be read before is as it was, and a write of it will be refused."""
+    """All records, for plans that need every partition. Raises Unreadable if one is missing since it could not be read.
+    An unreadable one that was read before is returned as it was; a write of it will be refused."""
     records = await metastore.records()
     for path, why in metastore.unreadable.items():
         if path.startswith("/p/") and path not in {f"/p/{partition}" for partition in records}:
@@ -219,15 +210,15 @@ async def read_all_records(metastore: Metastore) -> Mapping[int, PartitionRecord
 
 
 class CreationOptions(NamedTuple):
-    """What is set when a bucket type is created, and what is set with it."""
+    """The options when a bucket type is created, and the writes of options that go with it."""
 
     settings: OptionSettings
     planned: tuple[ConditionalWrite, ...] = ()
 
     @staticmethod
     async def read(metastore: Metastore, min_isr: int, node: str, wall_ms: int) -> CreationOptions:
-        """As it is now; where the cluster has no min-ISR yet, `min_isr`, which is that of the file of `node`, becomes
-        it, unless it is 0. A file has a say but once: from then on operators have."""
+        """The options now. If the cluster has no min-ISR yet, `min_isr`, from the file of `node`, becomes it, unless it
+        is 0. A file sets it once; from then on operators do."""
         settings = await read_options(metastore)
         if not min_isr or settings.setting(MIN_ISR) is not None:
             return CreationOptions(settings)
@@ -235,7 +226,7 @@ class CreationOptions(NamedTuple):
         return CreationOptions(settings, (OPTIONS_DOCUMENT.write_on(settings.version, settings),))
 
     def with_min_isr(self, bucket_type: str, setting: Setting) -> CreationOptions:
-        """The bucket type's own min-ISR, set together with its creation."""
+        """The same, with the bucket type's own min-ISR."""
         settings = self.settings.with_setting(MIN_ISR, bucket_type, setting)
         return CreationOptions(settings, (OPTIONS_DOCUMENT.write_on(settings.version, settings),))
 
@@ -250,10 +241,10 @@ async def create(
     placement: Placement,
     also: Sequence[ConditionalWrite] = (),
 ) -> bool:
-    """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
-    the first of each set to be elected first. False when somebody else wrote meanwhile, so that whoever drains a node
-    by `placement` or later has it empty (`repl.controller.reassignments` does the reverse). `nodes` are the usable ones
-    by id. Raises BadReplicaMap when the map names another one."""
+    """Write the records of a new bucket type: each replica in sync with the log id of its node's new copy, and the
+    first of each set preferred as leader. False if another writer was faster; so a node that is drained by `placement`
+    or later gets nothing (`repl.controller.reassignments` ensures the reverse). `nodes` are the usable ones by id.
+    Raises BadReplicaMap if the map names another one."""
     check_nodes(replica_map, nodes)
     first = ground.next_partition
     made = [
@@ -300,22 +291,22 @@ def _new_record(
 
 
 ATTEMPTS_MAX: Final = 5
-"""Rounds before it is given up: each lost one means that somebody else created a bucket type or set an option."""
+"""Attempts of one creation; an attempt is lost to another creation or to a change of options."""
 
 PLACEMENTS: Final = ("auto", "computed", "rack-aware")
 """auto: by racks if the nodes have them; computed: without regard to racks; rack-aware: refused without racks."""
 
 
 class BucketTypeExists(BadInput):
-    """There is a bucket type of this name, of another shape."""
+    """There is a bucket type of this name with another shape."""
 
     reason = "bucket-type-exists"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketTypeSpec:
-    """What is to be made: either `replica_map`, or so many partitions and replicas, placed by one of PLACEMENTS.
-    `min_isr`: its own from the beginning; None leaves the cluster's."""
+    """The bucket type to create: with `replica_map`, or with numbers of partitions and replicas that are placed by one
+    of PLACEMENTS. `min_isr`: its own from the beginning; None: the cluster's."""
 
     name: str
     partition_count: int
@@ -325,7 +316,7 @@ class BucketTypeSpec:
     min_isr: Setting | None = None
 
     def place(self, nodes: Mapping[int, Registration], start_index: int) -> ReplicaMap:
-        """Where its replicas go. Raises BadInput, BadReplicaMap."""
+        """The replicas of each partition. Raises BadInput, BadReplicaMap."""
         if self.replica_map is not None:
             check_nodes(self.replica_map, nodes)
             return self.replica_map
@@ -339,10 +330,11 @@ class BucketTypeSpec:
 
 
 async def create_bucket_type(metastore: Metastore, wanted: BucketTypeSpec, *, dry_run: bool) -> tuple[str, ReplicaMap]:
-    """Make it: "created" and where; "exists" when there is one of just this shape, or of just this map if that is
-    given; with `dry_run` "valid", and nothing is written.
+    """Create it. Returns "created" and the placement, or "exists" if there is one of just this shape (or just this map
+    if that is given); with `dry_run` "valid", and nothing is written.
 
-    Raises BadInput (BadReplicaMap, BucketTypeExists, TooLarge), NotReady when nothing was made, OutcomeUnknown."""
+    Raises BadInput (BadReplicaMap, BucketTypeExists, TooLarge), NotReady if nothing was written, OutcomeUnknown.
+    """
     try:
         for _ in range(ATTEMPTS_MAX):
             ground = await CreationInput.read(metastore)
@@ -371,7 +363,7 @@ async def create_bucket_type(metastore: Metastore, wanted: BucketTypeSpec, *, dr
 
 
 def _as_it_is(wanted: BucketTypeSpec, found: tuple[tuple[str, ...], ...], ids: Mapping[str, int]) -> ReplicaMap:
-    """The map of a bucket type that exists, if it is what is wanted. Raises BucketTypeExists."""
+    """The map of an existing bucket type, if it is the wanted one. Raises BucketTypeExists."""
     there = tuple(tuple(ids.get(node, -1) for node in replicas) for replicas in found)
     shape = f"{len(found)} partitions of {len(found[0])} replicas"
     if wanted.replica_map is not None:
@@ -385,13 +377,13 @@ def _as_it_is(wanted: BucketTypeSpec, found: tuple[tuple[str, ...], ...], ids: M
 
 
 class PlacementDiffers(BadInput):
-    """A bucket type exists with another placement; to move it is another act."""
+    """The bucket type exists with another placement; moving it is another command."""
 
     reason = "placement-differs"
 
 
 class Assigner(NamedTuple):
-    """The node that does it, what its file has as the default type's min-ISR, and when (wall clock)."""
+    """The node that assigns, the default type's min-ISR in its file, and the wall-clock time."""
 
     metastore: Metastore
     node: str
@@ -400,11 +392,11 @@ class Assigner(NamedTuple):
 
 
 async def assign(by: Assigner, bucket_type: str, replica_map: ReplicaMap, *, validate_only: bool) -> str:
-    """Create a bucket type with an operator's placement: "created", "exists" when it is there with just this
-    placement, or with `validate_only` "valid" and nothing is written.
+    """Create a bucket type with an operator's placement. Returns "created", "exists" if it has just this placement, or
+    with `validate_only` "valid", and nothing is written.
 
-    Raises BadReplicaMap when it names nodes that do not live, PlacementDiffers when the bucket type is placed
-    otherwise, NotReady when nothing was done, OutcomeUnknown, Unreadable.
+    Raises BadReplicaMap if the map names nodes that are not live, PlacementDiffers if the bucket type is placed
+    otherwise, NotReady if nothing was written, OutcomeUnknown, Unreadable.
     """
     metastore = by.metastore
     try:

@@ -1,13 +1,13 @@
-"""The controller: reads records and registrations, lets the pure rules decide, writes conditionally.
+"""The controller: reads records and registrations, applies the pure rules, and writes their decisions conditionally.
 
-Every node runs one and hands on what it reads. Only the one whose session holds the claim `/controller` decides; when
-the session ends, another takes it. That is for economy, not for safety: no decision rests on memory but on how long a
-nomination has been seen and which promotions were heard, and a stale one is refused by the record's version
-(docs/protocol.md H30). Records are always read before registrations (H29). Rules: `repl.controller.election`; how far
-logs go: `repl.controller.log_positions`; promotions: `repl.controller.promotions`; new bucket types:
-`repl.controller.bucket_types`; what operators have set: `repl.controller.dynamic_options`; changes of placement that
-they ordered: `repl.controller.reassigner`. A record that cannot be read stops what is decided of its partition, and
-nothing else.
+Every node runs one, and passes on what it reads. Only the node whose session holds the claim `/controller` decides;
+when the session ends, another node takes the claim. The claim is for economy, not for safety: a decision depends on
+memory only for the age of a nomination and the promotions received, and the record's version refuses a stale one
+(docs/protocol.md H30). Records are always read before registrations (H29). A record that cannot be read stops the
+decisions about its partition, and no others.
+
+Elections: `repl.controller.election`, with `log_positions` and `promotions`; new bucket types: `bucket_types`; options:
+`dynamic_options`; ordered changes of placement: `reassigner`; leaderships: `leader_balancer`.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ CLAIM_PATH: Final = "/controller"
 """Ephemeral; its value is the name of the node that decides."""
 
 POLL_MS: Final = 2_000
-"""Longest time between two looks: bounds the delay were every watch lost."""
+"""Longest time between two reads: bounds the delay if every watch event is lost."""
 
 RETRY_MS: Final = 200
-"""Pause after the metastore could not be reached, and after a write whose fate is unknown."""
+"""Pause after the metastore could not be reached, and after a write whose outcome is unknown."""
 
 GATHER_MS: Final = 2
-"""What changes within this time is looked at together: a node that dies changes all its partitions at once."""
+"""Changes within this time are handled together: a node that dies changes all its partitions at once."""
 
 WRITES_AT_ONCE: Final = 64
-"""Record writes under way; the metastore orders them anyway, and a queue in its driver has no end of its own."""
+"""Record writes under way. The metastore orders them in any case, and its driver's queue is unbounded."""
 
 DOCUMENT_EVENTS: Final = DocumentEvents("controller.document_unreadable")
 
@@ -74,7 +74,7 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class Controller:
-    """One node's controller. `on_registrations` and then `on_records` get every reading, on the event loop."""
+    """One node's controller. `on_registrations` and then `on_records` get every read, on the event loop."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Controller:
         self._on_registrations = on_registrations
         self._wake = asyncio.Event()
         self._unavailable = LogLimit()
-        self._watches: dict[int, ElectionTimer] = {}
+        self._timers: dict[int, ElectionTimer] = {}
         self._positions = LogPositions(node=node, links=links, position_of=position_of, on_answer=self.wake)
-        self._announcements = Promotions(node=node, links=links, on_heard=self.wake)
-        self._founding = DefaultTypeCreation(default_type, node)
+        self._promotions = Promotions(node=node, links=links, on_heard=self.wake)
+        self._default_creation = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
         self._resigned = False
@@ -114,48 +114,48 @@ class Controller:
         self.unread = UnreadableDocuments()
         self.moving = Reassigner(metastore, self.unread)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
-        """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
+        """Gets the dynamic options after every read of them, before the records that are read after it."""
         self.registered: Callable[[], bool] = lambda: True
-        """Whether this process is its node to the others: one that is not decides nothing, since what they send to the
-        node that decides goes by the node's name."""
+        """Whether this process is registered under its node's name. An unregistered one decides nothing, since other
+        nodes address the deciding node by its name."""
         self.balancing: LeaderBalancer | None = None
-        """Spreads leaderships while this node decides; None: nobody does. Set before `start`."""
+        """Spreads leaderships while this node decides; None: no balancing. Set before `start`."""
         self.decides = False
         """True while this node's session holds the claim, as far as it knows."""
         self.controller: str | None = None
-        """The node that decides, as this one last read it; None when there is none."""
+        """The node that decides, as of the last read; None if there is none."""
         self.records: Mapping[int, PartitionRecord] = {}
         self.registrations: Mapping[str, Registration] = {}
         self.read_at_ms: int | None = None
-        """When both were read last (wall clock); None before the first time."""
+        """Wall-clock time of the last read of both; None before the first."""
 
     @property
     def options(self) -> OptionSettings:
-        """What is set, as this node last read it."""
+        """The dynamic options, as of the last read."""
         return self._options.value
 
     @property
     def placement(self) -> Placement:
-        """What is ordered of placements, as this node last read it."""
+        """The orders that change placements, as of the last read."""
         return self._placement.value
 
     @property
     def waiting(self) -> str:
-        """Why there is no `default` bucket type yet; "" when there is one."""
-        return self._founding.reason
+        """Why there is no `default` bucket type yet; "" if there is one."""
+        return self._default_creation.reason
 
     def request_handlers(self) -> dict[str, Handler]:
-        """What other nodes may ask of this one, by method."""
-        return {STATUS: self._positions.answer, PROMOTED: self._announcements.receive}
+        """Handlers of requests from other nodes, by method."""
+        return {STATUS: self._positions.answer, PROMOTED: self._promotions.receive}
 
     def start(self) -> None:
-        """Begin to look; call once this node is registered."""
-        self.metastore.watch(self._hinted)
+        """Start the task that reads and decides; call once this node is registered."""
+        self.metastore.watch(self._on_hint)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def resign(self) -> None:
-        """Decide no more and let another node take over at once; readings are still handed on. For a node that is
-        about to hand over its leaderships: somebody must elect their successors."""
+        """Stop deciding and release the claim at once; reads are still passed on. For a node that is about to hand over
+        its leaderships, whose successors another node must elect."""
         self._resigned, self.decides = True, False
         async with self._claiming:
             await self._give_up_claim()
@@ -166,10 +166,10 @@ class Controller:
             if found is not None and found.value == self._node.encode():
                 await self.metastore.delete(CLAIM_PATH, found.version)
         except (VersionConflict, Ambiguous, Unavailable) as error:
-            log.warning("controller.claim_kept", error=str(error))  # it goes with the session
+            log.warning("controller.claim_kept", error=str(error))  # the claim ends with the session
 
     async def stop(self) -> None:
-        """Look no more."""
+        """End the task and release the claim."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -178,17 +178,17 @@ class Controller:
         if self.balancing is not None:
             await self.balancing.stop()
         await self._positions.stop()
-        await self._announcements.stop()
+        await self._promotions.stop()
 
     def wake(self) -> None:
-        """Something may have changed: look soon."""
+        """Read soon: something may have changed."""
         self._wake.set()
 
     def promoted(self, partition: int, effect: fx.Promoted) -> None:
-        """A candidate on this node says that its barrier is durable."""
-        self._announcements.announce(partition, effect)
+        """Report that the barrier of a candidate on this node is durable."""
+        self._promotions.announce(partition, effect)
 
-    def _hinted(self, path: str) -> None:
+    def _on_hint(self, path: str) -> None:
         if path == CLAIM_PATH:
             self._claim_known = False
         self._options.on_hint(path)
@@ -210,7 +210,7 @@ class Controller:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
                 pause_ms = POLL_MS
             except Exception:
-                # A node that neither decides nor lets go of the claim would leave its cluster without elections.
+                # A node that keeps the claim and does not decide would leave its cluster without elections.
                 log.exception("controller.bug")
                 pause_ms = POLL_MS
             try:
@@ -225,7 +225,7 @@ class Controller:
                 await asyncio.sleep(GATHER_MS / 1000)
 
     async def _look(self) -> int:
-        """Read, decide and write once; returns the milliseconds until the next look is due."""
+        """Read, decide and write once; returns the milliseconds until the next read is due."""
         await self._read()
         if self.decides and not self.registered():
             async with self._claiming:
@@ -234,32 +234,33 @@ class Controller:
         if not self._claim_known:
             async with self._claiming:
                 await self._claim()
-        self._announcements.learn(self.controller, self.records.keys())
-        pause_ms = min(await self._found(), self.moving.see(self.records, self._time.now_ms()))
+        self._promotions.learn(self.controller, self.records.keys())
+        pause_ms = min(await self._create_default_type(), self.moving.see(self.records, self._time.now_ms()))
         if not self.decides:
             self.moving.rest()
             if self.balancing is not None:
                 self.balancing.rest()
             return pause_ms
         writes, until_ms = self._decide()
-        rests_on: tuple[Precondition, ...] = ()
+        preconditions: tuple[Precondition, ...] = ()
         self._positions.send()
         if not writes and self._placement.readable:
-            writes, rests_on, moves_ms = await self._move()
+            writes, preconditions, moves_ms = await self._move()
             until_ms = min(until_ms, moves_ms)
         if self.balancing is not None:
             now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
-            busy = bool(writes) or not self._placement.was_read  # who is drained is not known then
+            busy = bool(writes) or not self._placement.was_read  # it is not known which nodes are drained
             records = self.unread.without(self.records)
             balance_ms = self.balancing.look(records, self.registrations, now_ms, busy=busy, drained=drained)
             until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
-        decided = await asyncio.gather(*(self._write(record, rests_on) for record in writes))
+        decided = await asyncio.gather(*(self._write(record, preconditions) for record in writes))
         return GATHER_MS if all(decided) else RETRY_MS
 
     async def _move(self) -> tuple[list[PartitionRecord], tuple[Precondition, ...], int]:
-        """What to write now of what is ordered (late, it must not begin what was cancelled), and when more is due."""
+        """The records to write for orders, the preconditions (a late write must not begin a cancelled move), and the
+        milliseconds until more is due."""
         seen = (self.placement, self.records, self.registrations)
         until_ms = await self.moving.look(*seen, self._time.now_ms(), self._time.wall_ms())
         writes, version = self.moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), seen[0].version
@@ -277,7 +278,7 @@ class Controller:
         self._on_records(records)
 
     async def _claim(self) -> None:
-        """Find out who decides; it is this node when nobody else does. Known until a watch fires."""
+        """Take the claim if it is free, and read who has it; valid until a watch event."""
         self._claim_known = True
         try:
             may = not self._resigned and self.registered()
@@ -294,23 +295,24 @@ class Controller:
                 self.wake()
         if decides != self.decides:
             log.info("controller.took_over" if decides else "controller.lost", controller=self.controller)
-            self._watches.clear()
+            self._timers.clear()
         self.decides = decides
 
-    async def _found(self) -> int:
-        """Create the `default` bucket type when it is due and this node decides; milliseconds until the next look."""
+    async def _create_default_type(self) -> int:
+        """Create the `default` bucket type if it is due and this node decides; returns the milliseconds until the next
+        try."""
         if any(record.bucket_type == DEFAULT_TYPE for record in self.records.values()):
-            self._founding.reason = ""
+            self._default_creation.reason = ""
             return POLL_MS
-        wait_ms = self._founding.look(self.registrations, self._time.now_ms(), self.placement.drained)
+        wait_ms = self._default_creation.look(self.registrations, self._time.now_ms(), self.placement.drained)
         if wait_ms is None:
             return POLL_MS
         if wait_ms or not self.decides:
             return min(POLL_MS, wait_ms or POLL_MS)
         try:
-            created = await self._founding.found(self.metastore, self.registrations, self._time.wall_ms())
+            created = await self._default_creation.found(self.metastore, self.registrations, self._time.wall_ms())
         except (BadInput, Corruption) as error:
-            self._founding.reason = f"placement is refused: {error}"
+            self._default_creation.reason = f"placement is refused: {error}"
             return POLL_MS
         return 0 if created else RETRY_MS
 
@@ -322,8 +324,8 @@ class Controller:
         pause_ms = POLL_MS
         writes: list[PartitionRecord] = []
         leaderships = Counter(_leads(record) for record in self.records.values())
-        for partition in [each for each in self._watches if each not in self.records]:
-            del self._watches[partition]
+        for partition in [each for each in self._timers if each not in self.records]:
+            del self._timers[partition]
         for partition, record in sorted(self.unread.without(self.records).items()):
             decision = self._decision(record, now_ms, leaderships)
             match decision:
@@ -341,14 +343,14 @@ class Controller:
 
     def _decision(self, record: PartitionRecord, now_ms: int, leaderships: Mapping[str, int]) -> Decision:
         partition = record.partition
-        watch = self._watches[partition] = watched(self._watches.get(partition), record, now_ms)
+        watch = self._timers[partition] = watched(self._timers.get(partition), record, now_ms)
         self._positions.want(partition, asked(record, self.registrations))
         decision = elect(
             record,
             self.registrations,
             now_ms,
             watch.since_ms,
-            self._announcements.heard(partition),
+            self._promotions.heard(partition),
             attempt=watch.attempt,
             reported=self._positions.of(partition),
             leaderships=leaderships,
@@ -357,18 +359,18 @@ class Controller:
         return decision if isinstance(decision, ProposeRecord) else self._with_min_isr(record, decision)
 
     def _with_min_isr(self, record: PartitionRecord, decision: Decision) -> Decision:
-        """Where nothing else is to be written: the record gets the min-ISR that is set, if that is known. It changes
-        that alone, so nobody leaves the ELR by it (docs/protocol.md H22)."""
+        """If there is no other decision: write the configured min-ISR into the record, if it is known. The write
+        changes nothing else, so no member leaves the ELR by it (docs/protocol.md H22)."""
         wanted = self.options.min_isr(record.bucket_type, record.factor) if self._options.was_read else record.min_isr
         return decision if wanted == record.min_isr else ProposeRecord(replace(record, min_isr=wanted))
 
-    async def _write(self, record: PartitionRecord, rests_on: tuple[Precondition, ...]) -> bool:
-        """Write one decision; False when its fate is unknown (the next look reads what became of it)."""
+    async def _write(self, record: PartitionRecord, preconditions: tuple[Precondition, ...]) -> bool:
+        """Write one decision; False if its outcome is unknown (the next read shows it)."""
         try:
             async with self._writing:
-                written = await self.metastore.write_record(record, unmoved=rests_on)
+                written = await self.metastore.write_record(record, unmoved=preconditions)
         except VersionConflict:
-            self._placement.expire()  # the write may have rested on it
+            self._placement.expire()  # it may have been a precondition of the write
             return True
         except (Ambiguous, Unavailable):
             return False
@@ -390,6 +392,6 @@ class Controller:
 
 
 def _leads(record: PartitionRecord) -> str:
-    """The node that leads or is about to, "" for none."""
+    """The node that leads or is a candidate, "" for none."""
     who = record.leader or record.candidate
     return "" if who is None else who.node

@@ -1,10 +1,9 @@
-"""What is set of the dynamic options: one small document in the metastore, and how it is read and changed.
+"""The settings of dynamic options: one small document in the metastore.
 
-All of it lies in one znode, so one read sees one state, one watch tells of every change, and a change is one
-conditional write. Any node may make it; what it means is worked out where it is needed: min-ISR by whoever controls
-(`repl.controller.controller`), the rest by each node for its replicas (`node.services.live_options`). Which options
-there are is `config.dynamic_options`' affair; settings of a name that this version does not know are kept, and mean
-nothing here.
+All settings lie in one znode, so one read returns one state, one watch reports every change, and a change is one
+conditional write. Any node may write it. The controller applies min-ISR (`repl.controller.controller`), each node
+applies the rest to its replicas (`node.services.live_options`). `config.dynamic_options` defines the options. Settings
+of an unknown name are kept, and have no effect.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ log = structlog.get_logger(__name__)
 OPTIONS_PATH: Final = "/options"
 
 WHO_MAX: Final = 200
-"""Characters of who set an option that are kept."""
+"""Characters of the author of a setting that are kept."""
 
 Chosen = Mapping[str, "Setting"]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option as somebody set it. `at_ms` is wall-clock time, for people."""
+    """One option's value, who set it, and when (wall clock, for people)."""
 
     value: Value
     by: str
@@ -44,20 +43,20 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class OptionSettings:
-    """All that is set: for the cluster, and for bucket types by name. `version` is the document's, None when there is
-    none yet."""
+    """All settings: the cluster's, and those of bucket types by name. `version` is the document's; None before there is
+    one."""
 
     cluster: Chosen = field(default_factory=dict)
     types: Mapping[str, Chosen] = field(default_factory=dict)
     version: int | None = None
 
     def of(self, bucket_type: str | None) -> Chosen:
-        """What is set for one bucket type itself, or with None for the cluster."""
+        """The settings of one bucket type itself; None: the cluster's."""
         return self.cluster if bucket_type is None else self.types.get(bucket_type, {})
 
     def setting(self, name: str, bucket_type: str | None = None) -> Setting | None:
-        """What counts for a bucket type (or what has none of its own, with None): its own setting, else the cluster's;
-        None when neither is set, or was written by another version and is none here."""
+        """The effective setting of a bucket type (None: of the cluster): its own, else the cluster's. None if neither
+        is set, or the value is not valid in this version."""
         for chosen in (self.of(bucket_type), self.cluster):
             found = chosen.get(name)
             if found is not None and _counts(name, found.value):
@@ -65,7 +64,7 @@ class OptionSettings:
         return None
 
     def with_setting(self, name: str, bucket_type: str | None, setting: Setting | None) -> OptionSettings:
-        """The same with one more setting, or with None for `setting` without it."""
+        """A copy with the setting, or without it if `setting` is None."""
         chosen = {each: found for each, found in self.of(bucket_type).items() if each != name}
         if setting is not None:
             chosen[name] = setting
@@ -77,8 +76,8 @@ class OptionSettings:
         return OptionSettings(self.cluster, types, self.version)
 
     def min_isr(self, bucket_type: str, replica_count: int) -> int:
-        """The min-ISR that a partition's record is to have: as it is set, not yet clamped from above; when it is not
-        set, one less than there are replicas."""
+        """The min-ISR for a partition's record, not clamped from above: as it is set, else one less than there are
+        replicas."""
         found = self.setting(MIN_ISR, bucket_type)
         return max(1, replica_count - 1 if found is None else int(found.value))
 
@@ -87,7 +86,7 @@ class OptionSettings:
         return Timers(**{each: self.number(name) for each, name in _TIMERS.items()})
 
     def number(self, name: str) -> int:
-        """What a cluster-wide number comes to."""
+        """The effective value of a cluster-wide number."""
         found = self.setting(name)
         default = OPTIONS[name].default
         return int(default if found is None else found.value)  # type: ignore[arg-type]
@@ -105,7 +104,7 @@ def _counts(name: str, value: Value) -> bool:
 
 
 def effective_min_isr(record: PartitionRecord, settings: OptionSettings) -> int:
-    """What a partition's min-ISR is once its record says what is set."""
+    """A partition's min-ISR once its record has the configured value."""
     wanted = settings.min_isr(record.bucket_type, record.factor)
     return min(wanted, len(record.replicas))
 

@@ -1,7 +1,7 @@
-"""What operators ask of leadership balancing, at any node: how even it is, what would be moved, and to move it now.
+"""Leader balance for operators, at any node: how even it is, which moves are planned, and a command to move now.
 
-The node that controls the cluster answers; another one asks it. Balancing itself is `repl.controller.leader_balancer`,
-its face `node.admin_api.application` and `isthmus leader`.
+The node that controls the cluster answers; other nodes forward the request to it. `repl.controller.leader_balancer`
+balances; `node.admin_api.application` and `isthmus leader` are its callers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from isthmus.repl.telemetry import Sample
 METHOD: Final = "leaderships"
 
 TIMEOUT_MS: Final = 2_000
-"""How long the controller may take: it plans in some 60 ms where partitions are many."""
+"""Limit of the controller's answer: it plans in some 60 ms for many partitions."""
 
 BY_LENGTH_MAX: Final = 256
-"""Characters of the name of who asks; the rest is cut off."""
+"""Characters of the operator's name that are kept."""
 
 
 class LeaderBalanceApi:
-    """Asks the node that controls, or answers as it; brings balancing and the leaders' side of it."""
+    """Forwards requests to the controller, or answers as the controller; creates the balancer and its handlers."""
 
     def __init__(self, controller: Controller, runtime: Runtime, options: BalanceOptions) -> None:
-        """Build before `controller.start`: it is given what it is to balance with."""
+        """Create before `controller.start`, since it sets the controller's balancer."""
         self._controller = controller
         self._node = runtime.node
         self._links = runtime.links
@@ -45,21 +45,19 @@ class LeaderBalanceApi:
         )
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
-        """What other nodes may ask of this one, by method."""
+        """Handlers of requests from other nodes, by method."""
         return {METHOD: self.answer, **self._handing_over.request_handlers()}
 
     def samples(self) -> Iterator[Sample]:
-        """As samples of `repl.telemetry.HELP`."""
+        """Samples of the balancer."""
         return self._balancing.samples()
 
     async def status(self, timeout_ms: int = TIMEOUT_MS) -> dict[str, Any]:
-        """How even leaderships are, what would be moved, what is and was: see `LeaderBalancer.status`. Raises
-        NotReady."""
+        """The balance, the planned moves, and the runs: see `LeaderBalancer.status`. Raises NotReady."""
         return await self._ask("", timeout_ms)
 
     async def balance(self, by: str) -> dict[str, Any]:
-        """Begin to move what has to be moved, for `by`; the status then. Raises NotReady when nothing was begun,
-        OutcomeUnknown."""
+        """Begin a run for `by`; returns the status after that. Raises NotReady if nothing was begun, OutcomeUnknown."""
         return await self._ask(by[:BY_LENGTH_MAX], TIMEOUT_MS)
 
     async def _ask(self, by: str, timeout_ms: int) -> dict[str, Any]:
@@ -88,8 +86,8 @@ class LeaderBalanceApi:
         return {"controller": self._node, **self._balancing.status(now_ms)}
 
     async def answer(self, node: str, body: bytes) -> bytes:
-        """For another node: `body` names who wants leaderships moved now; empty: only the status is wanted. Raises
-        NotReady where this node does not control, or cannot begin."""
+        """Answer another node: `body` names the operator who wants a run; empty: only the status. Raises NotReady if
+        this node is not the controller, or cannot begin."""
         if not self._controller.decides:
             raise NotReady(f"node {self._node} does not control the cluster: ask again")
         try:

@@ -44,31 +44,31 @@ Records = Mapping[int, PartitionRecord]
 Registrations = Mapping[str, Registration]
 
 REQUEST_MS: Final = 2_000
-"""How long a leader's node may take to begin a hand-over; without an answer the record tells."""
+"""How long a leader's node may take to begin a hand-over; without an answer the record shows the outcome."""
 
 CONFIRM_MS: Final = 5_000
 """How long after the drain's own time-out the record may take to show the new leader: an election with an fsync."""
 
 FAILED_MAX: Final = 10
-"""Failed moves after which a run ends: hand-overs do not work just now, and each try is felt by writers."""
+"""Failed moves after which a run ends: hand-overs do not work now, and each try delays writers."""
 
 AGAIN_MIN_MS: Final = 1_000
-"""Least pause before a failed move is planned again, were the cool-down set to nothing."""
+"""Least pause before a failed move is planned again, even if the cool-down is 0."""
 
 AGAIN_DOUBLINGS: Final = 5
 """The pause doubles with each failure of the same move, this many times: from 10 s to some 5 minutes."""
 
 KEPT_MOVES: Final = 4_096
-"""Moves of a run that are kept to be shown, more than partitions in most clusters; the oldest go first."""
+"""Moves of a run that are kept for display, more than most clusters have partitions; the oldest are dropped."""
 
 IDLE_MS: Final = 60_000
-"""When nothing is timed: the controller looks by itself far more often."""
+"""Returned if nothing is timed; the controller reads far more often by itself."""
 
 BALANCED: Final = "balanced"
 """The outcome of a run after which nothing can be more even."""
 
 BY_ITSELF: Final = "cluster"
-"""Who started a run that no operator did."""
+"""The author of a run that no operator started."""
 
 
 class BalanceOptions(NamedTuple):
@@ -84,7 +84,7 @@ class BalanceOptions(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightMove:
-    """A move under way: from this epoch on, until then."""
+    """A move under way: the epoch at its begin, and its deadline."""
 
     move: LeaderMove
     epoch: int
@@ -95,7 +95,7 @@ class InFlightMove:
 
 @dataclass(slots=True)
 class BalanceRun:
-    """What was done since `by` began; `outcome` is empty while it goes on."""
+    """The moves since `by` began; `outcome` is empty while the run goes on."""
 
     number: int
     by: str
@@ -140,11 +140,11 @@ class LeaderBalancer:
         self._records: Records = {}
         self._registrations: Registrations = {}
         self._drained: frozenset[str] = frozenset()
-        """Nodes that are to lead nothing."""
+        """Nodes that must not lead."""
         self._epochs: dict[int, tuple[int, int | None]] | None = None
-        """Partition -> (epoch, when it was first seen): None for what was there when we took over."""
+        """Partition -> (epoch, when it was first seen; None for epochs from before this controller)."""
         self._refused: dict[tuple[int, str], tuple[int, int]] = {}
-        """(partition, target) -> (until when it is not asked for again, how often it failed in a row)."""
+        """(partition, target) -> (until when it is not tried again, how often it failed in a row)."""
         self._moving: dict[int, InFlightMove] = {}
         self._members: frozenset[tuple[str, int]] = frozenset()
         self._uneven_since_ms: int | None = None
@@ -157,7 +157,7 @@ class LeaderBalancer:
     # -- as the controller looks ------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """This node does not control any more."""
+        """Drop the state: this node is not the controller any more."""
         if self._active:
             self._forget()
 
@@ -266,7 +266,7 @@ class LeaderBalancer:
         }
 
     def _obstacle(self) -> str:
-        """What is to be over before anything is moved; "" for nothing."""
+        """What must end before anything is moved; "" for nothing."""
         for partition, record in sorted(self._records.items()):
             if record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND):
                 return f"partition {partition} is being elected"
@@ -352,7 +352,7 @@ class LeaderBalancer:
 
     def begin(self, by: str) -> None:
         """Begin a run for an operator, without regard to delay and cool-down; joins one that is under way. Raises
-        NotReady when something is in the way."""
+        NotReady if something prevents it."""
         if not self._active:
             raise NotReady("this node has just begun to control the cluster: ask again")
         if self._running is None:
@@ -363,7 +363,7 @@ class LeaderBalancer:
             self._wake()
 
     def status(self, now_ms: int) -> dict[str, Any]:
-        """What an operator may know, as JSON has it: docs/http.md lists the fields."""
+        """The status as JSON: docs/http.md lists the fields."""
         counted = loads(self._seats())
         running = self._running
         moves = self._wanted(now_ms)
@@ -414,7 +414,7 @@ class LeaderBalancer:
             yield "isthmus_leader_balancing", {}, self._running is not None
 
     async def stop(self) -> None:
-        """Give up what is being asked; hand-overs that have begun go on without us."""
+        """Cancel the requests under way; hand-overs that have begun continue."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,8 +1,7 @@
-"""How far the logs of those go that may be elected: asked of their nodes, one request a node for all partitions.
+"""Log positions of electable replicas, requested from their nodes: one request per node for all partitions.
 
-The answers only rank candidates (docs/protocol.md H12); who may be elected is decided by the record. So an answer that
-is lost, late or old costs lag, not data. The rule that uses them is `repl.controller.election`, the one that asks is
-`repl.controller.controller`.
+The answers only rank candidates (docs/protocol.md H12); the record decides who may be elected. So a lost, late or old
+answer costs lag, not data. `repl.controller.election` uses the positions, `repl.controller.controller` asks for them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PARTITIONS_MAX: Final = 65_536
 """Partitions of one request, many times what a cluster has; above it the request is refused."""
 
 ASK_AGAIN_MS: Final = 50
-"""Pause after a request failed, so that a connection that is being made is used within the time for asking."""
+"""Pause after a failed request, so that a connection that is being built is used within ASK_MS."""
 
 Position = tuple[int, int]
 """(last epoch, LEO) of one replica's log."""
@@ -36,7 +35,7 @@ class RequestLinks(Protocol):
 
 
 class LogPositions:
-    """What was heard, by partition and node, and the requests under way (at most one a node)."""
+    """The positions received, by partition and node, and the requests under way (at most one per node)."""
 
     def __init__(
         self,
@@ -46,37 +45,38 @@ class LogPositions:
         position_of: Callable[[int], Position | None],
         on_answer: Callable[[], None],
     ) -> None:
-        """`position_of` tells of a partition on this node, None when it has no copy; `on_answer` is called when more
-        is known, or when it is time to ask again."""
+        """`position_of` returns the position of a partition on this node, None without a copy. `on_answer` is called
+        when more is known, and when it is time to ask again."""
         self._node = node
         self._links = links
         self._position_of = position_of
         self._on_answer = on_answer
-        self._heard: dict[int, dict[str, Position]] = {}
+        self._received: dict[int, dict[str, Position]] = {}
         self._wanted: dict[str, set[int]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def of(self, partition: int) -> Mapping[str, Position]:
-        """node -> how far its log goes, as far as it was heard."""
-        return self._heard.get(partition, {})
+        """Node -> its position, for the nodes that have answered."""
+        return self._received.get(partition, {})
 
     def want(self, partition: int, nodes: list[str]) -> None:
         """Ask these nodes about a partition at the next `send`, unless they have answered."""
-        heard = self._heard.setdefault(partition, {})
+        received = self._received.setdefault(partition, {})
         for node in nodes:
-            if node in heard:
+            if node in received:
                 continue
             if node == self._node:
-                heard[node] = self._position_of(partition) or (-1, -1)
+                received[node] = self._position_of(partition) or (-1, -1)
             else:
                 self._wanted.setdefault(node, set()).add(partition)
 
     def forget(self, partition: int) -> None:
-        """The election is over, or another one: what was heard does not count any more."""
-        self._heard.pop(partition, None)
+        """Drop the positions of a partition: its election is over, or another one."""
+        self._received.pop(partition, None)
 
     def send(self) -> None:
-        """Ask what is wanted of every node that is not being asked; the others are asked when they have answered."""
+        """Send the wanted requests to every node without a request under way; the others get theirs after their
+        answer."""
         wanted, self._wanted = self._wanted, {}
         for node, partitions in wanted.items():
             task = self._tasks.get(node)
@@ -91,14 +91,13 @@ class LogPositions:
             await asyncio.sleep(ASK_AGAIN_MS / 1000)
         else:
             for partition in partitions:
-                if partition in self._heard:
-                    self._heard[partition][node] = found.get(partition, (-1, -1))
+                if partition in self._received:
+                    self._received[partition][node] = found.get(partition, (-1, -1))
         del self._tasks[node]
         self._on_answer()
 
     async def answer(self, node: str, body: bytes) -> bytes:
-        """Tell `node` how far the logs of the partitions in `body` go; those without a copy here are left out. Raises
-        BadInput."""
+        """The positions of the partitions in `body`; those without a copy here are left out. Raises BadInput."""
         asked = _unpacked(body)
         if not isinstance(asked, list) or len(asked) > PARTITIONS_MAX or not all(_count(each) for each in asked):
             raise BadInput(f"{METHOD} of {node}: a list of at most {PARTITIONS_MAX} partition ids is right")
@@ -107,7 +106,7 @@ class LogPositions:
         return packed
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel the requests under way."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
-"""Promotions: from the candidate that made its barrier durable to the node that controls the cluster.
+"""Promotions: reports of candidates whose barrier is durable, sent to the node that controls the cluster.
 
-A candidate's core repeats itself until the record says Online, so whatever is lost here comes again; only a promotion
-of exactly the nominated epoch, session and gen counts (`repl.controller.election`), so whatever is old here is
-harmless. Every node keeps its own promotions, too: it may come to control. Who decides is `repl.controller.controller`.
+A candidate's core repeats its report until the record is Online, so a lost one comes again. Only a promotion of exactly
+the nominated epoch, session and log counts (`repl.controller.election`), so an old one is harmless. Every node also
+keeps its own promotions, since it may become the controller.
 """
 
 from __future__ import annotations
@@ -20,75 +20,80 @@ from isthmus.repl.model.errors import BadInput, IsthmusError
 METHOD: Final = "promoted"
 
 TIMEOUT_MS: Final = 1_000
-"""How long the controller may take to acknowledge; the core repeats itself meanwhile."""
+"""Limit of the controller's acknowledgement; the core repeats its report meanwhile."""
 
 SEND_AGAIN_MS: Final = 100
-"""Pause after the controller could not be told: it is gone, and another one is about to take over."""
+"""Pause after the controller could not be reached: another node is about to take over."""
 
 PROMOTIONS_MAX: Final = 65_536
 """Promotions of one request, many times the partitions of a cluster; above it the request is refused."""
 
 Promotion = tuple[int, str, int, int]
-"""(epoch, node, inc, gen), as `elect` takes them."""
+"""(epoch, node, session id, log id), as `elect` takes them."""
 
 
 class Promotions:
-    """What was heard (the newest epoch of each partition) and what is still to be told."""
+    """The newest promotion of each partition, and those not yet sent."""
 
     def __init__(self, *, node: str, links: RequestLinks, on_heard: Callable[[], None]) -> None:
         self._node = node
         self._links = links
-        self._on_heard = on_heard
+        self._on_received = on_heard
         self._known: Collection[int] = ()
-        self._heard: dict[int, Promotion] = {}
+        self._received: dict[int, Promotion] = {}
         self._unsent: dict[int, Promotion] = {}
         self._controller: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     def heard(self, partition: int) -> tuple[Promotion, ...]:
         """The newest promotion of a partition, or none."""
-        found = self._heard.get(partition)
+        found = self._received.get(partition)
         return () if found is None else (found,)
 
     def learn(self, controller: str | None, partitions: Collection[int]) -> None:
-        """Who controls now, and which partitions there are: nothing is kept of any other."""
+        """Take over who controls, and which partitions exist: promotions of others are dropped."""
         self._known = partitions
-        for partition in [each for each in self._heard if each not in partitions]:
-            del self._heard[partition]
+        for partition in [each for each in self._received if each not in partitions]:
+            del self._received[partition]
         self._controller = controller
         if controller == self._node:
             self._unsent.clear()
         self._send()
 
     def announce(self, partition: int, promoted: Promoted) -> None:
-        """A candidate of this node is promoted."""
+        """Record that a candidate of this node is promoted, and report it."""
         promotion = (promoted.epoch, promoted.node, promoted.session_id, promoted.log_id)
         self._note(partition, promotion)
         if self._controller == self._node:
-            self._on_heard()
+            self._on_received()
         else:
             self._unsent[partition] = promotion
             self._send()
 
     async def receive(self, node: str, body: bytes) -> bytes:
-        """Candidates of `node` are promoted: `body` lists [partition, epoch, node, inc, gen]. Raises BadInput."""
+        """Handle promotions of candidates of `node`: `body` lists [partition, epoch, node, session id, log id]. Raises
+        BadInput."""
         try:
             items = msgpack.unpackb(body)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise BadInput(f"{METHOD} of {node}: not msgpack ({error})") from error
-        if not isinstance(items, list) or len(items) > PROMOTIONS_MAX or not all(_right(item, node) for item in items):
+        if (
+            not isinstance(items, list)
+            or len(items) > PROMOTIONS_MAX
+            or not all(_well_formed(item, node) for item in items)
+        ):
             form = f"[partition, epoch, {node!r}, inc, gen]"
             raise BadInput(f"{METHOD} of {node}: a list of at most {PROMOTIONS_MAX} of {form} is right")
         for partition, *promotion in items:
             if partition in self._known:
                 self._note(partition, (promotion[0], promotion[1], promotion[2], promotion[3]))
-        self._on_heard()
+        self._on_received()
         return b""
 
     def _note(self, partition: int, promotion: Promotion) -> None:
-        before = self._heard.get(partition)
+        before = self._received.get(partition)
         if before is None or before[0] <= promotion[0]:
-            self._heard[partition] = promotion
+            self._received[partition] = promotion
 
     def _send(self) -> None:
         if self._unsent and self._controller is not None and (self._task is None or self._task.done()):
@@ -106,13 +111,13 @@ class Promotions:
                 await asyncio.sleep(SEND_AGAIN_MS / 1000)
 
     async def stop(self) -> None:
-        """Tell nobody any more."""
+        """Cancel the report under way."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _right(item: object, node: str) -> bool:
+def _well_formed(item: object, node: str) -> bool:
     if not isinstance(item, list) or len(item) != 5 or item[2] != node:
         return False
     return all(type(item[place]) is int and 0 <= item[place] < 1 << 63 for place in (0, 1, 3, 4))

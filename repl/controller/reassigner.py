@@ -1,10 +1,9 @@
-"""Moving: the controller's routine that carries out what was ordered of placements.
+"""The reassigner: the controller's routine that carries out the orders that change placements.
 
-Each look says which records are to be written: moves begun, turned back, or sent elsewhere. The leaders do the rest
-(docs/protocol.md R-RF). Nothing of it is durable but the orders themselves, which any node may have made
-(`repl.controller.reassignment_orders`); who takes over control goes on. When an order is over it goes to the history;
-where a node that was to get replicas stays away, another one gets them. The rules are
-`repl.controller.reassignment_progress`', who calls is `repl.controller.controller`.
+Each call returns the records to write: moves begun, turned back, or redirected. The leaders do the rest
+(docs/protocol.md R-RF). Only the orders are durable (`repl.controller.reassignment_orders`), so the next controller
+continues them. A finished order goes into the history; if a node that is to get replicas stays away, another one gets
+them. The rules are in `repl.controller.reassignment_progress`.
 """
 
 from __future__ import annotations
@@ -41,49 +40,49 @@ REPLAN_MS: Final = 60_000
 """How long a node that is to get replicas must be gone before others are chosen: a restart takes less. A guess."""
 
 ELECTION_MS: Final = 30_000
-"""How long an election of one partition may hold up the moves of others: it takes a second or two. One that does not
-end (its candidate cannot promote itself) must not stop the drain of the node at fault. A guess."""
+"""How long an election of one partition may hold up the moves of others; it takes a second or two. One that does not
+end (its candidate cannot promote itself) must not stop the drain of the failing node. A guess."""
 
 RETRY_MS: Final = 200
-"""Pause after a change of orders could not be noted; a watch tells of a newer document sooner."""
+"""Pause after a change of orders could not be written; a watch event of a newer document comes sooner."""
 
 IDLE_MS: Final = 60_000
-"""When nothing is timed: the controller looks by itself far more often."""
+"""Returned if nothing is timed; the controller reads far more often by itself."""
 
 
 class Reassigner:
-    """What the controller remembers of it: since when nodes are gone, and what it counts."""
+    """State of the deciding controller: since when nodes are gone, and counts for the metrics."""
 
     def __init__(self, metastore: Metastore, unread: UnreadableDocuments | None = None) -> None:
-        """`unread`: what cannot be read; an order with such a partition is not over, and the partition's record is not
+        """`unread`: the unreadable records. An order with such a partition is not finished, and its record is not
         written."""
         self._metastore = metastore
         self._unread = unread or UnreadableDocuments()
         self._electing: dict[int, int] = {}
-        """Partition -> since when an election of it is seen to go on."""
+        """Partition -> since when its election goes on."""
         self.overdue: frozenset[int] = frozenset()
-        """Partitions whose election has gone on for so long that nothing waits for it."""
+        """Partitions whose election has gone on for so long that moves no longer wait for it."""
         self._gone: dict[str, int] = {}
         self._sought: tuple[object, int] | None = None
-        """What other places were sought for in vain, and when."""
+        """The inputs of the last futile search for other nodes, and when it was made."""
         self._orders: int | None = None
         self._stages: Counter[ReassignmentStage] = Counter()
         self._ended: Counter[str] = Counter()
 
     def see(self, records: Records, now_ms: int) -> int:
-        """Note which elections go on, on every node; milliseconds until one of them is overdue."""
+        """Note the elections under way, on every node; returns the milliseconds until one of them is overdue."""
         self._electing = {p: self._electing.get(p, now_ms) for p, record in records.items() if elected(record)}
         left = {p: since_ms + ELECTION_MS - now_ms for p, since_ms in self._electing.items()}
         self.overdue = frozenset(p for p, left_ms in left.items() if left_ms <= 0)
         return min((left_ms for left_ms in left.values() if left_ms > 0), default=IDLE_MS)
 
     def rest(self) -> None:
-        """This node does not control any more."""
+        """Drop the state: this node is not the controller any more."""
         self._gone.clear()
         self._orders = self._sought = None
 
     def samples(self) -> Iterator[Sample]:
-        """Orders that ended since start, and, of the node that controls, what is open; as of the last look."""
+        """Orders finished since start, and, on the controller, the open ones as of the last call."""
         for how, count in self._ended.items():
             yield "isthmus_move_orders_ended_total", {"outcome": how}, count
         if self._orders is not None:
@@ -94,8 +93,8 @@ class Reassigner:
     async def look(
         self, placement: Placement, records: Records, registrations: Registrations, now_ms: int, wall_ms: int
     ) -> int:
-        """Put orders that are over into the history, and choose other nodes for those that stay away; milliseconds
-        until that may be due again. Raises what the metastore raises."""
+        """Finish orders, and choose other nodes for those that stay away; returns the milliseconds until that may be
+        due again. Raises what the metastore raises."""
         self._orders = len(placement.orders)
         self._stages = Counter(
             progress(order, move, records, registrations).stage for order in placement.orders for move in order.moves
@@ -120,7 +119,7 @@ class Reassigner:
         sites = sites_of(placement, records, registrations)
         seeking = (placement.version, lost, {node: site for node, site in sites.items() if site.open})
         if self._sought is not None and self._sought[0] == seeking and now_ms < self._sought[1] + REPLAN_MS:
-            return away_ms  # a second of work where partitions are many, and nobody is elected meanwhile
+            return away_ms  # many partitions take a second of work, during which no election runs
         for order in placement.orders:
             changed = await asyncio.to_thread(replanned, order, records, registrations, sites, lost)
             if changed != order:
@@ -132,7 +131,7 @@ class Reassigner:
         return away_ms
 
     async def _change(self, read: Placement, wanted: Placement) -> bool:
-        """Write `wanted` if nothing has changed since `read`, and say whether; else the next look decides anew."""
+        """Write `wanted` if nothing has changed since `read`; False: the next call decides again."""
         written = False
 
         def choose(newest: Placement) -> Placement:
@@ -155,7 +154,7 @@ class Reassigner:
     def writes(
         self, placement: Placement, records: Records, registrations: Registrations, at_once: int
     ) -> list[PartitionRecord]:
-        """The records to be written now."""
+        """The records to write now."""
         return list(due(placement.orders, self._unread.without(records), registrations, at_once, self.overdue))
 
 

@@ -1,10 +1,9 @@
-"""What operators have ordered of placements: one document in the metastore, and how it is read and changed.
+"""The orders that change placements: one document in the metastore.
 
-Orders that are not over, the newest that are, and the nodes that are drained lie in one znode, so one read sees one
-state, one watch tells of every change, and a change is one conditional write. Any node may make it; the one that
-controls carries it out (`repl.controller.reassigner`). How far an order is stands nowhere: it follows from the
-partitions' records (`repl.controller.reassignment_progress`), so a change of controller or a restart of all nodes loses
-nothing.
+Open orders, the newest finished ones, and the drained nodes lie in one znode, so one read returns one state, one watch
+reports every change, and a change is one conditional write. Any node may write it; the controller carries the orders
+out (`repl.controller.reassigner`). The progress of an order is not stored: it follows from the partitions' records
+(`repl.controller.reassignment_progress`), so a change of controller or a restart of all nodes loses nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ log = structlog.get_logger(__name__)
 ORDERS_PATH: Final = "/placement/orders"
 
 ORDERS_MAX: Final = 16
-"""Orders that are not over; one more is refused. Operators wait for one before they think of the next."""
+"""Open orders; one more is refused. Operators wait for one before they give the next."""
 
 ENDED_MAX: Final = 50
-"""Orders that are over and still shown; the oldest go first."""
+"""Finished orders that are kept for display; the oldest are dropped first."""
 
 WHO_MAX: Final = 200
-"""Characters of who did something that are kept."""
+"""Characters of an author that are kept."""
 
 TITLE_MAX: Final = 200
 """Characters of an order's title that are kept."""
@@ -42,7 +41,7 @@ TITLE_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class FinishedOrder:
-    """An order that is over: "done", "cancelled" or "refused", with how many of its partitions were changed."""
+    """A finished order: "done", "cancelled" or "refused", with how many of its partitions were changed."""
 
     number: int
     kind: ReassignmentKind
@@ -65,7 +64,7 @@ class DrainedNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """All that is ordered. `version` is the document's, None when there is none yet."""
+    """All orders and drained nodes. `version` is the document's; None before there is one."""
 
     orders: tuple[ReassignmentOrder, ...] = ()
     ended: tuple[FinishedOrder, ...] = ()
@@ -74,32 +73,32 @@ class Placement:
     version: int | None = None
 
     def pending(self) -> dict[int, tuple[ReassignmentOrder, tuple[str, ...]]]:
-        """Partition -> the order that it is in, and what its replicas are to be."""
+        """Partition -> the open order that it is in, and the replicas that the order wants."""
         return {move.partition: (order, order.target(move)) for order in self.orders for move in order.moves}
 
     def order(self, number: int) -> ReassignmentOrder | None:
-        """One that is not over."""
+        """An open order by its number."""
         return next((order for order in self.orders if order.number == number), None)
 
     def with_order(
         self, kind: ReassignmentKind, title: str, by: str, at_ms: int, moves: Iterable[ReplicaMove]
     ) -> Placement:
-        """The same with one more order. Raises TooLarge."""
+        """A copy with one more order. Raises TooLarge."""
         if len(self.orders) >= ORDERS_MAX:
             raise TooLarge(f"{len(self.orders)} orders are not over yet, at most {ORDERS_MAX} may be: wait for one")
         order = ReassignmentOrder(self.next_number, kind, title[:TITLE_MAX], by[:WHO_MAX], at_ms, tuple(moves))
         return replace(self, orders=(*self.orders, order), next_number=self.next_number + 1)
 
     def with_changed(self, changed: ReassignmentOrder) -> Placement:
-        """The same with another version of an order that is not over."""
+        """A copy with another version of an open order."""
         return replace(self, orders=tuple(changed if o.number == changed.number else o for o in self.orders))
 
     def with_moves_back(
         self, order: ReassignmentOrder, nodes: Collection[str], by: str
     ) -> tuple[Placement, int | None]:
-        """The same with those moves of an order cancelled that take a replica off `nodes`: all of it, or an order of
-        their own beside what goes on; and the number that they stand under, None where there are none. Raises
-        TooLarge."""
+        """A copy in which the moves of an order that take a replica off `nodes` are cancelled: the whole order, or a
+        new order with those moves, beside the rest. Returns the number of the cancelled order, None if there are no
+        such moves. Raises TooLarge."""
         back = [move for move in order.moves if set(move.removes) & set(nodes)]
         if not back:
             return self, None
@@ -111,16 +110,16 @@ class Placement:
         return after.with_changed(replace(order, cancelled_by=order.cancelled_by or by[:WHO_MAX] or "?")), order.number
 
     def with_ended(self, ended: FinishedOrder) -> Placement:
-        """The same with an order over."""
+        """A copy with an order finished."""
         left = tuple(order for order in self.orders if order.number != ended.number)
         return replace(self, orders=left, ended=(*self.ended, ended)[-ENDED_MAX:])
 
     def with_drained(self, nodes: Iterable[str], by: str, at_ms: int) -> Placement:
-        """The same with more nodes drained; who is keeps who drained it."""
+        """A copy with more nodes drained; a node that is drained already keeps its entry."""
         return replace(self, drained={**{node: DrainedNode(by[:WHO_MAX], at_ms) for node in nodes}, **self.drained})
 
     def without_drained(self, nodes: Iterable[str]) -> Placement:
-        """The same with fewer."""
+        """A copy with fewer nodes drained."""
         gone = set(nodes)
         return replace(self, drained={node: each for node, each in self.drained.items() if node not in gone})
 

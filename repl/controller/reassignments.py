@@ -1,13 +1,11 @@
-"""What operators wish of placements: planned on what the cluster is now, shown, and ordered.
+"""Changes of placement that operators request: planned on the cluster's present state, shown, and ordered.
 
-A wish is planned anew each time it is asked for; whoever orders it may name the plan that was shown (its digest), and
-is refused when it would be another one by now. Any node may do it. Planning is `repl.controller.reassignment_plan`'s,
-what is kept `repl.controller.reassignment_orders`', who carries it out `repl.controller.reassigner`.
+A request is planned again each time it is made. An operator who orders it may name the plan that was shown (its
+digest), and is refused if the plan would be another one by now. Any node may do it. `repl.controller.reassignment_plan`
+plans, `repl.controller.reassignment_orders` stores the order, `repl.controller.reassigner` carries it out.
 
-Removing: a node that holds nothing and does not live is forgotten, and a new one may take its name.
-
-Nothing may be ordered for it, or it would be forgotten while it gets replicas; one that comes back that very moment is
-left as it was. A drain moves its replicas off.
+Removing a node: a node without replicas that is not live is forgotten, and a new one may take its name. No order may
+give it replicas meanwhile; one that returns during the removal keeps its entries. A drain moves its replicas off.
 """
 
 from __future__ import annotations
@@ -40,21 +38,21 @@ CREATED: Final = "a bucket type was created since the plan was shown: look again
 
 
 class Changed(BadInput):
-    """What would be done now is not what was shown."""
+    """The plan is not the one that was shown."""
 
     reason = "changed"
 
 
 class NoSuch(BadInput):
-    """A bucket type, node or order that is named is not there."""
+    """A named bucket type, node or order does not exist."""
 
     reason = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class ReassignmentRequest:
-    """What an operator wants. `bucket_type` None: all. `nodes`: to drain, or the one to replace and the one instead.
-    `places`: by index, the replicas of each partition of the bucket type, by name."""
+    """An operator's request. `bucket_type` None: all. `nodes`: those to drain, or the one to replace and its
+    replacement. `places`: by index, the replicas of each partition of the bucket type, by name."""
 
     kind: ReassignmentKind
     bucket_type: str | None = None
@@ -65,7 +63,7 @@ class ReassignmentRequest:
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """The request in words."""
         kind = f"bucket type {self.bucket_type}" if self.bucket_type else "all bucket types"
         match self.kind:
             case ReassignmentKind.FILE:
@@ -81,7 +79,7 @@ class ReassignmentRequest:
 
 
 class PlanningInput(NamedTuple):
-    """What a plan is made on. The counter of partition ids is read first: what was created since has moved it."""
+    """The state that a plan is based on. The counter of partition ids is read first: a later creation has moved it."""
 
     placement: Placement
     records: Records
@@ -89,7 +87,7 @@ class PlanningInput(NamedTuple):
     counted: int | None
     """The version of that counter; None before anything was created."""
     options: OptionSettings | None = None
-    """The dynamic options, which say what min-ISR will be; None where they cannot be read."""
+    """The dynamic options, for the future min-ISR; None if they cannot be read."""
 
     @staticmethod
     async def read(metastore: Metastore) -> PlanningInput:
@@ -104,16 +102,16 @@ class PlanningInput(NamedTuple):
         return PlanningInput(placement, records, await metastore.registrations(), counted, options)
 
     def known(self) -> set[str]:
-        """The nodes that live or hold a replica."""
+        """The nodes that are live or hold a replica."""
         return {*self.registrations, *(node for record in self.records.values() for node in record.replicas)}
 
     def sites(self) -> dict[str, PlanningNode]:
-        """Every known node as planning sees it."""
+        """Every known node, for planning."""
         return sites_of(self.placement, self.records, self.registrations)
 
 
 def sites_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, PlanningNode]:
-    """Every node that lives or holds a replica, as planning sees it; the rack of one that is gone is not known."""
+    """Every node that is live or holds a replica, for planning; the rack of a node that is gone is unknown."""
     found = {node: PlanningNode("", False) for record in records.values() for node in record.replicas}
     for node, here in registrations.items():
         found[node] = PlanningNode(here.rack, here.active and here.spare_log_id > 0 and node not in placement.drained)
@@ -122,9 +120,9 @@ def sites_of(placement: Placement, records: Records, registrations: Registration
 
 @dataclass(frozen=True, slots=True)
 class ReassignmentPlan:
-    """What a wish comes to: moves, the replicas on each node before and after, and what an operator should know."""
+    """The plan of a request: moves, the replicas on each node before and after, and notes for the operator."""
 
-    wish: ReassignmentRequest
+    request: ReassignmentRequest
     moves: tuple[ReplicaMove, ...]
     before: Mapping[str, int] = field(default_factory=dict)
     after: Mapping[str, int] = field(default_factory=dict)
@@ -133,95 +131,96 @@ class ReassignmentPlan:
     @property
     def digest(self) -> str:
         """Equal for equal moves."""
-        text = repr([self.wish.title, self.moves]).replace("ReplicaMove(", "Move(")  # as older versions write it
+        text = repr([self.request.title, self.moves]).replace("ReplicaMove(", "Move(")  # as older versions write it
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def plan_of(wish: ReassignmentRequest, ground: PlanningInput) -> ReassignmentPlan:
-    """What has to be moved. Raises NoSuch, PlanRefused."""
-    _check_names(wish, ground)
-    pending = {p: target for p, (_, target) in ground.placement.pending().items()}
-    sites = ground.sites()
-    kinds = sorted({record.bucket_type for record in ground.records.values()})
+def plan_of(request: ReassignmentRequest, given: PlanningInput) -> ReassignmentPlan:
+    """The plan. Raises NoSuch, PlanRefused."""
+    _check_names(request, given)
+    pending = {p: target for p, (_, target) in given.placement.pending().items()}
+    sites = given.sites()
+    kinds = sorted({record.bucket_type for record in given.records.values()})
     counts = {kind: Counter[str]() for kind in kinds}
-    for partition, record in ground.records.items():
+    for partition, record in given.records.items():
         counts[record.bucket_type].update(pending.get(partition, record.staying))
     before = sum(counts.values(), Counter[str]())
     moves: list[ReplicaMove] = []
-    for kind in kinds if wish.bucket_type is None else [wish.bucket_type]:
+    for kind in kinds if request.bucket_type is None else [request.bucket_type]:
         elsewhere = sum((each for name, each in counts.items() if name != kind), Counter[str]())
-        records = [record for record in ground.records.values() if record.bucket_type == kind]
-        board = AssignmentDraft(records, sites, elsewhere=elsewhere, pending=pending, ignore_racks=wish.ignore_racks)
-        _apply(wish, board, records)
+        records = [record for record in given.records.values() if record.bucket_type == kind]
+        board = AssignmentDraft(records, sites, elsewhere=elsewhere, pending=pending, ignore_racks=request.ignore_racks)
+        _apply(request, board, records)
         found = board.moves()
         for move in found:
             counts[kind].subtract(move.removes)
             counts[kind].update(move.adds)
         moves += found
     moves.sort()
-    _check_free(moves, ground)
+    _check_free(moves, given)
     after = sum(counts.values(), Counter[str]())
     names = sorted({*before, *after, *(node for node, site in sites.items() if site.open)})
     return ReassignmentPlan(
-        wish,
+        request,
         tuple(moves),
         {node: before[node] for node in names},
         {node: after[node] for node in names},
-        tuple(_notes(moves, ground)),
+        tuple(_notes(moves, given)),
     )
 
 
-def _apply(wish: ReassignmentRequest, board: AssignmentDraft, records: Sequence[PartitionRecord]) -> None:
-    match wish.kind:
+def _apply(request: ReassignmentRequest, board: AssignmentDraft, records: Sequence[PartitionRecord]) -> None:
+    match request.kind:
         case ReassignmentKind.FILE:
             partitions = sorted(records, key=lambda record: record.index)
-            if len(partitions) != len(wish.places):
+            if len(partitions) != len(request.places):
                 raise PlanRefused(
-                    f"bucket type {wish.bucket_type} has {len(partitions)} partitions, the file {len(wish.places)}"
+                    f"bucket type {request.bucket_type} has {len(partitions)} partitions, "
+                    f"the file {len(request.places)}"
                 )
-            for record, nodes in zip(partitions, wish.places, strict=True):
+            for record, nodes in zip(partitions, request.places, strict=True):
                 board.put(record.partition, nodes)
         case ReassignmentKind.SPREAD:
             board.spread()
         case ReassignmentKind.REPLACE:
-            board.replace(*wish.nodes)
+            board.replace(*request.nodes)
         case ReassignmentKind.DRAIN:
-            board.vacate(wish.nodes)
+            board.vacate(request.nodes)
         case ReassignmentKind.FACTOR:
-            board.factor(wish.factor)
+            board.factor(request.factor)
 
 
-def _check_names(wish: ReassignmentRequest, ground: PlanningInput) -> None:
-    kinds = sorted({record.bucket_type for record in ground.records.values()})
-    if wish.bucket_type is not None and wish.bucket_type not in kinds:
-        raise NoSuch(f"there is no bucket type {wish.bucket_type!r:.80}; there are {', '.join(kinds) or 'none'}")
-    known = ground.known()
-    named = {*wish.nodes, *(node for nodes in wish.places for node in nodes)}
+def _check_names(request: ReassignmentRequest, given: PlanningInput) -> None:
+    kinds = sorted({record.bucket_type for record in given.records.values()})
+    if request.bucket_type is not None and request.bucket_type not in kinds:
+        raise NoSuch(f"there is no bucket type {request.bucket_type!r:.80}; there are {', '.join(kinds) or 'none'}")
+    known = given.known()
+    named = {*request.nodes, *(node for nodes in request.places for node in nodes)}
     unknown = sorted(named - known)
     if unknown:
         raise NoSuch(f"no node {', '.join(unknown):.200} is known; there are {', '.join(sorted(known))}")
-    sites = ground.sites()
-    there = {node for record in ground.records.values() for node in record.replicas}
+    sites = given.sites()
+    there = {node for record in given.records.values() for node in record.replicas}
     newcomers = (
-        set(wish.nodes[1:])
-        if wish.kind is ReassignmentKind.REPLACE
+        set(request.nodes[1:])
+        if request.kind is ReassignmentKind.REPLACE
         else named - there
-        if wish.kind is ReassignmentKind.FILE
+        if request.kind is ReassignmentKind.FILE
         else set()
     )
     for node in sorted(newcomers):
         if not sites[node].open:
-            why = "is drained" if node in ground.placement.drained else "is gone or leaving"
+            why = "is drained" if node in given.placement.drained else "is gone or leaving"
             raise PlanRefused(f"{node} {why}: it cannot be given replicas")
-    if wish.kind is ReassignmentKind.REPLACE and wish.nodes[0] == wish.nodes[1]:
-        raise PlanRefused(f"{wish.nodes[0]} cannot replace itself")
+    if request.kind is ReassignmentKind.REPLACE and request.nodes[0] == request.nodes[1]:
+        raise PlanRefused(f"{request.nodes[0]} cannot replace itself")
 
 
-def _check_free(moves: Sequence[ReplicaMove], ground: PlanningInput) -> None:
-    """One change at a time a partition."""
-    pending = ground.placement.pending()
+def _check_free(moves: Sequence[ReplicaMove], given: PlanningInput) -> None:
+    """Refuse moves of partitions that are changing already: one change at a time per partition."""
+    pending = given.placement.pending()
     for move in moves:
-        record = ground.records[move.partition]
+        record = given.records[move.partition]
         if move.partition in pending:
             order = pending[move.partition][0]
             raise PlanRefused(
@@ -230,38 +229,39 @@ def _check_free(moves: Sequence[ReplicaMove], ground: PlanningInput) -> None:
             )
         if record.adding or record.removing:
             raise PlanRefused(f"partition {move.partition} is changing without an order: wait until that is done")
-        closed = [node for node in move.adds if not ground.sites()[node].open]
+        closed = [node for node in move.adds if not given.sites()[node].open]
         if closed:
             raise PlanRefused(
                 f"{', '.join(closed)} cannot be given partition {move.partition}: gone, leaving or drained"
             )
 
 
-def _notes(moves: Sequence[ReplicaMove], ground: PlanningInput) -> list[str]:
-    """What an operator should know of a plan."""
+def _notes(moves: Sequence[ReplicaMove], given: PlanningInput) -> list[str]:
+    """Notes for the operator."""
     found: list[str] = []
     alone = [move.partition for move in moves if len(move.after) == 1]
     if alone:
         found.append(f"{quantity(len(alone), 'partition')} would have one replica: a disk that is lost loses them")
     for partition in [m.partition for m in moves]:
-        record = ground.records[partition]
+        record = given.records[partition]
         if len(record.isr) < record.factor:
             found.append("some of the partitions have replicas out of sync now: these change more slowly")
             break
-    return found + _min_isr_notes(moves, ground)
+    return found + _min_isr_notes(moves, given)
 
 
-def _min_isr_notes(moves: Sequence[ReplicaMove], ground: PlanningInput) -> list[str]:
-    """What min-ISR will be wherever the number of replicas changes, by whatever order.
+def _min_isr_notes(moves: Sequence[ReplicaMove], given: PlanningInput) -> list[str]:
+    """The future min-ISR wherever the number of replicas changes.
 
-    It is worked out from the options and the new number of replicas, as the node that controls does it, since the
-    record still has the min-ISR of the old number."""
+    It is computed from the options and the new number of replicas, as the controller does, since the record still has
+    the min-ISR of the old number.
+    """
     changes = {
-        (ground.records[move.partition].bucket_type, len(move.before), len(move.after))
+        (given.records[move.partition].bucket_type, len(move.before), len(move.after))
         for move in moves
         if len(move.before) != len(move.after)
     }
-    return [_min_isr_note(bucket_type, before, after, ground.options) for bucket_type, before, after in sorted(changes)]
+    return [_min_isr_note(bucket_type, before, after, given.options) for bucket_type, before, after in sorted(changes)]
 
 
 def _min_isr_note(bucket_type: str, before: int, after: int, options: OptionSettings | None) -> str:
@@ -277,7 +277,7 @@ def _min_isr_note(bucket_type: str, before: int, after: int, options: OptionSett
         why = f"{MIN_ISR} is set to {setting.value} for {'this bucket type' if own else 'the cluster'}"
     note = f"{where}: min-ISR is {number} then ({why})"
     if after == 1:
-        return note  # that one replica is one disk is said of each such plan
+        return note  # _notes warns of a single replica
     if number == 1:
         return f"{note}. An acknowledged write may be on one disk alone"
     if number == after:
@@ -288,69 +288,71 @@ def _min_isr_note(bucket_type: str, before: int, after: int, options: OptionSett
 # -- ordering ---------------------------------------------------------------------------------------
 
 
-async def planned(metastore: Metastore, wish: ReassignmentRequest) -> ReassignmentPlan:
-    """The plan of a wish as the cluster is now. Raises NoSuch, PlanRefused, NotReady."""
-    return (await _planned(metastore, wish))[1]
+async def planned(metastore: Metastore, request: ReassignmentRequest) -> ReassignmentPlan:
+    """The plan of a request for the cluster's present state. Raises NoSuch, PlanRefused, NotReady."""
+    return (await _planned(metastore, request))[1]
 
 
-async def _planned(metastore: Metastore, wish: ReassignmentRequest) -> tuple[PlanningInput, ReassignmentPlan]:
+async def _planned(metastore: Metastore, request: ReassignmentRequest) -> tuple[PlanningInput, ReassignmentPlan]:
     try:
-        ground = await PlanningInput.read(metastore)
+        given = await PlanningInput.read(metastore)
     except (Unavailable, Ambiguous, VersionConflict) as error:
         raise NotReady(f"the metastore cannot be reached: {error}") from error
-    # a second where partitions are many: others go on meanwhile
-    return ground, await asyncio.to_thread(plan_of, wish, ground)
+    # many partitions take a second: in a thread
+    return given, await asyncio.to_thread(plan_of, request, given)
 
 
 async def submit(
-    metastore: Metastore, wish: ReassignmentRequest, digest: str | None, by: str, at_ms: int
+    metastore: Metastore, request: ReassignmentRequest, digest: str | None, by: str, at_ms: int
 ) -> tuple[ReassignmentPlan, int | None]:
-    """Order what a wish comes to; the plan, and the order's number, None where there is nothing to move. A node that is
-    drained is so from now on even then. With `digest` only the plan that was shown. Raises NoSuch, PlanRefused,
+    """Order the plan of a request. Returns the plan, and the order's number, None if there is nothing to move; a node
+    to drain is marked as drained even then. With `digest` only the plan that was shown. Raises NoSuch, PlanRefused,
     Changed, TooLarge, NotReady, OutcomeUnknown."""
-    ground, plan = await _planned(metastore, wish)
+    given, plan = await _planned(metastore, request)
     if digest is not None and digest != plan.digest:
         raise Changed("the cluster has changed since the plan was shown: look again")
-    if not plan.moves and wish.kind is not ReassignmentKind.DRAIN:
+    if not plan.moves and request.kind is not ReassignmentKind.DRAIN:
         return plan, None
 
     def change(placement: Placement) -> Placement:
         if _number_of(placement, plan, by, at_ms) is None:
-            _check_nobody_was_faster(plan, ground.placement, placement)
-        if wish.kind is ReassignmentKind.DRAIN:
-            placement = placement.with_drained(wish.nodes, by, at_ms)
+            _check_unchanged(plan, given.placement, placement)
+        if request.kind is ReassignmentKind.DRAIN:
+            placement = placement.with_drained(request.nodes, by, at_ms)
         if not plan.moves or _number_of(placement, plan, by, at_ms) is not None:
             return placement
         taken = placement.pending().keys() & {move.partition for move in plan.moves}
         if taken:
             raise Changed(f"partition {min(taken)} is in another order since the plan was shown: look again")
-        return placement.with_order(wish.kind, wish.title, by, at_ms, plan.moves)
+        return placement.with_order(request.kind, request.title, by, at_ms, plan.moves)
 
-    if wish.kind is ReassignmentKind.DRAIN:
-        after = await _drained(metastore, ground, change)
+    if request.kind is ReassignmentKind.DRAIN:
+        after = await _order_drain(metastore, given, change)
     else:
         after = await change_placement(metastore, change)
     number = _number_of(after, plan, by, at_ms)
-    log.info("placement.ordered", order=number, title=wish.title, by=by, partitions=len(plan.moves))
+    log.info("placement.ordered", order=number, title=request.title, by=by, partitions=len(plan.moves))
     return plan, number
 
 
-async def _drained(metastore: Metastore, ground: PlanningInput, change: Callable[[Placement], Placement]) -> Placement:
-    """Write down who is drained, unless a bucket type was created since `ground` was read: it may be on that node, and
-    nothing of the plan would move it off. (Who creates one makes sure of the reverse.)"""
+async def _order_drain(
+    metastore: Metastore, given: PlanningInput, change: Callable[[Placement], Placement]
+) -> Placement:
+    """Mark nodes as drained, unless a bucket type was created since `given` was read: it may have replicas there,
+    which no move of the plan takes off. (A creation ensures the reverse.)"""
 
     async def on_conflict() -> None:
         if (await PARTITIONS_COUNTER.read(metastore)).version != counted:
             raise Changed(CREATED)
 
-    counted = ground.counted
+    counted = given.counted
     if counted is None:
-        counted = await _begin_to_count(metastore)
+        counted = await _create_counter(metastore)
     return await change_placement(metastore, change, [Precondition(PARTITIONS_COUNTER.path, counted)], on_conflict)
 
 
-async def _begin_to_count(metastore: Metastore) -> int:
-    """Make the counter of partition ids where there is none yet; its version."""
+async def _create_counter(metastore: Metastore) -> int:
+    """Create the counter of partition ids if it is missing; returns its version."""
     try:
         with suppress(VersionConflict):
             return await metastore.put(PARTITIONS_COUNTER.path, PARTITIONS_COUNTER.encode(StoredCounter(0)), None)
@@ -362,13 +364,13 @@ async def _begin_to_count(metastore: Metastore) -> int:
     return version
 
 
-def _check_nobody_was_faster(plan: ReassignmentPlan, planned_on: Placement, placement: Placement) -> None:
-    """What was ordered since a plan was made leaves its nodes as it took them to be. Raises Changed."""
+def _check_unchanged(plan: ReassignmentPlan, planned_on: Placement, placement: Placement) -> None:
+    """Raises Changed if an order since the plan was made affects the plan's nodes."""
     closed = {node for move in plan.moves for node in move.adds} & placement.drained.keys()
     if closed:
         raise Changed(f"{min(closed)} was drained since the plan was shown: look again")
-    if plan.wish.kind is ReassignmentKind.DRAIN:
-        nodes, before, after = set(plan.wish.nodes), planned_on.pending(), placement.pending()
+    if plan.request.kind is ReassignmentKind.DRAIN:
+        nodes, before, after = set(plan.request.nodes), planned_on.pending(), placement.pending()
         for partition in before.keys() | after.keys():
             order, target = after.get(partition, (None, ()))
             was_of, was = before.get(partition, (None, ()))
@@ -388,14 +390,14 @@ def _number_of(placement: Placement, plan: ReassignmentPlan, by: str, at_ms: int
 
 
 async def cancel(metastore: Metastore, number: int | None, by: str) -> ReassignmentOrder:
-    """Let an order go no further: what is under way goes back, what is done stays. `number` None: the only one. Raises
+    """Cancel an order: moves under way are turned back, finished ones stay. `number` None: the only open order. Raises
     NoSuch, NotReady, OutcomeUnknown."""
     meant: ReassignmentOrder | None = None
 
     def change(placement: Placement) -> Placement:
         nonlocal meant
         if meant is not None and _was(placement, meant, "cancelled"):
-            return placement  # in a round whose answer was lost, and it is over by now
+            return placement  # by an attempt whose answer was lost, and it is finished by now
         order = _order_of(placement, number if meant is None else meant.number)
         meant = order if order.cancelled_by else replace(order, cancelled_by=by[:WHO_MAX] or "?")
         return placement.with_changed(meant)
@@ -407,7 +409,7 @@ async def cancel(metastore: Metastore, number: int | None, by: str) -> Reassignm
 
 
 def _was(placement: Placement, order: ReassignmentOrder | int, outcome: str) -> bool:
-    """Whether an order, or the one of this number, is over, and so."""
+    """Whether an order is finished with this outcome."""
     number = order if isinstance(order, int) else order.number
     return any(ended.number == number and ended.outcome == outcome for ended in placement.ended)
 
@@ -424,9 +426,9 @@ def _order_of(placement: Placement, number: int | None) -> ReassignmentOrder:
 
 
 async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[int]:
-    """Let nodes be given replicas and leaderships again; what moved theirs off is cancelled, and the moves of others
-    drained with them go on. Returns the numbers of cancelled orders. Raises NoSuch, NotReady, OutcomeUnknown, TooLarge
-    where one more order is one too many."""
+    """Allow replicas and leaderships on nodes again. The moves that take theirs off are cancelled; moves of other nodes
+    that were drained with them continue. Returns the numbers of cancelled orders. Raises NoSuch, NotReady,
+    OutcomeUnknown, TooLarge for one order too many."""
     cancelled: list[int] = []
     found = False
 
@@ -435,7 +437,7 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
         for node in nodes:
             if node not in placement.drained and not found:
                 raise NoSuch(f"{node} is not drained: {', '.join(sorted(placement.drained)) or 'no node'} is")
-        found = True  # from now on it may be our own write that undrained it
+        found = True  # in a later attempt our own write may have undrained it
         cancelled[:] = [number for number in cancelled if _was(placement, number, "cancelled")]
         after = placement.without_drained(nodes)
         for order in placement.orders:
@@ -449,13 +451,13 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
     return cancelled
 
 
-STANDING_PATH: Final = "/replicas"
-"""Below it the metastore keeps what each node ever registered with (`repl.metastore.liveness`)."""
+LOG_IDENTITIES_PATH: Final = "/replicas"
+"""Below it: the log ids that each node registered (`repl.metastore.liveness`)."""
 
 
 async def ids_of_nodes(metastore: Metastore) -> dict[str, tuple[int, int]]:
-    """Node -> (its id, the version of its note), of all that ever registered and were not removed. Raises what the
-    metastore raises."""
+    """Node -> (its id, the version of its entry), for all nodes that ever registered and were not removed. Raises what
+    the metastore raises."""
     found: dict[str, tuple[int, int]] = {}
     for number in await metastore.children(IDS_PATH):
         held = await metastore.get(f"{IDS_PATH}/{number}")
@@ -471,34 +473,34 @@ class StillNeeded(BadInput):
 
 
 async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool) -> None:
-    """Forget a node that holds nothing and does not live. Raises NoSuch, StillNeeded, NotReady, OutcomeUnknown."""
+    """Forget a node without replicas that is not live. Raises NoSuch, StillNeeded, NotReady, OutcomeUnknown."""
     begun = False
     try:
-        ground = await PlanningInput.read(metastore)
-        standing = await metastore.get(f"{STANDING_PATH}/{node}")
+        given = await PlanningInput.read(metastore)
+        log_identity = await metastore.get(f"{LOG_IDENTITIES_PATH}/{node}")
         number = (await ids_of_nodes(metastore)).get(node)
-        noted = standing is not None or number is not None or node in ground.placement.drained
-        if not noted and node not in ground.known():
-            raise NoSuch(f"no node {node!r:.80} is known; there are {', '.join(sorted(ground.known()))}")
-        held = sorted(p for p, record in ground.records.items() if node in record.replicas)
-        coming = sorted(p for p, (_, target) in ground.placement.pending().items() if node in target)
+        noted = log_identity is not None or number is not None or node in given.placement.drained
+        if not noted and node not in given.known():
+            raise NoSuch(f"no node {node!r:.80} is known; there are {', '.join(sorted(given.known()))}")
+        held = sorted(p for p, record in given.records.items() if node in record.replicas)
+        coming = sorted(p for p, (_, target) in given.placement.pending().items() if node in target)
         if held or coming:
             some = f"{len(held)} replicas" if held else f"{len(coming)} replicas that are ordered for it"
             raise StillNeeded(f"{node} holds {some}: `isthmus node drain {node}` moves them off, then remove it")
-        if node in ground.registrations:
+        if node in given.registrations:
             raise StillNeeded(f"{node} lives: stop it first")
         if dry_run:
             return
-        if standing is not None:  # first: a node that came back has written it anew, and then nothing is forgotten
-            await metastore.delete(f"{STANDING_PATH}/{node}", standing.version)
+        if log_identity is not None:  # first: a node that is back has written it again, and then nothing is removed
+            await metastore.delete(f"{LOG_IDENTITIES_PATH}/{node}", log_identity.version)
             begun = True
         if number is not None:
             await metastore.delete(f"{IDS_PATH}/{number[0]}", number[1])
             begun = True
-        if begun and node in await metastore.registrations():  # it came back that very moment: it is known by these
-            with suppress(VersionConflict):  # it has noted them anew itself
-                if standing is not None:
-                    await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
+        if begun and node in await metastore.registrations():  # it has just come back: restore its entries
+            with suppress(VersionConflict):  # it has written them itself
+                if log_identity is not None:
+                    await metastore.put(f"{LOG_IDENTITIES_PATH}/{node}", log_identity.value, None)
             with suppress(VersionConflict):
                 if number is not None:
                     await metastore.put(f"{IDS_PATH}/{number[0]}", node.encode(), None)

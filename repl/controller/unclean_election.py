@@ -1,9 +1,9 @@
-"""Unclean elections: what an operator may order when the rules elect nobody, or no longer know whom to believe.
+"""Unclean elections: an operator's choice of a leader, when the rules elect none or the records are lost.
 
 A forced leader is a copy outside the guard, or whose rivals are gone: whatever it lacks is lost. A re-seeded record is
-one that the metastore forgot (docs/protocol.md H32): it is made anew above everything that any replica has seen. Both
-are one conditional write: a new epoch, one more lineage, a guard of exactly one copy, and that copy as the candidate;
-the rest is an ordinary election. Which copies there are is gathered by whoever asks; nothing here happens by itself.
+one that the metastore forgot (docs/protocol.md H32): it is written again, above everything that any replica has seen.
+Both are one conditional write: a new epoch, one more lineage, a guard of exactly one copy, and that copy as the
+candidate; the rest is an ordinary election. The caller gathers the copies; nothing here happens by itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GEN_PATH: Final = "/gen"
 """The counter of gens (`repl.metastore.metastore`)."""
 
 ATTEMPTS_MAX: Final = 8
-"""Rounds to raise a counter that others raise at the same time."""
+"""Attempts to raise a counter that others raise at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica as its node reports it: the highest epoch it knows of, its log's last epoch and end, what it knows to
-    be committed, what it has applied, its gen; `far`: it takes rows (R-FAR), and what is left of its log counts not;
-    `failed`: it takes part in nothing."""
+    """A replica as its node reports it: the highest epoch that it knows, its log's last epoch and end, what it knows to
+    be committed, what it has applied, its log id. `far`: it receives rows (R-FAR), and the rest of its log does not
+    count. `failed`: it takes part in nothing."""
 
     node: str
     epoch: int
@@ -47,13 +47,13 @@ class ReplicaReport:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """What copies are compared by: a log whose last epoch is higher holds all that was committed before, and of
-        logs of one last epoch the shorter is a part of the longer (H12)."""
+        """The order of copies: a log with a higher last epoch holds all that was committed before; of logs with the
+        same last epoch the shorter is a prefix of the longer (H12)."""
         return (0, 0) if self.far else (self.log_epoch, self.leo)
 
     @property
     def committed(self) -> int:
-        """Below which offset it knows that all is committed."""
+        """The offset below which it knows that all is committed."""
         return max(self.hw, self.applied)
 
 
@@ -63,7 +63,7 @@ def most_complete(copies: Iterable[ReplicaReport]) -> ReplicaReport:
 
 
 def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: Collection[str]) -> list[str]:
-    """What may be lost when `chosen` leads, a sentence each; nothing when no answering copy has more."""
+    """What may be lost if `chosen` leads, a sentence each; empty if no answering copy has more."""
     said = []
     for copy in sorted(copies, key=lambda each: each.node):
         if copy.node == chosen.node:
@@ -86,8 +86,8 @@ def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: 
 def forced(
     record: PartitionRecord, chosen: ReplicaReport, who: Incarnation, epochs: Iterable[int], reason: str
 ) -> PartitionRecord:
-    """The record by which `chosen` alone is elected, in an epoch above all that are known. Raises Fenced when there is
-    none left."""
+    """The record by which `chosen` alone is elected, in an epoch above all known ones. Raises Fenced if there is none
+    left."""
     epoch = max([record.epoch, *epochs]) + 1
     if epoch > MAX_EPOCH:
         raise Fenced(f"partition {record.partition} has used up its {MAX_EPOCH} epochs")
@@ -108,8 +108,8 @@ def forced(
 
 
 async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str) -> PartitionRecord:
-    """Write a `forced` record, if nothing has changed since it was based on what was shown, and its copy is still
-    registered as it was. Raises Fenced when something has, NotReady when nothing was written, OutcomeUnknown."""
+    """Write a `forced` record, if nothing has changed since its base was read, and its copy is registered as before.
+    Raises Fenced if something has, NotReady if nothing was written, OutcomeUnknown."""
     assert record.candidate is not None
     (member,) = record.isr
     log.error(
@@ -133,7 +133,7 @@ async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str
 
 
 def disqualification(registration: Registration | None, partition: int, copy: ReplicaReport) -> str:
-    """Why a copy cannot be the candidate; "" when it can."""
+    """Why a copy cannot be the candidate; "" if it can."""
     if registration is None:
         return f"{copy.node} is not registered"
     if not registration.active:
@@ -154,8 +154,8 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
 
 
 async def raise_counters(metastore: Metastore, gen: int, next_partition: int) -> None:
-    """Let no gen up to `gen` and no partition id below `next_partition` be given again: a metastore that went back
-    forgot that they were (R-GEN, R-DOT). Raises NotReady."""
+    """Raise the counters of log ids and partition ids above all that were given: a metastore that went back has
+    forgotten some (R-GEN, R-DOT). Raises NotReady, Corruption."""
     next_id = StoredCounter(next_partition)
     await _raise(metastore, GEN_PATH, lambda found: int(found.value) >= gen, str(gen).encode())
     await _raise(

@@ -1,9 +1,8 @@
-"""A real ZooKeeper from the jars that PySpark ships: its command line, its files, and whether it serves.
+"""A real ZooKeeper from the jars that PySpark ships: its command line, its files, and its readiness probe.
 
-For one node without an ensemble and for clusters on one machine, which may have an ensemble of three. Loopback only,
-one process a server, everything of it below one directory: `zoo.cfg`, `log4j2.properties`, `data/`, `zookeeper.log`
-(bounded). This room starts nothing: the process that owns it, restarts it and outlives a killed node is
-`node.local.supervisor_client`.
+For one node without an ensemble, and for clusters on one machine, which may have an ensemble of three. Loopback only;
+one process per server, with all its files below one directory: `zoo.cfg`, `log4j2.properties`, `data/`, `zookeeper.log`
+(bounded). Nothing is started here: `node.local.supervisor_client` owns the process, which outlives a killed node.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ SESSION_MAX_MS: Final = 60_000
 INIT_LIMIT_TICKS: Final = 40
 SYNC_LIMIT_TICKS: Final = 10
 """How long a server of an ensemble may take to join a leader (20 s: a slow disk, a busy machine), and how long leader
-and follower may be silent before they part (5 s). A killed leader is noticed at once, by its connections."""
+and follower may be silent before they disconnect (5 s). A killed leader is noticed at once, by its connections."""
 
 CONNECTIONS_LIMIT: Final = 256
 """Connections from this machine; one more is closed at once. A node has one."""
@@ -76,10 +75,10 @@ rootLogger.appenderRef.file.ref=file
 """
 
 LOG_TAIL_BYTES: Final = 64_000
-"""How much of the log's end is searched for the reason of a failure; an exception with its stack has 4 KB."""
+"""Bytes at the log's end that are searched for the reason of a failure; an exception with its stack has 4 KB."""
 
 PROBE_TIMEOUT_S: Final = 2.0
-"""How long one readiness probe may take."""
+"""Limit of one readiness probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def zookeeper_command(java: Java, jars: list[Path], directory: Path, port: int, 
 
 
 def log_file(directory: Path) -> Path:
-    """Where the server of `directory` writes its log: at most three files of 1 MB."""
+    """The log of the server in `directory`: at most three files of 1 MB."""
     return directory / "zookeeper.log"
 
 
@@ -179,7 +178,7 @@ def last_complaint(directory: Path) -> str:
 
 
 def serves(port: int) -> bool:
-    """True when a ZooKeeper on loopback `port` answers that it serves (its `srvr` command)."""
+    """True if a ZooKeeper on loopback `port` answers its `srvr` command."""
     try:
         with socket.create_connection((HOST, port), PROBE_TIMEOUT_S) as sock:
             sock.settimeout(PROBE_TIMEOUT_S)
@@ -190,8 +189,8 @@ def serves(port: int) -> bool:
 
 
 def wait_until_serving(directory: Path, port: int, timeout_s: float, trouble: Callable[[], str | None]) -> None:
-    """Return once the server of `directory` serves. Raises LocalFault, naming its log, when `timeout_s` have passed
-    or `trouble()` says that it never will."""
+    """Return once the server of `directory` serves. Raises LocalFault, which names its log, after `timeout_s`, or if
+    `trouble()` returns why it never will."""
     deadline = time.monotonic() + timeout_s
     while not serves(port):
         why = trouble()
@@ -208,7 +207,7 @@ def wait_until_serving(directory: Path, port: int, timeout_s: float, trouble: Ca
 
 
 def check_port_free(port: int, purpose: str) -> None:
-    """Raises LocalFault when loopback `port` is taken by another process."""
+    """Raises LocalFault if another process has loopback `port`."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
         try:

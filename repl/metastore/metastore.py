@@ -1,9 +1,9 @@
-"""The metastore as a tree of znodes: what lies where, and the rules for writing it.
+"""The metastore as a tree of znodes: the paths, and the rules for writing them.
 
-Below one base lie `/uuid`, `/gen` (a counter), `/p/ID` (partition records, never deleted), `/nodes`, `/replicas` and
-`/ids` (`repl.metastore.liveness`) and whatever `put` and `claim` keep. Decides nothing about partitions: an undecided
-or refused write is the caller's to repeat or to recompute. Who keeps the tree is `repl.metastore.zookeeper`, or
-`tests.support.memory_metastore` with faults at will; the bytes are `repl.metastore.codecs`'.
+Below one base lie `/uuid`, `/gen` (a counter), `/p/ID` (partition records, never deleted), `/nodes`, `/replicas`,
+`/node-ids` and `/ids` (`repl.metastore.liveness`) and the values of `put` and `claim`. Nothing here decides about
+partitions: the caller repeats or recomputes an undecided or refused write. `repl.metastore.zookeeper` provides the
+tree, or `tests.support.memory_metastore` with injected faults; `repl.metastore.codecs` has the bytes.
 """
 
 from __future__ import annotations
@@ -41,50 +41,51 @@ from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 log = structlog.get_logger(__name__)
 
-GROUND: Final = ("/p", "/nodes")
-"""What is listed by everybody, and so must be there to be watched."""
+LISTED_PATHS: Final = ("/p", "/nodes")
+"""Paths that every node lists, so they must exist to be watched."""
 
 
 class TreeMetastore:
-    """`repl.metastore.port.Metastore` but for its life, which is that of the tree's keeper.
+    """Implements `repl.metastore.port.Metastore` except for `start` and `stop`.
 
-    Why a look at the registrations may follow a look at the records without reading either again (H29): each look
-    begins with a sync on the one connection, whose answer comes after the news of every change confirmed before it. A
-    session whose end was confirmed before a record's write became visible, or before the call, is therefore known to
-    be gone when `registrations()` returns. Should ZooKeeper's sync be answered by a leader that is none any more
-    (it asks no majority), then both looks see the same older past, still in order: a connection never goes back, and
-    one that is re-made is refused by a server that knows less. `synced_record` does ask a majority."""
+    A read of the registrations may follow a read of the records without repeating either (H29): each read begins with a
+    sync on the one connection, whose answer comes after the events of every change that was confirmed before it. So a
+    session whose end was confirmed before a record's write became visible, or before the call, is known to be over when
+    `registrations()` returns. If ZooKeeper's sync is answered by a deposed leader (it asks no majority), both reads
+    return the same older state, still in order: a connection never goes back, and a server that knows less refuses a
+    new one. `synced_record` does ask a majority.
+    """
 
     def __init__(self, base: str) -> None:
-        """Everything lies below `base`, "" or an absolute path."""
+        """All paths lie below `base`, "" or an absolute path."""
         self._base = base
-        self._keeper: ZnodeClient | None = None
+        self._client: ZnodeClient | None = None
         self._on_change: list[Callable[[str], None]] = []
         self._versions: dict[str, int] = {}
 
-    def _settle(self, keeper: ZnodeClient) -> None:
-        self._keeper = keeper
-        self._presence = Liveness(keeper, self._base)
-        self._records: WatchCache[PartitionRecord] = WatchCache(keeper, f"{self._base}/p", self._seen_record, keep=True)
+    def _attach(self, client: ZnodeClient) -> None:
+        self._client = client
+        self._liveness = Liveness(client, self._base)
+        self._records: WatchCache[PartitionRecord] = WatchCache(client, f"{self._base}/p", self._seen_record, keep=True)
         self._registrations: WatchCache[Registration] = WatchCache(
-            keeper, f"{self._base}/nodes", _registration, keep=False
+            client, f"{self._base}/nodes", _registration, keep=False
         )
 
     @property
     def _tree(self) -> ZnodeClient:
-        assert self._keeper is not None, "start() comes first"
-        return self._keeper
+        assert self._client is not None, "start() comes first"
+        return self._client
 
-    # --- what the keeper tells ---
+    # --- events of the session ---
 
     def watch(self, on_change: Callable[[str], None]) -> None:
-        """See the port. Paths are below the base: "/p/3" a record, "/p" the set of records, "/nodes" the
-        registrations, else the path that was read. After a disconnection every path that was read since its last
-        hint is named again."""
+        """See the port. Paths are below the base: "/p/3" for a record, "/p" for the set of records, "/nodes" for the
+        registrations, else the path that was read. After a disconnection every path that was read since its last hint
+        is reported again."""
         self._on_change.append(on_change)
 
     def _changed(self, full: str) -> None:
-        """The keeper's: what was read armed at `full` has changed."""
+        """The value at `full`, read with a watch, has changed."""
         self._records.changed(full)
         self._registrations.changed(full)
         path = full.removeprefix(self._base)
@@ -92,8 +93,8 @@ class TreeMetastore:
         for on_change in self._on_change:
             on_change(hint)
 
-    def _session_told(self, state: SessionState) -> None:
-        """The keeper's: watches do not survive a connection, whatever became of it."""
+    def _invalidate_caches(self, state: SessionState) -> None:
+        """Invalidate the caches: watches do not survive a connection."""
         log.debug("metastore.session", state=str(state))
         self._records.broken()
         self._registrations.broken()
@@ -101,7 +102,7 @@ class TreeMetastore:
     # --- identity ---
 
     async def cluster_uuid(self, proposed: bytes) -> bytes:
-        """See the port. Kept as hex text."""
+        """See the port. Stored as hex text."""
         assert len(proposed) == 16
         path = f"{self._base}/uuid"
         for _ in range(ATTEMPTS_LIMIT):
@@ -115,7 +116,7 @@ class TreeMetastore:
         raise Unavailable(f"{path} could not be agreed on")
 
     async def allocate_gen(self) -> int:
-        """See the port. One that was taken by an undecided write is skipped, never given twice."""
+        """See the port. An id that an undecided write may have taken is skipped, and never given twice."""
         path = f"{self._base}/gen"
         for _ in range(ATTEMPTS_LIMIT):
             found = await self._tree.read(path, armed=False)
@@ -133,11 +134,11 @@ class TreeMetastore:
 
     async def register(self, registration: Registration, takes: Collection[int] | None = None) -> int:
         """See the port."""
-        return await self._presence.register(registration, takes)
+        return await self._liveness.register(registration, takes)
 
     async def claim(self, path: str, value: bytes) -> bool:
-        """See the port. `on_change(path)` follows when it goes or changes; to give it up: `delete(path, 0)`."""
-        return await self._presence.claim(path, value)
+        """See the port. `on_change(path)` follows when it goes or changes; `delete(path, 0)` gives it up."""
+        return await self._liveness.claim(path, value)
 
     async def registrations(self) -> Mapping[str, Registration]:
         """See the port. A caller that also reads records reads them first (H29)."""
@@ -156,8 +157,8 @@ class TreeMetastore:
         return found | {f"/nodes/{name}": why for name, why in self._registrations.unreadable.items()}
 
     async def synced_record(self, partition: int) -> PartitionRecord:
-        """See the port. The version is confirmed by a majority of the ensemble, not only by a sync, which a
-        leader answers that does not know yet that it is none any more."""
+        """See the port. A majority of the ensemble confirms the version; a sync alone may be answered by a deposed
+        leader."""
         path = f"{self._base}/p/{partition}"
         found = await self._tree.read(path, armed=False, sync=False)
         held = await self._tree.confirm(path, 0 if found is None else found[1].version)
@@ -173,7 +174,7 @@ class TreeMetastore:
         with_values: Collection[ConditionalWrite] = (),
         unmoved: Collection[Precondition] = (),
     ) -> bool:
-        """See the port. One commit; what does not fit into it is TooLarge. Raises Ambiguous, Unavailable."""
+        """See the port. One commit; raises TooLarge above its limit, Ambiguous, Unavailable."""
         ops: list[Op] = [Create(f"{self._base}/p/{record.partition}", encode_record(record)) for record in records]
         parents = set()
         for planned in with_values:
@@ -200,7 +201,7 @@ class TreeMetastore:
         path, value = f"/p/{record.partition}", encode_record(record)
         if not needs:
             return replace(record, version=await self.put(path, value, record.version, unmoved))
-        ops: list[Op] = [*await self._presence.checks(record.partition, needs), *self._checks(unmoved)]
+        ops: list[Op] = [*await self._liveness.checks(record.partition, needs), *self._checks(unmoved)]
         ops.append(Set(self._base + path, value, record.version))
         written = (await self._tree.commit(f"writing {path}", ops))[-1]
         assert written is not None

@@ -1,9 +1,9 @@
-"""What the rest of the house knows of the metastore: small records, conditional writes, sessions.
+"""The interface of the metastore: small records, conditional writes, sessions.
 
-The metastore decides who leads, who is in sync, and who owns a queue; it never holds data. The real thing is
-`repl.metastore.zookeeper.ZooKeeperMetastore`, its memory twin `tests.support.memory_metastore.MemoryMetastore`;
-one contract suite runs on both. Watch callbacks only say that something changed; whoever is told
-reads again. All methods are coroutines of the event loop; driver threads stay behind the door.
+The metastore decides who leads, who is in sync, and who owns a queue; it never holds data. It is implemented by
+`repl.metastore.zookeeper.ZooKeeperMetastore` and, in memory, by `tests.support.memory_metastore.MemoryMetastore`; one
+contract suite runs on both. A watch callback only reports that something changed; its receiver reads again. All methods
+are coroutines of the event loop; threads of the driver stay inside the implementation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 
 class SessionState(StrEnum):
-    """What a session's listener is told; `expired` is definite, `suspended` only a disconnection."""
+    """State of a session, as its listener gets it: `expired` is definite, `suspended` only a disconnection."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -44,7 +44,7 @@ class ConditionalWrite:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What a conditional write rests on besides: the value at `path` must still be of `version`."""
+    """A precondition of another write: the value at `path` must still have this `version`."""
 
     path: str
     version: int
@@ -60,7 +60,7 @@ class Ambiguous(Exception):
 
 
 class NameTaken(Retryable):
-    """Another process is registered by this node's name, and is not to be replaced."""
+    """Another process is registered under this node's name, and may not be replaced."""
 
     reason = "name-taken"
 
@@ -73,25 +73,25 @@ class Metastore(Protocol):
     """One cluster's metastore, under one root path."""
 
     async def start(self, on_session: Callable[[SessionState], None]) -> None:
-        """Connect, bounded by the connect time-out (then LocalFault in one line). `on_session` is called
-        on the loop."""
+        """Connect, bounded by the connect time-out (LocalFault after that). `on_session` is called on the event
+        loop."""
 
     async def stop(self) -> None:
-        """Close the session at once (ephemerals go) and release the threads."""
+        """Close the session at once, which removes its ephemerals, and release the threads."""
 
     async def cluster_uuid(self, proposed: bytes) -> bytes:
-        """The cluster's 16-byte uuid; `proposed` becomes it when the metastore is empty."""
+        """The cluster's 16-byte uuid; in an empty metastore `proposed` becomes it."""
 
     async def register(self, registration: Registration, takes: Collection[int] | None = None) -> int:
-        """Write down the node's id and gens (persistent: `needs` of `write_record` go by the latter), then create its
-        ephemeral registration in the current session and return its inc (the creation zxid); in the same session it
-        renews the data and keeps the inc. One that another session left at the name is replaced (docs/protocol.md
-        H28), or with `takes` only if its inc is one of those. Raises NameTaken when it is none of them, and
-        WrongIdentity when another node has the same `id`, be it live or down."""
+        """Write the node's id and log ids (persistent, for the `needs` of `write_record`), then create its ephemeral
+        registration in the current session; returns its session id (the creation zxid). In the same session the data is
+        renewed and the session id stays. A registration of another session is replaced (docs/protocol.md H28), with
+        `takes` only if its session id is one of those. Raises NameTaken if it is none of them, and WrongIdentity if
+        another node, live or down, has the same `id`."""
 
     async def claim(self, path: str, value: bytes) -> bool:
-        """Create the ephemeral `path` with `value` unless somebody has it; True when this session has it now. It
-        goes with the session; `delete` gives it up. For the election of a controller."""
+        """Create the ephemeral `path` with `value` unless there is one; True if this session has it now. It ends with
+        the session, or by `delete`. For the election of a controller."""
 
     async def registrations(self) -> Mapping[str, Registration]:
         """The live registrations, by node."""
@@ -100,22 +100,22 @@ class Metastore(Protocol):
         """A gen that was never given before in this cluster."""
 
     async def records(self) -> Mapping[int, PartitionRecord]:
-        """All partition records, each with its version. Cheap when nothing changed since the last call: what no
-        watch has named is not read again. One that is `unreadable` is as it was read last, or missing."""
+        """All partition records, each with its version. Cheap if nothing changed since the last call: a value is read
+        again only after a watch event. An `unreadable` record is returned as it was read last, or missing."""
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Path ("/p/3", "/nodes/n1") -> why it cannot be read, of the records and registrations as they were read last.
-        A node whose registration cannot be read is not among `registrations()`."""
+        """Path ("/p/3", "/nodes/n1") -> why it cannot be read, for records and registrations as of the last read. A
+        node whose registration cannot be read is not among `registrations()`."""
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection, where more is known than that: the ensemble went back behind what this process
-        has seen (H32). "" else."""
+        """Why there is no connection, if the ensemble is known to have lost what this process has seen (H32); ""
+        otherwise."""
 
     async def synced_record(self, partition: int) -> PartitionRecord:
-        """One record, read after a sync that began after the call: at least as new as anything that was confirmed
-        to anybody before. Raises LookupError when there is none, Unavailable."""
+        """One record, read after a sync that began after the call: at least as new as anything confirmed to any client
+        before. Raises LookupError if there is none, Unavailable."""
 
     async def create_records(
         self,
@@ -123,30 +123,30 @@ class Metastore(Protocol):
         with_values: Collection[ConditionalWrite] = (),
         unmoved: Collection[Precondition] = (),
     ) -> bool:
-        """Create these records and write these values, all or nothing; False when a record exists already, or
-        the version of a value, or of one of those `unmoved`, has moved."""
+        """Create these records and write these values, all or nothing. False if a record exists already, or a version
+        has moved: that of a value, or of one of `unmoved`."""
 
     async def write_record(
         self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Precondition] = ()
     ) -> PartitionRecord:
-        """Write `record` if the stored version is `record.version`, every node of `needs` is registered, active, and
-        has noted that gen for the record's partition, and all those `unmoved` are as they were, in one conditional
-        multi-write; returns it with its new version. Raises VersionConflict, Ambiguous, Unavailable."""
+        """Write `record` in one conditional multi-write, if the stored version is `record.version`, every node of
+        `needs` is registered, active and has that log id for the record's partition, and all of `unmoved` are
+        unchanged. Returns the record with its new version. Raises VersionConflict, Ambiguous, Unavailable."""
 
     async def get(self, path: str) -> Versioned | None:
-        """A small value kept beside the records (queue owners, suspensions, options); None if absent."""
+        """A small value beside the records (queue owners, suspensions, options); None if absent."""
 
     async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Precondition] = ()) -> int:
-        """Conditional write: `version` None means must not exist. Returns the new version. Raises VersionConflict (one
-        of those `unmoved` has moved, too), Ambiguous, Unavailable. At most 512 KB (a larger znode is a lost
-        connection): BadInput."""
+        """Write conditionally: `version` None means that there must be no value. Returns the new version. Raises
+        VersionConflict (also if one of `unmoved` has moved), Ambiguous, Unavailable, and BadInput above 512 KB, since a
+        larger znode costs the connection."""
 
     async def delete(self, path: str, version: int) -> None:
-        """Conditional delete. Raises VersionConflict, Ambiguous, Unavailable."""
+        """Delete conditionally. Raises VersionConflict, Ambiguous, Unavailable."""
 
     async def children(self, path: str) -> list[str]:
-        """Names below `path`, sorted; empty when it does not exist."""
+        """Names below `path`, sorted; empty if it does not exist."""
 
     def watch(self, on_change: Callable[[str], None]) -> None:
-        """`on_change(path)` is called on the loop when a record, the registrations or a value that was read
-        may have changed; a hint, possibly repeated, never lost while connected."""
+        """Call `on_change(path)` on the event loop when a record, the registrations or a value that was read may have
+        changed: a hint, possibly repeated, never lost while connected."""

@@ -1,8 +1,8 @@
-"""Why nothing connects: finds out whether the ensemble has lost what it had confirmed (docs/protocol.md H32).
+"""Finds out whether the ensemble has lost confirmed writes, when no connection succeeds (docs/protocol.md H32).
 
-A server that knows less than a client has seen refuses it without a word, so a metastore that was restored from an
-older copy looks like one that is down. But it tells everybody how far it is. Only looks and says so; what
-follows (nothing: the session stays suspended) is `repl.metastore.zookeeper_session`'s.
+A server that knows less than a client has seen refuses it without a reason, so a metastore that was restored from an
+older copy looks like one that is down. Its `srvr` command still reports its zxid. This module only reports; the session
+stays suspended (`repl.metastore.zookeeper_session`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import structlog
 log = structlog.get_logger(__name__)
 
 INTERVAL_S: Final = 2.0
-"""Between two rounds of questions while there is no connection; a server lagging for longer is found in the next."""
+"""Between two rounds while there is no connection; a server that lags for longer is found in the next round."""
 
 ANSWER_TIMEOUT_S: Final = 1.0
 """How long one server may take to answer."""
 
 ROUNDS: Final = 2
-"""Rounds in a row that must find every serving server behind: one that has just come back may be catching up."""
+"""Rounds in a row that must find every serving server behind: a restarted one may be catching up."""
 
 ANSWER_BYTES_MAX: Final = 4096
-"""An answer has 250."""
+"""Limit of an answer, which has about 250 bytes."""
 
 
 async def watch_for_rollback(
@@ -36,8 +36,8 @@ async def watch_for_rollback(
     on_rollback: Callable[[str], None],
     tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> None:
-    """Ask until cancelled, over TLS with `tls`. `seen` gives the newest zxid that this process was told; `on_rollback`
-    gets a sentence."""
+    """Query the servers until cancelled, over TLS with `tls`. `seen` returns the newest zxid of this process;
+    `on_rollback` gets a sentence."""
     behind = 0
     while True:
         await asyncio.sleep(INTERVAL_S)
@@ -54,7 +54,7 @@ async def watch_for_rollback(
 
 
 async def server_zxid(host: str, tls: Callable[[], ssl.SSLContext] | None = None) -> int | None:
-    """How far the server at "host:port" is (its `srvr` command); None when it does not serve or does not say."""
+    """The zxid of the server at "host:port", by its `srvr` command; None if it does not serve or answer."""
     name, _, port = host.strip().rpartition(":")
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):

@@ -1,8 +1,8 @@
-"""A tree of znodes as one session sees it: what `repl.metastore.metastore` asks of whoever keeps the tree.
+"""The interface of a tree of znodes as one session sees it, on which `repl.metastore.metastore` is built.
 
-Two keep one: `repl.metastore.zookeeper_session` (ZooKeeper) and `tests.support.memory_metastore`. Both hold ZooKeeper's
-order: what one connection is told (answers, changes of what it read armed, the end of its session) comes in the order
-of the changes themselves, so nobody sees a state before having heard that what was read before it is old.
+Implemented by `repl.metastore.zookeeper_session` (ZooKeeper) and `tests.support.memory_metastore`. Both keep
+ZooKeeper's order: answers, watch events and the end of the session arrive on one connection in the order of the changes
+themselves, so a client gets the event of a change before it can read any later state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Stat(NamedTuple):
-    """What is told of a znode: its version, creation zxid, and owner session (0 when not ephemeral)."""
+    """The stat of a znode: its version, creation zxid, and owner session (0 if it is not ephemeral)."""
 
     version: int
     czxid: int
@@ -52,46 +52,47 @@ Op = VersionCheck | Set | Create
 
 
 class ZnodeClient(Protocol):
-    """The tree in the current session. Reads raise Unavailable, LocalFault; writes VersionConflict and Ambiguous
-    besides. None where nothing is. An `armed` read is followed by one hint when what was read has changed."""
+    """The tree in the current session. Reads raise Unavailable, LocalFault; writes also VersionConflict and Ambiguous.
+    Reads return None if there is nothing. An `armed` read sets a watch: one hint follows when its result has
+    changed."""
 
     def session(self) -> int:
-        """The session's id. Raises Unavailable when there is no connection."""
+        """The session's id. Raises Unavailable if there is no connection."""
 
     async def sync(self) -> None:
-        """When it returns, all that was confirmed to anybody before the call has been heard of."""
+        """Returns once the events of all changes confirmed before the call have arrived."""
 
     async def read(self, path: str, *, armed: bool, sync: bool = True) -> tuple[bytes, Stat] | None:
         """The value at `path`; with `sync` not older than the call."""
 
     async def stat(self, path: str, *, armed: bool) -> Stat | None:
-        """The stat at `path`, not older than the call; the only read that also arms what is not there."""
+        """The stat at `path`, not older than the call; the only read that also watches a missing path."""
 
     async def children(self, path: str, *, sync: bool = True) -> list[str] | None:
-        """The names below `path`, armed; with `sync` not older than the call."""
+        """The names below `path`, watched; with `sync` not older than the call."""
 
     async def confirm(self, path: str, version: int) -> bool:
-        """True when `version` was the stored one at some time after the call, and a majority of the ensemble says so.
-        When False, a read on this connection is not older than the call either."""
+        """True if a majority of the ensemble confirms that `version` was stored at some time after the call. If False,
+        a read on this connection is not older than the call either."""
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> Stat:
-        """Create what must not exist; missing parents are made."""
+        """Create `path`, which must not exist; missing parents are made."""
 
     async def set(self, path: str, value: bytes, version: int) -> Stat:
-        """Write where `version` is the stored one."""
+        """Write if `version` is the stored one."""
 
     async def delete(self, path: str, version: int) -> None:
-        """Delete where `version` is the stored one and nothing lies below."""
+        """Delete if `version` is the stored one and there are no children."""
 
     async def ensure(self, path: str) -> None:
-        """Make `path` and its parents where they are missing."""
+        """Create `path` and its parents if they are missing."""
 
     async def commit(self, what: str, ops: Sequence[Op]) -> list[Stat | None]:
         """All or nothing; the new stat of each Set, None for the others. `what` names it in errors."""
 
 
 async def gather_all(*calls: Coroutine[Any, Any, T]) -> list[T]:
-    """The results of all calls; the first error among them once all have ended, so that none goes unheard."""
+    """The results of all calls; once all have ended, the first error is raised."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

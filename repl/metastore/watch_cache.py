@@ -1,11 +1,11 @@
-"""What lies directly below one path, kept here and read again only where it changed.
+"""A cache of the values directly below one path, read again only where they changed.
 
-A look costs one `sync`; names and values are asked for only if a change of them was heard of since they were asked for
-last. Sound because of the tree's order (`repl.metastore.tree_port`): the sync's answer comes after the news of every
-change that was confirmed to anybody before the look began, so what is not known to be old by then is not old.
-News that arrives while a value is on its way counts against that value: it is read once more at the next look.
-After the connection or the session broke everything is read again, since watches do not survive that, and once
-in FULL_READ_INTERVAL_S, should news ever be lost.
+A read costs one `sync`; names and values are fetched only after a watch event for them. This is sound because of the
+tree's order (`repl.metastore.tree_port`): the sync's answer comes after the events of every change that was confirmed
+before the read began, so a value without an event is current. An event that arrives while its value is being fetched
+invalidates that value, which is fetched again by the next read. After the connection or the session broke, everything
+is read again, since watches do not survive that, and so it is every FULL_READ_INTERVAL_S, in case an event is ever
+lost.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from isthmus.repl.metastore.tree_port import Stat, ZnodeClient, gather_all
 from isthmus.repl.model.errors import LocalFault, Unreadable
 
 FULL_READ_INTERVAL_S: Final = 60.0
-"""A safety net only: how long a value might stay wrong if news of it were lost. 64 records read in 20 ms."""
+"""A safety net: how long a value stays wrong if an event is lost. 64 records are read in 20 ms."""
 
 V = TypeVar("V")
 
 
 class WatchCache(Generic[V]):
-    """The values below `parent`, each made by `parse(name, path, value, stat)`. What is Unreadable stands in
-    `unreadable`, and among the values as it was read last, with `keep`, or not at all. With `keep` so does what the
-    tree refuses to read out: an access list on one path is the affair of what it is about."""
+    """The values below `parent`, each decoded by `parse(name, path, value, stat)`. An Unreadable value is listed in
+    `unreadable`; with `keep` its last readable version stays among the values, otherwise it is left out. With `keep`
+    the same goes for a value that the tree refuses to read (an access list on one path)."""
 
     def __init__(
         self, tree: ZnodeClient, parent: str, parse: Callable[[str, str, bytes, Stat], V], *, keep: bool
@@ -39,14 +39,14 @@ class WatchCache(Generic[V]):
         self._listed = False
         self._values: Mapping[str, V] = {}
         self.unreadable: Mapping[str, str] = {}
-        """Name -> why."""
+        """Name -> why it cannot be read."""
         self._old: set[str] = set()
         self._broken = True
         self._full_at_s = 0.0
         self._turn = asyncio.Lock()
 
     def changed(self, path: str) -> None:
-        """Something was said to have changed at `path`, anywhere in the tree."""
+        """Handle a watch event at `path`, anywhere in the tree."""
         if path == self._parent:
             self._listed = False
         else:
@@ -55,13 +55,12 @@ class WatchCache(Generic[V]):
                 self._old.add(name)
 
     def broken(self) -> None:
-        """The connection or the session broke: news may have been missed."""
+        """Invalidate everything: the connection or the session broke, and events may be lost."""
         self._broken = True
 
     async def look(self) -> Mapping[str, V]:
-        """All values by name, not older than the call but for what is unreadable; the same object while nothing
-        changed. Raises what the tree and `parse` raise besides; then nothing counts as known that was not read and
-        parsed."""
+        """All values by name, none older than the call except unreadable ones; the same object while nothing changed.
+        Raises what the tree and `parse` raise; then only what was read and parsed counts as known."""
         async with self._turn:
             await self._tree.sync()
             now_s = asyncio.get_running_loop().time()
@@ -78,18 +77,18 @@ class WatchCache(Generic[V]):
             return self._values
 
     async def _list(self) -> None:
-        self._listed = True  # before asking: news from here on counts against the answer
+        self._listed = True  # before the read: an event from here on invalidates its result
         try:
             names = await self._tree.children(self._parent, sync=False)
         except BaseException:
             self._listed = False
             raise
         if names is None:
-            self._listed = False  # nothing is there, and nothing is armed
+            self._listed = False  # there is nothing, and no watch
         self._names = tuple(names or ())
 
     async def _read(self, unread: list[str]) -> None:
-        self._old.difference_update(unread)  # before asking, as above
+        self._old.difference_update(unread)  # before the read, as above
         try:
             read = await gather_all(*map(self._value, unread))
         except BaseException:
@@ -109,13 +108,13 @@ class WatchCache(Generic[V]):
         self._old.intersection_update(self._names)
 
     async def _value(self, name: str) -> tuple[str, V | None, str]:
-        """(name, its value, why it is unreadable); neither when it is gone."""
+        """(name, its value, why it is unreadable); neither value nor reason if it is gone."""
         path = f"{self._parent}/{name}"
         try:
             found = await self._tree.read(path, armed=True, sync=False)
         except LocalFault as error:
             if not self._keep:
-                raise  # that it is not told is no sign that it is gone
+                raise  # a refused read does not mean that it is gone
             return name, None, f"{path} in the metastore: {error}"
         if found is None:
             return name, None, ""

@@ -1,7 +1,8 @@
-"""ZooKeeper as the metastore: connects to an ensemble and makes the ground for the tree.
+"""ZooKeeper as the metastore: connects to an ensemble, and creates the paths that every node watches.
 
-Everything lies below ROOT/CLUSTER; what lies where is `repl.metastore.metastore`'s. Sessions, requests and the driver's
-errors are `repl.metastore.zookeeper_session`'s; the twin with faults at will is `tests.support.memory_metastore`.
+All paths lie below ROOT/CLUSTER; `repl.metastore.metastore` defines them. `repl.metastore.zookeeper_session` has
+sessions, requests and the translation of driver errors; `tests.support.memory_metastore` is the counterpart with
+injected faults.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from isthmus.repl.metastore.metastore import GROUND, TreeMetastore
+from isthmus.repl.metastore.metastore import LISTED_PATHS, TreeMetastore
 from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.zookeeper_session import RECONNECT_DELAY_FIRST_S, ZooKeeperSession
 from isthmus.repl.model.errors import LocalFault
@@ -46,11 +47,11 @@ class ZooKeeperMetastore(TreeMetastore):
         self._on_session: Callable[[SessionState], None] | None = None
 
     async def start(self, on_session: Callable[[SessionState], None]) -> None:
-        """See the port. `on_session` hears its first state just before this returns."""
+        """See the port. `on_session` gets its first state just before this returns."""
         self._link = ZooKeeperSession(
             self._hosts, self._session_timeout_ms, self._session_event, self._changed, self._tls
         )
-        self._settle(self._link)
+        self._attach(self._link)
         self._link.start()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
@@ -72,7 +73,7 @@ class ZooKeeperMetastore(TreeMetastore):
         while True:
             await self._connected.wait()
             try:
-                for path in GROUND:
+                for path in LISTED_PATHS:
                     await link.ensure(self._base + path)
             except (VersionConflict, Ambiguous, Unavailable) as error:
                 log.warning("metastore.start_retried", hosts=self._hosts, error=repr(error))
@@ -92,7 +93,7 @@ class ZooKeeperMetastore(TreeMetastore):
 
     def _session_event(self, state: SessionState) -> None:
         self._state = state
-        self._session_told(state)
+        self._invalidate_caches(state)
         if state is SessionState.CONNECTED:
             self._connected.set()
         else:

@@ -1,15 +1,13 @@
-"""One session with a ZooKeeper ensemble: the door to kazoo.
+"""One session with a ZooKeeper ensemble; the only module that imports kazoo.
 
-kazoo's own threads do the waiting: each request here is one of kazoo's asynchronous ones, whose answer comes back to
-the loop as a future; session and watch callbacks only put an event on the loop, and act on nothing themselves. All of
-them come in the order in which the server sent them. Driver errors are translated: a refusal by version is
-VersionConflict, a write whose answer is missing Ambiguous (docs/protocol.md R-AMBIG), what had no effect Unavailable, a
-refusal that no repetition mends LocalFault. What lies where in the tree is not known here: that is
-`repl.metastore.metastore`.
+Each request is one of kazoo's asynchronous requests, whose answer comes back to the event loop as a future. Session and
+watch callbacks only put an event on the loop, in the order in which the server sent them. Driver errors are translated:
+a refusal by version is VersionConflict, a write without an answer Ambiguous (docs/protocol.md R-AMBIG), a request
+without effect Unavailable, a refusal that no repetition mends LocalFault. `repl.metastore.metastore` defines the paths.
 
-A server whose data went back is refused by the protocol itself while this process lives, since each connection offers
-the last zxid that was seen, over sessions, too (H32); `repl.metastore.rollback_guard` finds out that this is why
-nothing connects. Over restarts of this process the caller compares the epochs that it persisted.
+While this process lives, the protocol itself refuses a server whose data went back, since each connection offers the
+last zxid that was seen, over sessions, too (H32); `repl.metastore.rollback_guard` reports that as the reason. Over
+restarts of this process the caller compares the epochs that it persisted.
 """
 
 from __future__ import annotations
@@ -37,28 +35,28 @@ log = structlog.get_logger(__name__)
 
 RECONNECT_DELAY_FIRST_S: Final = 0.1
 RECONNECT_DELAY_MAX_S: Final = 1.0
-"""Pauses between attempts to reconnect, which go on for ever: a restarted ZooKeeper is found within about a second,
-and a hundred nodes knocking once a second do not hurt it."""
+"""Pause between attempts to reconnect, which never end: a restarted ZooKeeper is found within about a second, and a
+hundred nodes that try once a second do not hurt it."""
 
 ATTEMPTS_A_SESSION: Final = 3
 """An attempt to connect, and the answer to it, are waited for a third of the session's time each: kazoo waits all of it
 for the one, and for the other where there is one server. The next attempts come while the session still lives."""
 
 REQUESTS_IN_FLIGHT_LIMIT: Final = 128
-"""Requests handed to kazoo and not answered; more wait here. Bounds its queue, which has no bound of its own. kazoo
-wakes its thread by a byte a request through a socket pair, whose buffer holds 278: one more would block the loop until
-that thread has read some, and those of requests that were dropped with a connection may still lie there."""
+"""Requests handed to kazoo and not answered; more wait here. Bounds kazoo's queue, which has no bound of its own. kazoo
+wakes its thread by a byte per request through a socket pair, whose buffer holds 278: one more would block the event
+loop until that thread has read some, and bytes of requests that were dropped with a connection may still be in it."""
 
 _UNDECIDED: Final = (zk.ConnectionLoss, zk.OperationTimeoutError, zk.SessionExpiredError, zk.SessionMovedError)
-"""A write that ends so may have happened. (Session expiry included: kazoo says it of requests already sent, too.)"""
+"""A write that ends so may have happened. kazoo raises SessionExpiredError also for requests that were sent."""
 
 _REFUSED: Final = (zk.BadVersionError, zk.NodeExistsError, zk.NoNodeError, zk.NotEmptyError)
 
 
 class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     """Calls back at once, on kazoo's one remaining thread. With kazoo's own two worker threads, one for answers and one
-    for watches, the news that a value is old could come after the answer that rests on it. Our callbacks only
-    put an event on the loop, so nothing can wait for itself here."""
+    for watches, a watch event could come after an answer that depends on it. The callbacks here only put an event on
+    the loop, so nothing waits for itself."""
 
     running = False
 
@@ -68,7 +66,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         self.tls_error: ssl.SSLError | None = None
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """A socket that is connected. TLS is ours: kazoo's own would believe the system's authorities, too."""
+        """A connected socket. TLS is set up here: kazoo's own would accept the system's authorities, too."""
         kwargs["timeout"] /= ATTEMPTS_A_SESSION
         sock = super().create_connection(*args, **kwargs)
         if self._tls is None:
@@ -85,7 +83,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         return wrapped
 
     def select(self, rlist: Any, *others: Any) -> Any:
-        """What TLS has decrypted already makes no socket readable: kazoo would let it lie until its next ping."""
+        """Bytes that TLS has already decrypted make no socket readable: kazoo would leave them until its next ping."""
         decrypted = [each for each in rlist if isinstance(each, ssl.SSLSocket) and each.pending()]
         return (decrypted, [], []) if decrypted else super().select(rlist, *others)
 
@@ -101,8 +99,8 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _ConnectProbe(ConnectionHandler):  # type: ignore[misc]
-    """Gives an attempt to connect up before it costs the session: a ZooKeeper that is coming up may take a connection
-    and neither answer nor close it, and kazoo waits for an only server as long as the session lives."""
+    """Ends an attempt to connect before it costs the session: a ZooKeeper that is starting may accept a connection and
+    neither answer nor close it, and kazoo waits for an only server as long as the session lives."""
 
     def _invoke(self, timeout: float, *request: Any, **more: Any) -> Any:
         share_s = self.client._session_timeout / 1000 / ATTEMPTS_A_SESSION
@@ -110,7 +108,7 @@ class _ConnectProbe(ConnectionHandler):  # type: ignore[misc]
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Remembers over sessions how far the ensemble was: kazoo would offer 0 after an expiry, and believe anybody."""
+    """Keeps the newest zxid over sessions: after an expiry kazoo would offer 0, and accept any server."""
 
     last_zxid: int = 0
 
@@ -125,7 +123,7 @@ class _Client(KazooClient):  # type: ignore[misc]
 
 
 class ZooKeeperSession:
-    """A session that is renewed for ever: lost connections are re-made, an expired session is followed by a new one."""
+    """A session that is renewed for ever: lost connections are rebuilt, an expired session is followed by a new one."""
 
     def __init__(
         self,
@@ -166,13 +164,13 @@ class ZooKeeperSession:
 
     @property
     def why_no_tls(self) -> str:
-        """What the last handshake failed of, as the end of a sentence; "" when none did."""
+        """Why the last handshake failed, as the end of a sentence; "" if none did."""
         error = self._handler.tls_error
         return "" if error is None else f"; the last TLS handshake: {' '.join(str(error).split())}"
 
     @property
     def rolled_back(self) -> str:
-        """What `watch_for_rollback` found since the connection was lost; "" for nothing."""
+        """The report of `watch_for_rollback` since the connection was lost; "" for none."""
         return self._rolled_back
 
     # --- life ---
@@ -200,7 +198,7 @@ class ZooKeeperSession:
             log.warning("metastore.stop_incomplete", hosts=self.hosts, error=repr(error))
 
     def session(self) -> int:
-        """The session's id. Raises Unavailable when there is no connection: nothing is queued for a later one."""
+        """The session's id. Raises Unavailable if there is no connection: nothing is queued for a later one."""
         identity = None if self._stopping else self._client.client_id
         if identity is None or identity[0] is None:
             raise Unavailable(self._rolled_back or f"no connection to ZooKeeper at {self.hosts}")
@@ -218,7 +216,7 @@ class ZooKeeperSession:
             state, SessionState.EXPIRED
         )
         log.debug("metastore.session", state=str(told), hosts=self.hosts)
-        if dead:  # kazoo's thread ended by an error of its own; nobody will continue this session
+        if dead:  # kazoo's thread ended by an error of its own: the session does not continue
             log.error("metastore.driver_restarted", hosts=self.hosts)
             self._revival = self._loop.create_task(asyncio.to_thread(self._client.start_async))
         self._on_session(told)
@@ -235,7 +233,7 @@ class ZooKeeperSession:
                 self._changed(path)
 
     def _seen(self) -> int:
-        """The newest zxid that this process was told."""
+        """The newest zxid that this process has seen."""
         return int(self._client.last_zxid)
 
     def _set_rolled_back(self, why: str) -> None:
@@ -255,7 +253,7 @@ class ZooKeeperSession:
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+        except RuntimeError:  # the loop is closed
             log.debug("metastore.event_after_close")
 
     # --- reads: never older than their call when preceded by a `sync`; None where nothing is ---
@@ -271,19 +269,19 @@ class ZooKeeperSession:
         return None if found is None else (found[0], _stat(found[1]))
 
     async def stat(self, path: str, *, armed: bool) -> Stat | None:
-        """The stat at `path`; the only read that also arms what is not there. Raises Unavailable, LocalFault."""
+        """The stat at `path`; the only read that also watches a missing path. Raises Unavailable, LocalFault."""
         watch = self._arm(path, armed)
         found = await self._ask_read(lambda: self._client.exists_async(path, watch), sync=True)
         return None if found is None else _stat(found)
 
     async def children(self, path: str, *, sync: bool = True) -> list[str] | None:
-        """The names below `path`, armed. Raises Unavailable, LocalFault."""
+        """The names below `path`, watched. Raises Unavailable, LocalFault."""
         watch = self._arm(path, True)
         found: list[str] | None = await self._ask_read(lambda: self._client.get_children_async(path, watch), sync)
         return found
 
     async def confirm(self, path: str, version: int) -> bool:
-        """See `repl.metastore.tree_port`. A majority logs a commit that only checks as any other, be it refused."""
+        """See `repl.metastore.tree_port`. A majority logs a commit that only checks, even if it is refused."""
         try:
             await self.commit(f"confirming {path}", [VersionCheck(path, version)])
         except VersionConflict:
@@ -301,7 +299,7 @@ class ZooKeeperSession:
     async def _ask_read(self, send: Callable[[], Any], sync: bool) -> Any:
         self.session()
         try:
-            if sync:  # in one breath with the read: a connection answers in order
+            if sync:  # sent with the read: a connection answers in order
                 _, value = await gather_all(self._ask(lambda: self._client.sync_async("/")), self._ask(send))
                 return value
             return await self._ask(send)
@@ -367,7 +365,7 @@ class ZooKeeperSession:
             return await self._ask(send)
         except _REFUSED as error:
             raise VersionConflict(f"{what}: {type(error).__name__}") from error
-        except zk.ConnectionClosedError as error:  # said before the request is queued
+        except zk.ConnectionClosedError as error:  # raised before the request is queued
             raise Unavailable(f"{what}: the connection to ZooKeeper is closed") from error
         except (*_UNDECIDED, TimeoutError) as error:
             raise Ambiguous(f"{what}: {error!r}") from error
@@ -396,7 +394,7 @@ def _stat(stat: Any) -> Stat:
 
 
 def _quiet_logger() -> logging.Logger:
-    """kazoo warns at each attempt to reconnect; the session events above tell that story once."""
+    """A logger that drops kazoo's warning at each attempt to reconnect; the session events are logged here."""
     logger = logging.getLogger("isthmus.kazoo")
     logger.setLevel(logging.ERROR)
     return logger

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar, assert_never
 
-from isthmus.repl.metastore.metastore import GROUND, TreeMetastore
+from isthmus.repl.metastore.metastore import LISTED_PATHS, TreeMetastore
 from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck
 
@@ -185,9 +185,9 @@ class MemoryMetastore(TreeMetastore):
     async def start(self, on_session: Callable[[SessionState], None]) -> None:
         """See the port."""
         self._on_session = on_session
-        self._settle(self._memory)
+        self._attach(self._memory)
         self._memory.begin_session()
-        for path in GROUND:
+        for path in LISTED_PATHS:
             self._memory.ensemble.ensure(path)
         self._memory.connect()
         on_session(SessionState.CONNECTED)
@@ -245,7 +245,7 @@ class MemoryMetastore(TreeMetastore):
 
     def _session_event(self, state: SessionState) -> None:
         assert self._on_session is not None
-        self._session_told(state)
+        self._invalidate_caches(state)
         self._on_session(state)
 
 
