@@ -203,7 +203,7 @@ def test_a_listing_of_another_form_is_an_empty_table(
 def test_a_queue_is_suspended_and_resumed_by_name(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The node is told what is suspended, by whom and why; names are quoted into the path."""
+    """The request has the queue, the operator and the reason; names are quoted into the path."""
     for verb in ("suspend", "resume"):
         listener.respond(f"/admin/queues/we%2Fst/{verb}", {"ok": True})
     assert cli.main(["queue", "suspend", "we/st", "--reason", "disk", "--by", "ann@ops"]) == Exit.OK
@@ -232,10 +232,10 @@ def test_both_of_a_queue_may_be_suspended_at_once(
 @pytest.mark.parametrize(
     "command", [["clear", "q"], ["delist", "q"], ["release", "q"], ["suspend", "q", "--publishing"]]
 )
-def test_what_loses_changes_says_how_many_and_is_not_done_unasked(
+def test_a_command_that_loses_changes_shows_how_many_and_asks(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    """Where nobody can be asked nothing is done; --dry-run shows the numbers and does nothing; --yes does it."""
+    """Where nobody can answer nothing is done; --dry-run shows the numbers and does nothing; --yes does it."""
     path = f"/admin/queues/q/{command[0]}"
     listener.respond(path, {"effect": "gives up 1,234 changes", "silent": ["e2"], "ok": True})
     assert cli.main(["queue", *command]) == Exit.USAGE
@@ -251,7 +251,7 @@ def test_what_loses_changes_says_how_many_and_is_not_done_unasked(
     assert [(where, wish.get("dry_run")) for where, wish in listener.posted] == [(path, None)]
 
 
-def test_another_filter_is_told_and_asked_for_and_limits_are_not(
+def test_another_filter_is_reported_and_asked_for_and_limits_are_not(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`queue set` sends what is named alone; another offer asks; nothing, or --default with more, refused."""
@@ -275,7 +275,7 @@ def test_another_filter_is_told_and_asked_for_and_limits_are_not(
 def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without options the whole sink is meant; who does it is USER@HOST unless told."""
+    """Without options the whole sink is meant; the default operator is USER@HOST."""
     for verb in ("suspend", "resume"):
         listener.respond(f"/admin/sink/{verb}", {})
     assert cli.main(["sink", "suspend", "--queue", "q", "--peer", "http://p:1", "--reason", "r"]) == Exit.OK
@@ -305,7 +305,7 @@ def test_a_refusal_is_the_nodes_own_sentence(
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"[" * 100_000, b"\xff", b'{"a": 1'])
 @pytest.mark.parametrize("status", [200, 302, 500])
-def test_what_is_no_admin_listener_is_told(
+def test_what_is_no_admin_listener_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
 ) -> None:
     """Whatever else listens there, the command ends in one line that asks if this is the admin listener."""

@@ -44,7 +44,7 @@ def test_a_shown_map_is_a_file_that_creates_the_same(
 
 
 def test_a_node_that_is_gone_is_shown_by_name(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its id is not known: the table says so, the file has its name, which `partition reassign --file` takes."""
+    """Its id is not known: the table shows it, the file has its name, which `partition reassign --file` takes."""
     first, second = SHOWN["partitions"]  # type: ignore[misc]
     gone = {**SHOWN, "partitions": [{**first, "replicas": [1, None]}, second]}  # type: ignore[dict-item]
     listener.respond(PATH, gone)
@@ -84,7 +84,7 @@ def test_bucket_types_are_listed_made_and_set(listener: FakeAdminListener, capsy
         ["--partitions", "2", "--replication-factor", "1", "--placement", "any"],
     ],
 )
-def test_a_command_line_that_says_too_little_or_too_much_is_usage(
+def test_a_command_line_with_too_little_or_too_much_is_a_usage_error(
     listener: FakeAdminListener, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, code 2, and nothing is asked of a node."""

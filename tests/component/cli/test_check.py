@@ -134,7 +134,7 @@ def check(verdict: str, began_ms: int, **changed: Any) -> dict[str, Any]:
 
 
 def checks(proven_ms: int | None = HOUR_MS, newest: Any = None, looked: Any = None, **changed: Any) -> dict[str, Any]:
-    """What a node says of its checks of one bucket type."""
+    """A node's answer about its checks of one bucket type."""
     peer = {"name": "west", "queue": "to-west", "bucket_types": ["default"], "state": "scheduled", "reason": "",
             "queue_delisted": False, "proven_ms": {"default": proven_ms}, "newest": {"default": newest or looked},
             "newest_looked": {"default": looked}, **changed}  # fmt: skip
@@ -255,8 +255,8 @@ def test_gaps_are_judged_by_the_age_of_what_was_given_up(
 )
 @pytest.mark.usefixtures("listener")
 def test_a_probe_that_cannot_ask_is_unknown(words: list[str], start: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A slip, a node that is away and a refusal: a line on standard output and code 3, never one that tells of the
-    cluster."""
+    """A usage error, a node that is away and a refusal: a line on standard output and code 3, never one that tells of
+    the cluster."""
     assert cli.main(["check", *words]) == UNKNOWN
     assert printed(capsys).startswith(start)
 

@@ -52,7 +52,7 @@ def test_a_page_is_asked_for_again_while_that_may_help(
     assert capsys.readouterr().out.split() == ["BUCKET", "KEYS", "b", "2"]
 
 
-def test_a_fold_that_cannot_go_on_says_where_it_ended(
+def test_a_fold_that_cannot_go_on_shows_where_it_ended(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beyond that time, or at once for what no other try would mend: one line to go on from, and the reason. A fold
@@ -67,7 +67,7 @@ def test_a_fold_that_cannot_go_on_says_where_it_ended(
     assert "goes on" not in capsys.readouterr().err, "what was refused at once has not begun"
 
 
-def test_a_fold_that_changes_something_does_not_ask_where_nobody_answers(
+def test_a_fold_that_changes_something_does_not_ask_without_a_terminal(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""

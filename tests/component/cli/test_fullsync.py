@@ -38,10 +38,10 @@ def result(verdict: str) -> dict[str, Any]:
     return {"began_ms": AT_MS, "kind": "all", "bucket_type": "default", "verdict": verdict, "reason": "because"}
 
 
-def test_status_tells_who_compares_what_is_next_and_what_is_open(
+def test_status_shows_who_compares_what_is_next_and_what_is_open(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One node alone is warned of, one that is silent named; a range that waits and gaps are told, by the queues that
+    """One node alone is warned of, one that is silent named; a range that waits and gaps are shown, by the queues that
     have them, which need not be the one of repairs; a node of a version before does not say which."""
     assert cli.main(["fullsync", "status"]) == Exit.OK
     assert listener.posted == []
@@ -109,7 +109,7 @@ def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_du
         ([], Exit.UNAVAILABLE),
     ],
 )
-def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
+def test_the_exit_code_of_a_run_is_that_of_the_result_that_proves_least(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], verdicts: list[str], code: Exit
 ) -> None:
     """0 only when everything is in sync; 1 differs, 2 error, 3 not all was looked at. The first keys that differed are
@@ -124,7 +124,7 @@ def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
 
 
 @pytest.mark.parametrize(("kind", "words"), [("auto", "auto leaves it out"), ("all", "the node's log says why")])
-def test_a_run_without_a_result_is_told(
+def test_a_run_without_a_result_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], kind: str, words: str
 ) -> None:
     """Where `auto` chooses to look at nothing, or a node could not keep what was found, there is nothing to show, and
@@ -154,7 +154,7 @@ def test_a_run_without_a_peer_is_of_all_of_the_node(
 
 
 def test_an_empty_peer_is_no_peer(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """A variable that nobody has set names no peer: it is not the only one that there is."""
+    """An unset variable names no peer: it is not the only one that there is."""
     for words in (["run"], ["suspend"], ["resume"], ["clear-range"]):
         assert cli.main(["fullsync", *words, "--peer", ""]) == Exit.USAGE
         assert "it is empty" in capsys.readouterr().err
@@ -178,7 +178,7 @@ def test_a_run_that_is_waited_for_is_this_one_alone(
         assert "error" not in capsys.readouterr().out
 
 
-def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
+def test_a_suspension_is_reported_by_node_and_a_silent_node_is_code_3(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nodes that have no such peer are not named."""
@@ -227,7 +227,7 @@ def test_what_is_set_of_a_peer_is_asked_for_by_the_keys_of_a_file(
     capsys.readouterr()
 
 
-def test_status_tells_what_operators_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_what_operators_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Who, when and why; a peer that was removed, and what does not count on this node."""
     act = {"by": "ann", "at_ms": AT_MS, "reason": "move"}
     peer = {**PEER, "set": [{**act, "values": {"all": 24}}]}

@@ -18,13 +18,13 @@ from isthmus.repl.model.vclock import encode_clock
 from tests.support.fake_admin_listener import FakeAdminListener
 
 
-def test_a_noun_that_is_not_known_is_told_with_one_like_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_noun_that_is_not_known_is_reported_with_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
     """The nouns are imported when they are used, and are suggested all the same."""
     assert cli.main(["que", "list"]) == Exit.USAGE
     assert "Did you mean 'queue'?" in capsys.readouterr().err
 
 
-def test_a_queue_that_is_not_there_is_told_with_those_that_are(
+def test_a_queue_that_is_not_there_is_reported_with_those_that_are(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`queue show` finds it in what the node lists, so it says what that is."""
@@ -44,7 +44,7 @@ def test_a_queue_that_is_not_there_is_told_with_those_that_are(
         ({"closed": 1, "unknown": ["e3"]}, Exit.UNAVAILABLE, "1 of 2 not closed, and e3 does not answer"),
     ],
 )
-def test_gaps_that_were_not_closed_are_told(
+def test_gaps_that_were_not_closed_are_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: object, code: Exit, sentence: str
 ) -> None:
     """Nobody takes a gap for closed that is not there, that grows, or whose node is silent."""
@@ -55,10 +55,10 @@ def test_gaps_that_were_not_closed_are_told(
     assert shown.out in ("queue q: 1 gap closed\n", "queue q: 2 gaps closed\n")
 
 
-def test_dead_letters_that_are_not_there_are_told(
+def test_dead_letters_that_are_not_there_are_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Letters lie on the node that fetched them: who drops one at another node is told."""
+    """Letters lie on the node that fetched them: a drop at another node is an error."""
     listener.respond("/admin/sink/dead-letters/drop", {"dropped": 1})
     assert cli.main(["sink", "dead-letters", "drop", "4"]) == Exit.OK
     listener.respond("/admin/sink/dead-letters", {"dead_letters": [{"id": 4}]})
@@ -70,7 +70,7 @@ def test_dead_letters_that_are_not_there_are_told(
     assert "1 of 2 are not kept by this node" in shown.err
 
 
-def test_a_queue_of_nobody_is_no_unknown(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_queue_without_owner_is_not_unknown(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """That no cluster has fetched yet is known; "unknown" stands for what could not be found out."""
     lag = {"queue": "q", "cluster": None, "uuid": None, "bucket_type": "notes", "seconds": 0.0, "objects": 0,
            "bytes": 0, "proven_ms": None, "reason": ""}  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_queue_of_nobody_is_no_unknown(listener: FakeAdminListener, capsys: py
 
 
 def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has to guess which of the two holds; a single reference is told as one."""
+    """Nobody has to guess which of the two holds; a single reference is reported as one."""
     assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
     assert "--default alone" in capsys.readouterr().err
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
@@ -94,7 +94,7 @@ def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys
 
 
 @pytest.mark.parametrize("noun", [["queue", "suspend", "q"], ["sink", "suspend"], ["fullsync", "suspend"]])
-def test_all_nodes_may_be_said_aloud_but_not_beside_one(
+def test_all_nodes_may_be_given_but_not_with_one_node(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], noun: list[str]
 ) -> None:
     """--all-nodes is what holds without it; with --node it contradicts, in either order."""
@@ -181,7 +181,7 @@ def test_a_tombstone_there_is_equal_to_nothing_here() -> None:
     assert behind["state"] == "ahead"
 
 
-def test_why_the_other_side_does_not_answer_is_told_in_words() -> None:
+def test_why_the_other_side_does_not_answer_is_reported_in_words() -> None:
     """As everywhere else: a name of an exception would hide an expired certificate, or that nobody listens there."""
     key = Key(b"default", b"b", b"k")
     with answering_404("") as url:
@@ -192,7 +192,9 @@ def test_why_the_other_side_does_not_answer_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize("reason", ["unknown-path", ""])
-def test_single_values_asked_of_no_client_listener_are_told_so(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_values_asked_of_no_client_listener_are_reported(
+    reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The admin port is the likeliest slip: one sentence, and not the listener's own answer."""
     with answering_404(reason) as url:
         assert cli.main(["kv", "get", "b", "k", "--http", url]) == Exit.UNAVAILABLE
@@ -205,7 +207,7 @@ def test_single_values_asked_of_no_client_listener_are_told_so(reason: str, caps
     ("reason", "state"),
     [("not-found", "absent"), ("unknown-path", "unknown"), ("unknown-bucket-type", "unknown"), ("", "unknown")],
 )
-def test_only_a_node_that_says_so_lacks_the_key(reason: str, state: str) -> None:
+def test_only_a_node_that_answers_so_lacks_the_key(reason: str, state: str) -> None:
     """Another 404 is of a listener that is no client's, or of a cluster without the bucket type: no absent key."""
     with answering_404(reason) as url:
         found = other_side(url, Key(b"default", b"b", b"k"), None)

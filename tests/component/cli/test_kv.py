@@ -54,7 +54,7 @@ def test_bytes_go_in_and_come_out_as_they_are(run: Run, tmp_path: Any) -> None:
     assert run("get", "b", "empty") == (Exit.OK, b"", "")
 
 
-def test_a_type_before_the_bucket_is_told_as_part_of_its_name(run: Run) -> None:
+def test_a_type_before_the_bucket_is_reported_as_part_of_its_name(run: Run) -> None:
     """`isthmus explain` takes TYPE/BUCKET; who writes the same here learns why nothing is found."""
     code, _, said = run("get", "default/b", "k")
     assert code == Exit.DIFFERS
@@ -135,7 +135,7 @@ def test_names_of_any_bytes_are_listed_and_taken_back(run: Run) -> None:
     ],
 )
 def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, ...], code: int) -> None:
-    """A wrong command line, a refusal and a silent node are told apart, each in one sentence."""
+    """A wrong command line, a refusal and a silent node are distinguished, each in one sentence."""
     found, out, err = run(*arguments)
     assert found == code
     assert out == b""

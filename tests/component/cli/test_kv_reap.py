@@ -11,7 +11,7 @@ from isthmus.node.cli.exit_codes import Exit
 from tests.support.fake_admin_listener import FakeAdminListener
 
 
-def test_a_key_is_reaped_or_it_is_told_who_needs_it(
+def test_a_key_is_reaped_or_the_reason_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line and code 0; else the reason and code 4; JSON is the node's answer either way."""

@@ -80,14 +80,14 @@ def test_leaders_are_shown_by_bucket_type_where_there_are_several(
 
 
 def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """An even cluster is left alone, and nobody is asked."""
+    """An even cluster is left alone, without a question."""
     node = ScriptedNode(monkeypatch, status((2, 1, 1), []))
     assert cli.main(["leader", "balance"]) == Exit.OK
     assert "as even as they can be" in capsys.readouterr().out
     assert node.posted == []
 
 
-def test_what_is_in_the_way_is_told_and_not_called_even(
+def test_what_is_in_the_way_is_reported_and_not_called_even(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While partitions are being elected nobody knows what is even: code 3 with the reason, in a dry run, too. Moves
@@ -106,7 +106,7 @@ def test_what_is_in_the_way_is_told_and_not_called_even(
     assert "balanced: 2 moved, 0 failed" in capsys.readouterr().out
 
 
-def test_moves_are_told_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moves_are_reported_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan, then each move once, then the leaders as they are now."""
     node = ScriptedNode(
         monkeypatch,
@@ -126,7 +126,7 @@ def test_moves_are_told_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert node.posted[0].keys() == {"by"}
 
 
-def test_a_move_that_failed_is_told_and_makes_code_1(
+def test_a_move_that_failed_is_reported_and_makes_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Why it failed, and what came of it all; the same in JSON."""
@@ -172,7 +172,7 @@ def test_moves_that_never_end_are_not_waited_for(
 def test_a_run_of_more_moves_than_a_node_keeps_is_followed_to_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The node keeps the last moves only: each is told once all the same, and a run in which moves end is not taken
+    """The node keeps the last moves only: each is shown once all the same, and a run in which moves end is not taken
     for a silent one."""
     kept, moves = 3, [{"partition": n, "from": "n1", "to": "n3", "state": "done", "reason": ""} for n in range(9)]
     looks = []

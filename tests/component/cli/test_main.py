@@ -164,7 +164,7 @@ queue = "to-west"
 """
 
 
-def test_config_check_tells_who_compares_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_shows_who_compares_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One file of a cluster of several nodes shows one that compares, a warning; the files of all nodes tell which of
     them share a peer, and warn of one that compares alone; a node with its own metastore has nobody to share with."""
     files = [tmp_path / f"n{n}.toml" for n in (1, 2)]
@@ -307,7 +307,7 @@ def test_text_in_tables_is_only_text(capsys: pytest.CaptureFixture[str]) -> None
     assert out.splitlines()[1].split() == ["\\x1b[31mred\\n", "[bold]x[/bold]" + "y" * 300]
 
 
-def test_config_check_tells_nodes_that_would_be_taken_for_each_other(
+def test_config_check_shows_nodes_that_would_be_taken_for_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of one cluster with one name or one id, such as the default of both: a warning at the second one's line; nodes of
@@ -325,7 +325,7 @@ def test_config_check_tells_nodes_that_would_be_taken_for_each_other(
     assert "warning" not in capsys.readouterr().out
 
 
-def test_config_check_tells_queues_that_are_not_alike_on_all_nodes(
+def test_config_check_shows_queues_that_are_not_alike_on_all_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A queue that one node of a cluster lacks, or has with another filter or cascade, is a warning at that file; other

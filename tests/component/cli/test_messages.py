@@ -51,7 +51,7 @@ def answering(status: int, body: bytes, *, length: int | None = None, reason: st
 
 
 @pytest.mark.parametrize("verb", [["get", "b", "k"], ["put", "b", "k", "v"], ["list", "b"]])
-def test_who_comes_without_a_token_is_told_how_to_give_one(
+def test_a_request_without_a_token_gets_a_hint_how_to_give_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str]
 ) -> None:
     """At the client listener as at that of operators."""
@@ -104,7 +104,7 @@ def test_a_listing_of_another_server_is_no_bug_of_the_command(
         ),
     ],
 )
-def test_each_suspension_is_told_with_who_made_it(
+def test_each_suspension_is_reported_with_who_made_it(
     listener: FakeAdminListener,
     capsys: pytest.CaptureFixture[str],
     reason: str,
@@ -122,13 +122,13 @@ def test_each_suspension_is_told_with_who_made_it(
 def test_more_workers_at_one_peer_than_there_are_is_a_usage_error(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such a limit never binds; nobody is asked."""
+    """Such a limit never binds; no request is sent."""
     assert cli.main(["sink", "set-workers", "4", "--per-peer", "9"]) == Exit.USAGE
     assert "at most COUNT, 4" in capsys.readouterr().err
     assert listener.posted == []
 
 
-def test_a_filter_tried_on_a_type_that_is_not_there_says_so(
+def test_a_filter_tested_with_a_missing_type_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
@@ -180,7 +180,7 @@ def test_a_number_that_is_none_is_a_usage_error(listener: FakeAdminListener, arg
 def test_links_that_fail_are_a_warning_of_a_whole_cluster(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are told in a line of their own; the code speaks of this cluster."""
+    """They are reported in a line of their own; the code speaks of this cluster."""
     listener.respond(
         "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 link fails: x"]}
     )
@@ -218,7 +218,7 @@ def test_an_endless_value_is_refused(
 def test_what_no_clock_and_no_limit_can_be_is_a_usage_error(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    """Beyond ASCII, and beyond all numbers that are counted to: a line, and nobody is asked."""
+    """Beyond ASCII, and beyond all numbers that are counted to: a line, and no request is sent."""
     assert cli.main(["kv", *arguments, "--http", "http://127.0.0.1:1"]) == Exit.USAGE
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -235,7 +235,9 @@ def test_plain_http_where_tls_is_spoken_is_unavailable_to_every_command(
     assert all("speaks TLS: write https://" in line for line in said)
 
 
-def test_what_a_node_says_of_full_sync_is_text(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_node_shows_of_full_sync_is_text(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""
     bell = "\x1b]0;mine\x07"
     peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}

@@ -63,7 +63,7 @@ def test_options_are_set_and_unset(listener: FakeAdminListener, capsys: pytest.C
     ]
 
 
-def test_what_waits_is_said_once_and_not_of_a_dry_run(
+def test_what_waits_is_shown_once_and_not_for_a_dry_run(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cluster's row and that of a bucket type wait for the same partitions: one line names them. A dry run has set

@@ -122,7 +122,7 @@ def test_a_file_that_is_not_there_is_a_usage_error(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
 ) -> None:
-    """Whichever command names it: code 2 and the file's name, and nobody is asked."""
+    """Whichever command names it: code 2 and the file's name, and no request is sent."""
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / "absent.json", tmp_path):
         assert cli.main([*arguments, str(path)]) == Exit.USAGE

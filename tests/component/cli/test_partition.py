@@ -112,7 +112,7 @@ def test_racks_are_given_by_their_sizes(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_a_wrong_plan_is_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
-    """One line that says what would be right; code 2."""
+    """One line that names what would be right; code 2."""
     assert cli.main(plan("--nodes", "3", "--partitions", "4", "--replication-factor", "2", *arguments)) == Exit.USAGE
     err = capsys.readouterr().err
     assert words in err
@@ -130,8 +130,8 @@ def test_racks_say_how_many_nodes_there_are(capsys: pytest.CaptureFixture[str]) 
     assert "--nodes, or --racks a:3,b:3" in capsys.readouterr().err
 
 
-def test_all_faults_of_a_file_are_told_a_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """File, place, what would be right; nobody is asked; code 2, and one object with -o json."""
+def test_all_faults_of_a_file_are_reported_a_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """File, place, what would be right; no request is sent; code 2, and one object with -o json."""
     path = map_file(tmp_path, {"partitions": [{"id": 1, "replicas": [0, 0]}, {"id": 1, "replicas": []}]})
     assert cli.main(["partition", "assign", "--file", path]) == Exit.USAGE
     assert [line.partition(" is ")[0] for line in capsys.readouterr().err.splitlines()] == [
@@ -147,7 +147,7 @@ def test_all_faults_of_a_file_are_told_a_line_each(capsys: pytest.CaptureFixture
     ("content", "words"),
     [(b"", "not JSON"), (b"\xff\x00", "not JSON"), (b" " * (MAP_BYTES_MAX + 1), "at most"), (b"[]", "no object")],
 )
-def test_a_file_of_another_kind_is_told(
+def test_a_file_of_another_kind_is_reported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, words: str
 ) -> None:
     """Empty, binary, too long, other JSON."""
@@ -155,7 +155,7 @@ def test_a_file_of_another_kind_is_told(
     assert words in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its name and the system's words."""
     assert cli.main(["partition", "assign", "--file", str(tmp_path / "none")]) == Exit.USAGE
     assert "none: No such file" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_a_right_file_is_valid_as_far_as_it_can_be_checked(capsys: pytest.Captur
         ("exists", "bucket type t, 2 partitions: exists with just this placement, nothing was changed\n"),
     ],
 )
-def test_an_assignment_says_what_came_of_it(
+def test_an_assignment_shows_what_came_of_it(
     node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, outcome: str, words: str
 ) -> None:
     """What is sent is the map, the type and whether only to check; -o json is the node's answer."""

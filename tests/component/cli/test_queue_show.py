@@ -16,7 +16,7 @@ from tests.support.queue_node import Home
 from tests.unit.queues.admin.test_acts import alive, keys, settled, told
 
 
-def test_a_queue_tells_in_words_what_it_has_and_what_it_has_not(
+def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not there is said and not called unknown; every act shows who, when and why; priorities are a table."""

@@ -95,7 +95,7 @@ def test_the_plan_is_shown_and_just_that_is_ordered(monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """With --dry-run, where nobody can be asked, and where nothing is to be moved, only the plan is asked for."""
+    """With --dry-run, where nobody can answer, and where nothing is to be moved, only the plan is asked for."""
     node = ScriptedNode(monkeypatch, PLAN)
     assert cli.main(["bucket-type", "set-replication-factor", "t", "3", "--dry-run", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == PLAN
@@ -116,7 +116,7 @@ def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_file_may_name_nodes(monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path) -> None:
-    """Names and ids are passed on as they stand; what is no map is told with the file's name."""
+    """Names and ids are passed on as they stand; what is no map is reported with the file's name."""
     node = ScriptedNode(monkeypatch, PLAN, ORDERED)
     places = {"partitions": [{"id": 0, "replicas": ["n1", 2]}]}
     path = tmp_path / "map.json"

@@ -85,7 +85,7 @@ def test_what_is_no_time_is_none_anywhere(text: str) -> None:
         ([*SEED, "--key", "k.pem"], "--cert and --key belong together"),
     ],
 )
-def test_a_wrong_option_is_told_in_one_line(
+def test_a_wrong_option_is_reported_in_one_line(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, what would be right, and nothing was started or written."""
@@ -179,7 +179,7 @@ def test_a_package_that_is_missing_is_one_sentence(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_reconcile_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
+def test_reconcile_without_pyspark_shows_what_to_install(tmp_path: Path) -> None:
     """A real process in which pyspark cannot be imported: every command that needs it, in one line."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()

@@ -73,7 +73,7 @@ def test_a_damaged_summary_is_named(
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"queued": "many"}', "[" * 100_000])
-def test_a_damaged_repair_is_named_and_one_without_progress_begins_anew(
+def test_a_damaged_repair_is_named_and_one_without_progress_starts_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
 ) -> None:
     """Whoever was killed between a plan's two documents has queued nothing yet."""

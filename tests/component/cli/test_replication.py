@@ -25,7 +25,7 @@ def led(partition: int, node: str) -> PartitionRecord:
 
 
 def part(partition: int, seconds: float | None = 1.0, size: int | None = 10) -> dict[str, Any]:
-    """What a node says of a partition."""
+    """A node's answer about a partition."""
     return {"partition": partition, "bucket_type": "notes", "seconds": seconds, "objects": 2, "bytes": size,
             "in_flight": 1}  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
 
 
 def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
-    """One node that is suspended is not hidden by what another one says; what all say alike is told once, bare."""
+    """One node that is suspended is not hidden by what another one says; what all say alike is shown once, bare."""
     records = {0: led(0, "e1"), 1: led(1, "e2"), 2: led(2, "e3")}
 
     def row(*reasons: str) -> str:
@@ -154,7 +154,7 @@ def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
     assert row["state"] == "unknown"
 
 
-def test_a_queues_ledger_does_not_tell_what_waits_while_it_is_not_known(
+def test_a_queues_ledger_does_not_show_what_waits_while_it_is_not_known(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a node whose window does not reach over all that waits, the number in memory is none to show."""
@@ -218,7 +218,7 @@ def test_a_ledger_of_which_a_part_is_unknown_is_exit_code_3(
 
 
 def explanation(**changed: Any) -> dict[str, Any]:
-    """What a node says of a key."""
+    """A node's answer about a key."""
     return {"leads": False, "partition": 1, "segment": 5, "leader": "e2", "object": None, "queues": [], "lower": [],
             "reap": None, **changed}  # fmt: skip
 
@@ -257,7 +257,7 @@ def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no
     assert step(*["waiting"] * 5) == "queue q0: do 0; queue q1: do 1; queue q2: do 2; and 2 more queues"
 
 
-def test_a_key_that_a_sink_here_refused_is_told_with_its_letter(
+def test_a_key_that_a_sink_here_refused_is_reported_with_its_letter(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The node that keeps it, why, and what to do, where the key is not here or older than what was refused; a letter

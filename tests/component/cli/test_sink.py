@@ -36,7 +36,7 @@ OVERVIEW = {
 def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are told."""
+    """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are shown."""
     listener.respond("/admin/sink", OVERVIEW)
     assert cli.main(["sink", "show"]) == Exit.OK
     told = capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_limits_are_asked_for_as_they_are_meant(
 def test_dead_letters_are_listed_retried_and_dropped(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ids or --all, never both or neither; a retry that is refused again ends with 1 and says why."""
+    """Ids or --all, never both or neither; a retry that is refused again ends with 1 and gives the reason."""
     letter = {"id": 4, "at_ms": 0, "queue": "q", "source_cluster": "east", "key": ["default", "b", "k"],
               "size_bytes": 9, "object_kept": True, "tries": 1, "reason": "too-large", "error": "no room"}  # fmt: skip
     path = "/admin/sink/dead-letters"
@@ -121,7 +121,7 @@ def test_dead_letters_are_listed_retried_and_dropped(
     assert cli.main(["sink", "dead-letters", "drop", "4", "--all"]) == Exit.USAGE
 
 
-def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
+def test_letters_are_retried_one_by_one_and_what_was_done_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A letter may wait for its source or for a leader as long as a request has, so each has a request of its own; one
@@ -149,10 +149,10 @@ def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
     assert json.loads(shown.out) == {"retried": [taken]}
 
 
-def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
+def test_all_dead_letters_are_dropped_only_when_somebody_shows_so(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody can be asked --yes is needed; what was counted is dropped, and nothing that came since."""
+    """Where nobody can answer --yes is needed; what was counted is dropped, and nothing that came since."""
     monkeypatch.setattr("isthmus.node.cli.sink.IDS_MAX", 2)
     path = "/admin/sink/dead-letters"
     listener.respond(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
@@ -173,7 +173,7 @@ def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
 def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is added, removed and limited goes as it was written, with who and why; contradictions are slips."""
+    """What is added, removed and limited goes as it was written, with who and why; contradictions are usage errors."""
     for path in ("peers/add", "peers/remove", "limits"):
         listener.respond(f"/admin/sink/{path}", OVERVIEW)
     act = {"by": "ann", "reason": "site"}

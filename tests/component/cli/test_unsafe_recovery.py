@@ -48,7 +48,7 @@ def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
     assert cli.main(["partition", "force-leader", "3", "n2", "--yes"]) == Exit.REFUSED
 
 
-def test_a_reseed_says_what_it_did_and_ends_with_1_when_something_was_left(
+def test_a_reseed_shows_its_result_and_ends_with_1_when_something_was_left(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing behind: nothing is asked and nothing done; what was left or forgotten is named."""

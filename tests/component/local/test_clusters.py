@@ -54,7 +54,7 @@ def test_up_returns_where_the_nodes_are_and_is_idempotent(directory: Path) -> No
     assert pids(again) != pids(first)
 
 
-def test_fixed_ports_that_are_taken_are_told_before_anything_starts(directory: Path) -> None:
+def test_fixed_ports_that_are_taken_are_reported_before_anything_starts(directory: Path) -> None:
     """The file's own port, held by a stranger: one line that names port, node and the way out."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 18099))
@@ -64,7 +64,7 @@ def test_fixed_ports_that_are_taken_are_told_before_anything_starts(directory: P
     assert supervisor_client.running_state(directory) is None
 
 
-def test_a_node_that_cannot_start_is_told_with_its_last_words(directory: Path) -> None:
+def test_a_node_that_cannot_start_is_reported_with_its_last_output(directory: Path) -> None:
     """The error has the last line of the node's log and the log's name; what was started is stopped."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "broken").touch()
@@ -75,7 +75,7 @@ def test_a_node_that_cannot_start_is_told_with_its_last_words(directory: Path) -
     assert supervisor_client.recorded_children(directory) == {}
 
 
-def test_a_node_that_is_never_ready_is_told_after_the_time_out(directory: Path) -> None:
+def test_a_node_that_is_never_ready_is_reported_after_the_time_out(directory: Path) -> None:
     """The time-out's message says which node lacks how many partitions."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "slow").touch()
@@ -155,7 +155,7 @@ def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(direc
 
 
 def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(directory: Path) -> None:
-    """Nothing is interrupted: status says so, `up` finds the same processes, and `down` ends them even without it."""
+    """Nothing is interrupted: status shows it, `up` finds the same processes, and `down` ends them even without it."""
     mine = clusters(directory)
     first = mine.up(30)
 
@@ -259,7 +259,7 @@ def test_the_commands_do_as_they_say(directory: Path, capsys: pytest.CaptureFixt
     assert (code, "nothing runs in" in err) == (5, True)
 
 
-def test_a_faulty_topology_is_told_line_by_line(
+def test_a_faulty_topology_is_reported_line_by_line(
     tmp_path: Path, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every fault is a line on standard error, the exit code is that of a wrong file, and nothing is made."""

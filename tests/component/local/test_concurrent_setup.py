@@ -23,7 +23,7 @@ SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 
 
 def test_no_supervisor_waits_for_the_end_of_one_that_serves(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
-    """It would start everything anew once somebody has stopped it: what was taken down ran again, and nobody knew."""
+    """It would start everything again once somebody has stopped it: what was taken down ran again, and nobody knew."""
     spec = Spec((shell_child(),))
 
     async def scenario() -> None:

@@ -25,7 +25,7 @@ TWO = SAMPLES / "two-nodes.toml"
 
 
 def node_of(directory: Path, name: str) -> dict[str, Any]:
-    """What `status` says of a node."""
+    """A node's entry in `status`."""
     (found,) = (
         node
         for cluster in places.status_of(directory)["clusters"].values()
@@ -90,7 +90,7 @@ def test_kill_means_sigkill(directory: Path) -> None:
 
 
 def test_waiting_for_one_node_asks_nothing_of_the_others(directory: Path) -> None:
-    """A node is restarted while another is down, and without waiting when told so; what is late is told with its
+    """A node is restarted while another is down, and without waiting when told so; what is late is reported with its
     reason."""
     LocalClusters(load_topology(TWO), directory).up(30)
     places.stop_node(directory, "west-1")
@@ -106,7 +106,7 @@ def test_waiting_for_one_node_asks_nothing_of_the_others(directory: Path) -> Non
 
 
 def test_a_node_in_a_crash_loop_is_shown_with_its_last_line(directory: Path) -> None:
-    """Where nodes are revived, one that dies again and again is shown with what it said last; `up` tells it as well."""
+    """Where nodes are revived, one that dies again and again is shown with its last output; `up` tells it as well."""
     clusters = LocalClusters(load_topology(TWO), directory, restart_nodes=True)
     clusters.up(30)
     assert node_of(directory, "east-1")["last_words"] == ""
@@ -125,7 +125,7 @@ def test_a_node_in_a_crash_loop_is_shown_with_its_last_line(directory: Path) -> 
 
 
 def test_the_commands_for_single_nodes(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """stop-node, start-node and restart-node: JSON of where the nodes are, names checked, status told by exit code."""
+    """stop-node, start-node and restart-node: JSON of where the nodes are, names checked, status shown by exit code."""
 
     def run(verb: str, *arguments: object) -> tuple[int, str, str]:
         code = main(["local", verb, *map(str, arguments), "--dir", str(directory)])

@@ -94,7 +94,7 @@ def test_the_embedded_zookeeper_outlives_its_node_and_is_found_again(
 
 
 @pytest.mark.slow
-def test_the_embedded_zookeeper_ends_after_its_node_when_nobody_comes(
+def test_the_embedded_zookeeper_ends_after_its_node_without_a_new_owner(
     data_dir: Path, owner: subprocess.Popen[bytes]
 ) -> None:
     """The linger time after the owner's end, supervisor and ZooKeeper are gone."""
@@ -132,7 +132,7 @@ def data_dir_made(path: Path) -> Path:
     return path
 
 
-def test_an_occupied_port_is_told_at_once_and_leaves_nothing(data_dir: Path) -> None:
+def test_an_occupied_port_is_reported_at_once_and_leaves_nothing(data_dir: Path) -> None:
     """The message names port and setting; no supervisor runs afterwards."""
     with socket.socket() as sock:
         sock.bind((embedded_zookeeper.HOST, 0))
@@ -143,7 +143,7 @@ def test_an_occupied_port_is_told_at_once_and_leaves_nothing(data_dir: Path) -> 
     assert supervisor_client.running_state(data_dir / "metastore") is None
 
 
-def test_a_zookeeper_that_never_serves_is_told_with_its_log_and_stopped(
+def test_a_zookeeper_that_never_serves_is_reported_with_its_log_and_stopped(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ZooKeeper whose data is foreign ends again and again: one line with its log, and no process is left."""
@@ -157,7 +157,7 @@ def test_a_zookeeper_that_never_serves_is_told_with_its_log_and_stopped(
     assert supervisor_client.running_state(data_dir / "metastore") is None
 
 
-def test_a_data_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     """A file where the data directory should be is one line that names it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalFault, match=r"cannot use .*file/metastore"):

@@ -30,7 +30,7 @@ from isthmus.node.local.process_id import ProcessId, wait_gone
 from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, short_path
 
 
-def test_restart_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_run() -> None:
+def test_restart_pauses_double_up_to_a_bound_and_start_again_after_a_steady_run() -> None:
     """Quick deaths wait 100 ms, twice as long each time up to ten seconds; a steady run resets that."""
     delay, seen = 0, []
     for _ in range(10):
@@ -43,7 +43,7 @@ def test_restart_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_run()
     assert restart_delay_ms(Restart.NEVER, STEADY_MS, 0) is None
 
 
-def test_a_killed_child_comes_back_and_its_end_is_told(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+def test_a_killed_child_comes_back_and_its_end_is_reported(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """With policy always a killed child has a new pid soon, one restart more, and the reason is kept."""
 
     async def run() -> None:
@@ -61,8 +61,8 @@ def test_a_killed_child_comes_back_and_its_end_is_told(tmp_path: Path, supervise
 def test_a_child_that_is_not_restarted_stays_ended_until_started(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """With policy never a dead child stays dead and says why; `start` starts it, on a live one it changes nothing, and
-    `restart` gives it a new process."""
+    """With policy never a dead child stays dead and gives the reason; `start` starts it, on a live one it changes
+    nothing, and `restart` gives it a new process."""
 
     async def run() -> None:
         child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
@@ -85,7 +85,7 @@ def test_a_child_that_is_not_restarted_stays_ended_until_started(
     asyncio.run(run())
 
 
-def test_a_child_that_cannot_be_started_says_why(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+def test_a_child_that_cannot_be_started_shows_why(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """A command that does not exist is a reason, not a crash of the supervisor."""
 
     async def run() -> None:
@@ -287,7 +287,7 @@ def test_the_socket_is_the_users_alone(tmp_path: Path, supervised: Any, shell_ch
     asyncio.run(run())
 
 
-def test_an_output_file_over_its_limit_is_begun_anew(tmp_path: Path) -> None:
+def test_an_output_file_over_its_limit_is_truncated(tmp_path: Path) -> None:
     """What it held is kept once, in FILE.1; a file within the limit stays."""
     path = tmp_path / "out.log"
     path.write_text("x" * 100)
@@ -298,7 +298,7 @@ def test_an_output_file_over_its_limit_is_begun_anew(tmp_path: Path) -> None:
     assert (tmp_path / "out.log.1").read_text() == "x" * 100
 
 
-def test_a_supervisor_that_cannot_start_is_told_with_its_last_words(tmp_path: Path, shell_child: Any) -> None:
+def test_a_supervisor_that_cannot_start_is_reported_with_its_last_output(tmp_path: Path, shell_child: Any) -> None:
     """A directory that is a file is a local fault in one line."""
     from isthmus.repl.model.errors import LocalFault
 
@@ -311,7 +311,7 @@ def test_a_supervisor_that_cannot_start_is_told_with_its_last_words(tmp_path: Pa
 def test_no_output_file_of_the_directory_grows_for_ever(
     tmp_path: Path, supervised: Any, shell_child: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor's own log is begun anew like those of its children: one that cannot start fills it for months."""
+    """The supervisor's own log is begun again like those of its children: one that cannot start fills it for months."""
     monkeypatch.setattr(supervision, "HOUSEKEEPING_S", 0.02)
 
     async def run() -> None:

@@ -62,7 +62,7 @@ def repository_of_single_writes(path: Path, count: int) -> Path:
 
 
 def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, options: dict[str, object]) -> Demo:
-    """A demo in which each process dies as told; everything it must hold is asserted."""
+    """A demo in which each process dies at a set moment; everything it must hold is asserted."""
     git = repository_of_single_writes(tmp_path / "repo", once)
     view = Killer(moments)
     demo = run_demo(DemoOptions(git=git, directory=tmp_path / "clusters", **options), view)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_the_shortest_text_is_written() -> None:
     ],
 )
 def test_a_wrong_size_is_refused_with_a_hint(text: str, hint: str | None) -> None:
-    """A text that is no exact size raises ValueError in one short line that says what would be right."""
+    """A text that is no exact size raises ValueError in one short line that names what would be right."""
     with pytest.raises(ValueError, match='"') as caught:
         parse_size(text)
     assert (hint or "") in str(caught.value)
@@ -91,6 +91,6 @@ def test_a_wrong_duration_is_refused_with_a_hint(text: str, hint: str) -> None:
         (3, "batch", "3 batches"), (12_000, "entry", "12,000 entries"),
     ],
 )  # fmt: skip
-def test_a_number_of_things_is_said_in_its_plural(number: int, noun: str, text: str) -> None:
+def test_a_number_of_things_has_its_plural(number: int, noun: str, text: str) -> None:
     """One thing is singular; other numbers take the plural of the noun."""
     assert quantity(number, noun) == text

@@ -161,7 +161,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
         ),
     ],
 )
-def test_a_fault_says_what_would_be_right(text: str, sentence: str) -> None:
+def test_a_fault_shows_what_would_be_right(text: str, sentence: str) -> None:
     """Unknown, misplaced, mistyped and out-of-range keys each get one sentence with the remedy."""
     assert fault(text) == sentence
 

@@ -184,7 +184,7 @@ def test_keys_in_files_carry_no_unit() -> None:
         ("buckettype:", '"buckettype:": no name; write buckettype:NAME'),
     ],
 )
-def test_a_filter_that_no_node_would_take_is_told_before_one_runs(text: str, sentence: str) -> None:
+def test_a_filter_that_no_node_would_take_is_reported_before_one_runs(text: str, sentence: str) -> None:
     """`config check` refuses what the start would refuse, all wrong rules in one line."""
     with pytest.raises(ValueError, match=re.escape(sentence)):
         check_filter(text)
@@ -209,7 +209,7 @@ def test_filters_that_a_start_takes_pass_the_check(text: str) -> None:
         ("http://east-1:8098/#hunter2", '"http://east-1:8098/#***"'),
     ],
 )
-def test_a_secret_in_a_url_is_not_told_again(url: str, told: str) -> None:
+def test_a_secret_in_a_url_is_not_repeated(url: str, told: str) -> None:
     """Faults end in logs and tickets: what may be a password or a token is left out of them."""
     with pytest.raises(ValueError, match=re.escape(told)) as fault:
         validation.check_peer_url(url)
@@ -217,7 +217,7 @@ def test_a_secret_in_a_url_is_not_told_again(url: str, told: str) -> None:
 
 
 def test_the_embedded_metastore_has_a_port_of_its_own() -> None:
-    """One that is given to any of the node's listeners is told as a fault, not by whichever starts second."""
+    """One that is given to any of the node's listeners is reported as a fault, not by whichever starts second."""
     for key, port in (("http", 8098), ("admin", 8099), ("cluster", 8097)):
         text = f'{NODE}[listen]\n{key} = "127.0.0.1:{port}"\n[metastore]\nembedded_port = {port}\n'
         with pytest.raises(ConfigError, match=f"port {port} is given to listen.{key} already"):

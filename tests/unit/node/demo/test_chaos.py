@@ -79,7 +79,7 @@ def test_the_greatest_leader_dies_and_returns_and_then_the_zookeeper() -> None:
     assert fixture.notes[0] == "east: leaders east-1 4, east-2 5, east-3 3; 36 of 36 replicas in sync"
 
 
-def test_partitions_that_do_not_move_are_told_and_the_node_is_started_all_the_same() -> None:
+def test_partitions_that_do_not_move_are_reported_and_the_node_is_started_all_the_same() -> None:
     """The demo does not hang on a cluster that fails; it says what it sees."""
     fixture = Fixture()
     fixture.observe(0.3, LEADERS)
@@ -117,7 +117,7 @@ def test_at_the_end_what_is_down_is_started_and_nothing_more_is_killed(looks: in
 
 
 def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
-    """One partition without a leader, one replica out of sync, one node away: not whole; and the line says so."""
+    """One partition without a leader, one replica out of sync, one node away: not whole; and the line shows it."""
     raw: dict[str, Any] = {
         "partitions": {"total": 12, "online": 12, "offline": 0},
         "replicas": {"total": 36, "in_sync": 36},

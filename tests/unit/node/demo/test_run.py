@@ -47,7 +47,7 @@ def repository(path: Path, files: int) -> Path:
 
 
 def test_a_short_repository_is_followed_by_a_made_history(tmp_path: Path) -> None:
-    """Below the least number of changes both are replayed, in different buckets, and the seed is told."""
+    """Below the least number of changes both are replayed, in different buckets, and the seed is shown."""
     view = RecordingView()
     histories = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3), seed=17), view)
     assert [type(history) for history in histories] == [GitHistory, MadeHistory]
@@ -85,9 +85,7 @@ def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
         run_demo(options, RecordingView())
 
 
-def test_what_was_started_is_stopped_though_nobody_reads_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_started_is_stopped_though_the_reader_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters and their directory go all the same."""
     done: list[str] = []
 
@@ -114,7 +112,7 @@ def test_what_was_started_is_stopped_though_nobody_reads_any_more(
     assert not Path(done[0]).exists()
 
 
-def test_nothing_is_outstanding_only_when_every_queue_says_so() -> None:
+def test_nothing_is_outstanding_only_when_every_queue_is_known_to_be_empty() -> None:
     """An unknown count, an unanswering node or no queue at all is not nothing."""
     empty = QueueSnapshot("east", "to-west", 0, 0, "")
     assert DemoSnapshot(0, queues=(empty,)).outstanding == 0

@@ -213,7 +213,7 @@ def test_the_environment_of_a_hook_does_not_redirect(tmp_path: Path, monkeypatch
     assert GitHistory(repository.path).count() > 0
 
 
-def test_no_commit_no_repository_and_no_git_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_commit_no_repository_and_no_git_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way of having no history is a HistoryFault that says which."""
     empty = Repository(tmp_path / "empty")
     with pytest.raises(HistoryFault, match="no commit yet"):
@@ -228,7 +228,7 @@ def test_no_commit_no_repository_and_no_git_are_told_apart(tmp_path: Path, monke
         GitHistory(empty.path)
 
 
-def test_what_git_says_first_is_told_not_its_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_git_shows_first_is_reported_not_its_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository of somebody else, as a container often has it: git's reason, not the last line of its advice."""
     repository = grown(tmp_path / "repo")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")

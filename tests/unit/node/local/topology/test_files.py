@@ -202,13 +202,13 @@ def test_sections_and_every_node_of_a_peer_reach_the_files() -> None:
         ("[clusters.a\n", "", 0, "not TOML"),
     ],
 )  # fmt: skip
-def test_a_fault_is_told_with_key_path_line_and_remedy(text: str, path: str, line: int, part: str) -> None:
+def test_a_fault_is_reported_with_key_path_line_and_remedy(text: str, path: str, line: int, part: str) -> None:
     """Each fault of a topology is found at its place."""
     assert [(found[0], found[1]) for found in faults(text)] == [(path, line)]
     assert part in faults(text)[0][2]
 
 
-def test_all_faults_are_told_at_once_in_the_order_of_lines() -> None:
+def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
     """Faults of the topology itself and of the sections that nodes get come in one list, none twice."""
     found = faults(
         """[clusters.a]

@@ -48,7 +48,7 @@ def test_a_cluster_that_is_no_name_is_a_fault(tmp_path: Path, value: str) -> Non
     assert any(fault.startswith("clusters.east.fullsync[0].cluster: ") for fault in found)
 
 
-def test_a_full_sync_with_no_cluster_of_the_file_is_told_what_is_wrong(tmp_path: Path) -> None:
+def test_a_full_sync_with_no_cluster_of_the_file_is_reported_what_is_wrong(tmp_path: Path) -> None:
     """A mistyped name, and not that name and URLs are missing, which the file's own clusters need not; one that is
     elsewhere has both. A cluster compared with itself would be proven in sync with nobody."""
     table = '[[clusters.east.fullsync]]\nqueue = "q"\ncluster = "{0}"\n'
