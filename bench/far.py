@@ -23,7 +23,6 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.node.demo.client import KeepAliveConnection, Transient
 from isthmus.node.demo.cost import CpuTime, cpu_time
 from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
@@ -45,7 +44,6 @@ SETTLE_S: Final = 3.0
 """Quiet time before a measurement, so that what the one before it left over is done."""
 
 POLL_S: Final = 0.05
-ASK_TIMEOUT_S: Final = 5.0
 TIMEOUT_S: Final = 300.0
 
 
@@ -130,7 +128,7 @@ class _Run:
         places.stop_node(nodes.directory, follower, kill=True)
         shutil.rmtree(nodes.directory / follower / "data")
         deadline_s = time.perf_counter() + TIMEOUT_S
-        while follower in nodes.admin[leader].document("/admin/partitions")["partitions"][0]["isr"]:
+        while follower in nodes.admin[leader].get("/admin/partitions")["partitions"][0]["isr"]:
             if time.perf_counter() > deadline_s:
                 raise BenchFailed(f"{follower} is dead, and in sync to {leader} after {TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
@@ -197,13 +195,10 @@ def _less(after: CpuTime, before: CpuTime | None) -> CpuTime:
 
 def _metric(nodes: Nodes, name: str, metric: str) -> float | None:
     """The sum of a metric's samples; None while the node does not answer."""
-    connection = KeepAliveConnection(nodes.http[name], ASK_TIMEOUT_S)
     try:
-        lines = connection.request("GET", "/metrics").body.decode().splitlines()
-    except Transient:
+        lines = nodes.metrics(name)
+    except OSError:
         return None
-    finally:
-        connection.close()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric} ", f"{metric}{{")))
 
 

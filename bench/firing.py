@@ -21,7 +21,6 @@ import click
 from bench.figures import Figure, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
-from isthmus.node.demo.client import KeepAliveConnection
 from isthmus.repl.model.errors import IsthmusError
 
 CONNECTIONS: Final = 16
@@ -101,7 +100,7 @@ def _measured(topology: str, source: str, directory: Path | None, rate: float, s
 
 def _lag(nodes: Nodes) -> tuple[float, float]:
     """(p50, p99) in ms, of all links of B: their middles, weighted by what they brought, and the worst."""
-    links = [link for link in nodes.admin["b"].document("/admin/sink")["sinks"] if link["applied"]]
+    links = [link for link in nodes.admin["b"].get("/admin/sink")["sinks"] if link["applied"]]
     if not links:
         raise BenchFailed("nothing came to B")
     brought = sum(link["applied"] for link in links)
@@ -113,12 +112,7 @@ def _sums(nodes: Nodes, names: list[str]) -> Sums:
     wanted = [WRITES.format("sum"), WRITES.format("count"), *SYNCS.values()]
     found = dict.fromkeys(wanted, 0.0)
     for name in names:
-        connection = KeepAliveConnection(nodes.http[name], TIMEOUT_S)
-        try:
-            lines = connection.request("GET", "/metrics").body.decode().splitlines()
-        finally:
-            connection.close()
-        for line in lines:
+        for line in nodes.metrics(name):
             sample, _, value = line.rpartition(" ")
             if sample in found:
                 found[sample] += float(value)

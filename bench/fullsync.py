@@ -29,7 +29,7 @@ from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
 from isthmus.aae.ports import LocalReplicas, ReplicaSnapshot
 from isthmus.aae.trees.tree_cache import TreeCache
-from isthmus.node.demo.client import KeepAliveConnection, Transient
+from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.demo.cost import CpuTime
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
@@ -84,7 +84,6 @@ POLL_SHARE: Final = 0.02
 """Or that share of what it took until now: to look costs the node a millisecond."""
 
 TIMEOUT_S: Final = 600.0
-ASK_TIMEOUT_S: Final = 30.0
 
 
 @click.command()
@@ -106,7 +105,7 @@ def main(as_json: bool, profile: bool, keys: int, few: int, many: int, rate: flo
             run = _Run(nodes, load, max(keys, START_KEYS), rate, profile)
             run.all(few, many)
         report("fullsync", where, figures + run.figures, as_json, run.profile)
-    except (BenchFailed, Transient, IsthmusError) as error:
+    except (BenchFailed, CommandFailed, IsthmusError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
@@ -254,7 +253,7 @@ class _Run:
 
     def _built(self) -> dict[int, int | None]:
         """Partition -> when its tree was built."""
-        trees = self._nodes.admin["a"].document("/admin/trees")["trees"]
+        trees = self._nodes.admin["a"].get("/admin/trees")["trees"]
         return {tree["partition"]: tree["built_ms"] for tree in trees}
 
     def _foreground(self) -> None:
@@ -307,7 +306,7 @@ class _Run:
         begun = admin.post("/admin/fullsync/run", {"peer": PEER, "kind": "all"})
         began_s = time.perf_counter()
         while True:
-            status = admin.document("/admin/fullsync?results=1")
+            status = admin.get("/admin/fullsync?results=1")
             results = [r for r in status["peers"][0]["results"] if r["began_ms"] >= begun["at_ms"]]
             if results and status["running"] is None:
                 break
@@ -321,11 +320,7 @@ class _Run:
         return found
 
     def _metric(self, metric: str) -> float:
-        connection = KeepAliveConnection(self._nodes.http["a"], ASK_TIMEOUT_S)
-        try:
-            lines = connection.request("GET", "/metrics").body.decode().splitlines()
-        finally:
-            connection.close()
+        lines = self._nodes.metrics("a")
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric} ", f"{metric}{{")))
 
 

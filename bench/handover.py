@@ -23,7 +23,7 @@ import click
 
 from bench.figures import Figure, Target, machine, report
 from bench.nodes import THREE_NODES, BenchFailed, Nodes
-from isthmus.node.demo.client import Transient
+from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, partition_index
@@ -125,13 +125,13 @@ class _HandOvers:
         raise BenchFailed(f"leaderships are not even after {TIMEOUT_S:.0f} s: {status['reason']}")
 
     def _ask(self, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
-        error: Transient | None = None
+        error: CommandFailed | None = None
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
             for admin in self._nodes.admin.values():
                 try:
-                    answer: dict[str, Any] = admin.document(path) if wish is None else admin.post(path, wish)
-                except Transient as trouble:
+                    answer: dict[str, Any] = admin.get(path) if wish is None else admin.post(path, wish)
+                except CommandFailed as trouble:
                     error = trouble
                 else:
                     return answer

@@ -20,13 +20,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bench.loadgen import Phase, Result
-from isthmus.node.demo.client import AdminReader, Transient
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.demo.cost import CpuTime, cpu_time, resident_bytes
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.topology import parse_topology
 from isthmus.node.local.topology_model import SECURITY
+from isthmus.repl.http.client import session
 
 UP_TIMEOUT_S: Final = 90.0
+METRICS_TIMEOUT_S: Final = 30.0
 HOUSE: Final = Path(__file__).resolve().parents[1]
 
 THREE_NODES: Final = """\
@@ -83,7 +86,7 @@ class Nodes:
             parse_topology(topology, Path("bench.toml")), self._directory, auto_ports=True, owned=True
         )
         self.http: dict[str, str] = {}
-        self.admin: dict[str, AdminReader] = {}
+        self.admin: dict[str, AdminClient] = {}
         self.admin_urls: dict[str, str] = {}
         self.pids: dict[str, int] = {}
 
@@ -113,7 +116,7 @@ class Nodes:
         for cluster in self._clusters.status()["clusters"].values():
             for node in cluster["nodes"]:
                 self.http[node["name"]] = node["http"]
-                self.admin[node["name"]] = AdminReader(node["admin"])
+                self.admin[node["name"]] = AdminClient(node["admin"])
                 self.admin_urls[node["name"]] = node["admin"]
                 self.pids[node["name"]] = node["pid"]
             for zookeeper in cluster["zookeepers"]:
@@ -125,8 +128,8 @@ class Nodes:
         while time.perf_counter() < deadline_s:
             for admin in self.admin.values():
                 try:
-                    row = admin.document("/admin/partitions")["partitions"][0]
-                except (Transient, IndexError):
+                    row = admin.get("/admin/partitions")["partitions"][0]
+                except (CommandFailed, IndexError):
                     continue
                 if row["leader"] is not None and len(row["isr"]) == len(row["replicas"]):
                     return str(row["leader"])
@@ -152,15 +155,20 @@ class Nodes:
             used[name] = CpuTime(after.user - before[name].user, after.system - before[name].system)
         return used
 
+    def metrics(self, name: str) -> list[str]:
+        """Lines of a node's /metrics. Raises OSError."""
+        with session() as http:
+            return http.get(f"{self.http[name]}/metrics", timeout=METRICS_TIMEOUT_S).text.splitlines()
+
     def sink(self, name: str) -> Mapping[str, Any]:
         """The one link of a node's sink."""
-        (link,) = self.admin[name].document("/admin/sink")["sinks"]
+        (link,) = self.admin[name].get("/admin/sink")["sinks"]
         assert isinstance(link, dict)
         return link
 
     def outstanding(self, name: str) -> int | None:
         """Changes of a node's one queue that are not acknowledged; None when unknown."""
-        (queue,) = self.admin[name].document("/admin/queues")["queues"]
+        (queue,) = self.admin[name].get("/admin/queues")["queues"]
         if queue["waiting"] is None or queue["in_flight"] is None:
             return None
         return int(queue["waiting"]) + int(queue["in_flight"])
@@ -172,7 +180,7 @@ class Nodes:
         while time.perf_counter() - began_s < timeout_s:
             try:
                 left = self.outstanding(name)
-            except Transient:
+            except CommandFailed:
                 left = None
             if left == 0:
                 return time.perf_counter() - began_s

@@ -6,6 +6,7 @@ calls, LevelDB, the interpreter). Without either the benchmarks still run and sa
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -15,8 +16,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Final
-
-from isthmus.node.demo.cost import TICKS_PER_SECOND
 
 SAMPLES_PER_SECOND: Final = 199
 """Not a divisor of the timers inside the node."""
@@ -117,7 +116,7 @@ def thread_seconds(pid: int) -> dict[int, float]:
             fields = (task / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # a thread that has just ended
-        seconds[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+        seconds[int(task.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return seconds
 
 

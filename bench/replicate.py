@@ -227,7 +227,7 @@ class _Runs:
         time.sleep(SETTLE_SECONDS)
         before_mb = self._nodes.resident_mb("a")
         self._load.run(Phase("batch", first, count, 0, BATCH_CONNECTIONS, BATCH_OBJECTS, 0.0, self._limit_s))
-        (queue,) = self._nodes.admin["a"].document("/admin/queues")["queues"]
+        (queue,) = self._nodes.admin["a"].get("/admin/queues")["queues"]
         more_mb = self._nodes.resident_mb("a") - before_mb
         held = int(queue["references_in_memory"])
         values = {"references_in_memory": float(held), "a_resident_MB": before_mb + more_mb}

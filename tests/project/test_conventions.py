@@ -1,75 +1,118 @@
-"""Rules of the house that no other tool checks: docstrings of modules and tests, banned calls, words, links."""
+"""Conventions that no other tool checks: docstrings, places of tests, banned calls, words, links."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("conventions")
-"""In one process: parsing all files takes longer than all checks of them."""
-
-HOUSE: Final = Path(__file__).parents[2]
-ROOMS: Final = ("config", "repl", "queues", "aae", "sink", "node")
+CHECKOUT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("config", "repl", "queues", "aae", "sink", "node")
 
 
 @cache
-def files_of_the_house() -> tuple[Path, ...]:
+def checked_in() -> tuple[Path, ...]:
     """Every file that is or would be checked in, relative to the checkout; without git, all that is not hidden."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=HOUSE, capture_output=True, text=True, check=False
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
     if listed.returncode == 0:
         found = [Path(line) for line in listed.stdout.splitlines()]
     else:
-        found = [path.relative_to(HOUSE) for path in HOUSE.rglob("*")]
+        found = [path.relative_to(CHECKOUT) for path in CHECKOUT.rglob("*")]
         found = [path for path in found if not any(part.startswith(".") for part in path.parts)]
-    return tuple(path for path in sorted(found) if (HOUSE / path).is_file())
+    return tuple(path for path in sorted(found) if (CHECKOUT / path).is_file())
 
 
-def modules(*tops: str) -> Iterator[tuple[Path, ast.Module]]:
-    """Parsed Python files below the folders `tops`."""
-    for path in files_of_the_house():
+def modules(*tops: str) -> Iterator[tuple[Path, str]]:
+    """Texts of the Python files below the folders `tops`."""
+    for path in checked_in():
         if path.suffix == ".py" and path.parts[0] in tops:
-            yield path, parsed(path)
+            yield path, (CHECKOUT / path).read_text()
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    """A Python file of the checkout, parsed once for all checks."""
-    return ast.parse((HOUSE / path).read_text(), str(path))
-
-
-def test_every_module_has_a_sign_on_its_door() -> None:
-    """Every module says in its first lines what it is for."""
-    missing = [str(path) for path, module in modules(*ROOMS, "bench", "tests") if not ast.get_docstring(module)]
+def test_every_module_has_a_docstring() -> None:
+    """Every module begins with what it is for."""
+    begins = re.compile(r'(#.*\n|\s)*"""[^"\s]')
+    missing = [str(path) for path, text in modules(*PACKAGES, "bench", "tests") if not begins.match(text)]
     assert not missing
 
 
 def test_every_test_states_its_claim() -> None:
     """Every test function has a docstring: what holds as long as it passes."""
+    missing = []
+    for path, text in modules("tests"):
+        if path.name.startswith("test_"):
+            top = ast.parse(text).body
+            inner = (node for outer in top if isinstance(outer, ast.ClassDef) for node in outer.body)
+            missing += [
+                f"{path}:{node.lineno} {node.name}"
+                for node in (*top, *inner)
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+                and not ast.get_docstring(node)
+            ]
+    assert not missing
+
+
+def test_tests_of_a_module_are_found_by_its_path() -> None:
+    """A file of tests/unit is `test_MODULE.py` where the product has MODULE.py, or lies in a folder of that name."""
+    lost = []
+    for path in checked_in():
+        if path.parts[:2] == ("tests", "unit") and path.name.startswith("test_"):
+            folder = Path(*path.parts[2:-1])
+            own = folder / path.name.removeprefix("test_")
+            if not (CHECKOUT / own).is_file() and not (CHECKOUT / folder.parent / f"{folder.name}.py").is_file():
+                lost.append(f"{path}: neither {own} nor {folder}.py")
+    assert not lost
+
+
+def test_imports_within_the_checkout_exist() -> None:
+    """What tests and benchmarks import of the product, and of each other, is there: modules, and names in them."""
+    texts = dict(modules(*PACKAGES, "bench", "tests"))
     missing = [
-        f"{path}:{node.lineno} {node.name}"
-        for path, module in modules("tests")
-        for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
+        f"{path}:{line} {module}.{name}"
+        for path, text in texts.items()
+        if path.parts[0] in ("bench", "tests")
+        for line, module, name in own_imports(text)
+        if not is_defined(module, name, texts)
     ]
     assert not missing
+
+
+def own_imports(text: str) -> Iterator[tuple[int, str, str]]:
+    """(line, module, name) of what a text imports from modules of the checkout."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("isthmus", "bench", "tests"):
+            yield from ((node.lineno, str(node.module), alias.name) for alias in node.names)
+
+
+def is_defined(module: str, name: str, texts: Mapping[Path, str]) -> bool:
+    """Whether a module is there and mentions the name, or a package is there and has a module of that name."""
+    parts = module.removeprefix("isthmus.").split(".")
+    found = texts.get(Path(*parts).with_suffix(".py")) or texts.get(Path(*parts, "__init__.py"), "")
+    submodule = Path(*parts, name)
+    return bool(re.search(rf"\b{name}\b", found)) or submodule.with_suffix(".py") in texts or submodule in folders()
+
+
+@cache
+def folders() -> frozenset[Path]:
+    """All folders of the checkout."""
+    return frozenset(parent for path in checked_in() for parent in path.parents)
 
 
 def test_no_bytes_become_code() -> None:
     """Nothing unpickles, evaluates or runs what it was sent: no such import or call anywhere."""
     found = []
-    for path, module in modules(*ROOMS, "bench", "tests"):
-        for node in ast.walk(module):
+    banned = re.compile(rf"\b({'|'.join(BANNED)})\b")
+    for path, text in modules(*PACKAGES, "bench", "tests"):
+        for node in ast.walk(ast.parse(text)) if banned.search(text) else ():
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -86,31 +129,31 @@ BANNED: Final = ("pickle", "cPickle", "_pickle", "dill", "shelve", "marshal", "e
 
 def test_nothing_is_left_to_do() -> None:
     """No file says that something is still to be done, and none names a place on one machine."""
-    words = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]) + r")\b")
-    places = re.compile(r"(?<![\w.-])/(root|home/\w+|work|Users/\w+)/")
+    words = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3])
+    wrong = re.compile(rf"\b({words})\b|(?<![\w.-])/(root|home/\w+|work|Users/\w+)/")
     found = []
-    for path in files_of_the_house():
+    for path in checked_in():
         try:
-            text = (HOUSE / path).read_text()
+            text = (CHECKOUT / path).read_text()
         except UnicodeDecodeError:  # a picture, say
             continue
-        for number, line in enumerate(text.splitlines(), 1):
-            if path != Path(__file__).relative_to(HOUSE) and (words.search(line) or places.search(line)):
-                found.append(f"{path}:{number}: {line.strip()[:100]}")
+        if path != Path(__file__).relative_to(CHECKOUT) and wrong.search(text):
+            lines = enumerate(text.splitlines(), 1)
+            found += [f"{path}:{number}: {line.strip()[:100]}" for number, line in lines if wrong.search(line)]
     assert not found
 
 
 def test_scripts_can_be_run() -> None:
     """Files of .ci are executable and say by what they are run."""
-    scripts = [path for path in files_of_the_house() if path.parts[0] == ".ci"]
+    scripts = [path for path in checked_in() if path.parts[0] == ".ci"]
     for path in scripts:
-        assert (HOUSE / path).stat().st_mode & 0o100, path
-        assert (HOUSE / path).read_text().startswith("#!"), path
+        assert (CHECKOUT / path).stat().st_mode & 0o100, path
+        assert (CHECKOUT / path).read_text().startswith("#!"), path
 
 
 def test_the_lock_is_exact_and_names_no_host() -> None:
     """Every line of the lock pins one version, once, and no place to fetch it from."""
-    lines = [line for line in (HOUSE / "requirements.lock").read_text().splitlines() if line and line[0] != "#"]
+    lines = [line for line in (CHECKOUT / "requirements.lock").read_text().splitlines() if line and line[0] != "#"]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines)
     names = [line.partition("==")[0] for line in lines]
     assert len(set(names)) == len(names)
@@ -122,20 +165,18 @@ def test_the_lock_pins_all_that_the_project_asks_for() -> None:
 
     from packaging.requirements import Requirement
 
-    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
-    lines = (HOUSE / "requirements.lock").read_text().splitlines()
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    lines = (CHECKOUT / "requirements.lock").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     for text in project["dependencies"]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), text
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", *(str(path) for path in files_of_the_house() if path.parts[0] == "docs")]
-)
+@pytest.mark.parametrize("name", ["README.md", *(str(path) for path in checked_in() if path.parts[0] == "docs")])
 def test_documents_point_at_files_that_exist(name: str) -> None:
-    """Links between documents, and to files of the house, lead somewhere."""
-    document = HOUSE / name
+    """Links between documents, and to files of the checkout, lead somewhere."""
+    document = CHECKOUT / name
     text = document.read_text() if document.exists() else ""
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (document.parent / target).exists(), target
@@ -178,5 +219,11 @@ def test_no_event_overwrites_a_field_that_every_log_line_has() -> None:
         "say('c', **{'event': 1})\nlog.bind(timestamp=1)\nlog.info('d', peer=n)\nother(level=1)\n"
     )
     assert list(logs_reserved_fields(ast.parse(sample))) == [(1, "level"), (2, "node"), (4, "event"), (5, "timestamp")]
-    found = [f"{path}:{line} {name}" for path, module in modules(*ROOMS) for line, name in logs_reserved_fields(module)]
+    reserved = re.compile(rf"\b({'|'.join(RESERVED_FIELDS)})\b")
+    found = [
+        f"{path}:{line} {name}"
+        for path, text in modules(*PACKAGES)
+        if "log" in text and reserved.search(text)
+        for line, name in logs_reserved_fields(ast.parse(text))
+    ]
     assert not found
