@@ -140,8 +140,6 @@ class NodeServices:
         self.links = links_of(
             settings,
             cluster_uuid=self.cluster_uuid,
-            on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
-            on_link=lambda node, up: self.runtime.link_changed(node, up),
             on_request=rpc.answer,
             tls=self.credentials.links,
         )

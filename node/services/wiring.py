@@ -24,7 +24,6 @@ from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.security.tls import LinkTls
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.transport.links import ClusterLinks
-from isthmus.repl.transport.port import Delivery
 
 FACTOR_OF_ENSEMBLE: Final = 3
 """replication.factor when it is not set and an ensemble is configured, which means a cluster of several nodes."""
@@ -156,8 +155,6 @@ def links_of(
     settings: Settings,
     *,
     cluster_uuid: bytes,
-    on_deliveries: Callable[[str, list[Delivery]], None],
-    on_link: Callable[[str, bool], None],
     on_request: Callable[[str, str, bytes], Awaitable[bytes]],
     tls: LinkTls | None = None,
 ) -> ClusterLinks:
@@ -175,8 +172,6 @@ def links_of(
         catch_up_share_percent=transport.catch_up_share_percent,
         catch_up_rate_bytes=settings.replication.catch_up_rate_limit_bytes,
         message_limit_bytes=message_limit_bytes(settings),
-        on_deliveries=on_deliveries,
-        on_link=on_link,
         on_request=on_request,
         tls=tls,
     )

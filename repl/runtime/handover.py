@@ -1,17 +1,17 @@
-"""Handing over on demand: what a leader's node answers when the controller asks it to hand a partition to a follower.
+"""Hand-over of leadership on request of the controller (RPC method `hand-over`).
 
-The controller has its plan from the metastore; how far the target is only the leader knows, so it refuses here what
-would make its writers wait. What is accepted is the core's to carry out: it drains, has itself taken out of the record,
-or leads on (`ResigningLeader` in `repl.isr.leader`). Who asks, and what becomes of a refusal:
-`repl.controller.leader_balancer`.
+The controller plans from the metastore; only the leader knows how far the target is behind, so it refuses a hand-over
+that would make its writers wait. The core carries out an accepted one: it drains, has itself removed from the record,
+or leads on (`ResigningLeader` in `repl.isr.leader`). The caller is `repl.controller.leader_balancer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Annotated, Final
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
@@ -20,33 +20,45 @@ from isthmus.repl.runtime.runtime import Runtime
 METHOD: Final = "hand-over"
 
 TIMEOUT_MS_MAX: Final = 3_600_000
-"""Longest drain that is taken, as of `replication.handover_timeout`; above it the request is refused."""
+"""Longest drain that is accepted, as for `replication.handover_timeout`."""
 
 LAG_MAX: Final = 1_000
-"""Entries that the target may lack: what is under way in a busy partition, acknowledged in some 10 ms. A target further
-behind would make writers wait; it is asked for again when it has caught up."""
+"""Most entries that the target may lack: those under way in a busy partition, acknowledged within some 10 ms. A target
+further behind would make writers wait; the controller asks again when it has caught up."""
+
+
+Number = Annotated[int, Meta(ge=0)]
+
+
+class HandOverRequest(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The leader of `epoch` is to hand over to `target`, and to lead on after `timeout_ms`."""
+
+    partition: Number
+    epoch: Number
+    target: str
+    timeout_ms: Annotated[int, Meta(gt=0, le=TIMEOUT_MS_MAX)]
 
 
 def encode(partition: int, epoch: int, target: str, timeout_ms: int) -> bytes:
-    """The body of a request: the leader of `epoch` is to hand over to `target`, and to lead on after `timeout_ms`."""
-    packed: bytes = msgpack.packb([partition, epoch, target, timeout_ms])
-    return packed
+    """The body of a request."""
+    return msgspec.msgpack.encode(HandOverRequest(partition, epoch, target, timeout_ms))
 
 
 class LeadershipTransfer:
-    """Answers for the partitions of one node."""
+    """Serves hand-over requests for the partitions of one node."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
-        """What other nodes may ask of this one, by method."""
+        """RPC method -> its handler."""
         return {METHOD: self.answer}
 
     async def answer(self, node: str, body: bytes) -> bytes:
-        """Begin to hand over; the record tells how it ended. Raises BadInput, and a Retryable when nothing was begun:
-        NotLeader, Fenced (another epoch), NotReady (it says why this leader must not or had better not)."""
-        partition_id, epoch, target, timeout_ms = _decoded(node, body)
+        """Begin to hand over; the record shows how it ended. Raises BadInput, and a Retryable when nothing was begun:
+        NotLeader, Fenced (another epoch), NotReady (with the reason why this leader must not or should not)."""
+        request = _decoded(node, body)
+        partition_id, epoch, target = request.partition, request.epoch, request.target
         partition = self._runtime.partitions.get(partition_id)
         if partition is None or partition.replica.role not in (ReplicaRole.LEADER, ReplicaRole.RESIGNING):
             raise NotLeader(f"node {self._runtime.node} does not lead partition {partition_id}")
@@ -69,20 +81,15 @@ class LeadershipTransfer:
         lag = replica.leo - view.leo
         if lag > LAG_MAX:
             raise NotReady(f"{target} lacks {lag} entries, at most {LAG_MAX} may be drained")
-        self._runtime.hand_over(partition, target, timeout_ms)
+        self._runtime.hand_over(partition, target, request.timeout_ms)
         return b""
 
 
-def _decoded(node: str, body: bytes) -> tuple[int, int, str, int]:
+def _decoded(node: str, body: bytes) -> HandOverRequest:
     try:
-        asked = msgpack.unpackb(body)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise BadInput(f"{METHOD} of {node}: not msgpack ({error})") from error
-    if isinstance(asked, list) and len(asked) == 4:
-        partition, epoch, target, timeout_ms = asked
-        numbers = all(type(number) is int and number >= 0 for number in (partition, epoch, timeout_ms))
-        if numbers and isinstance(target, str) and 0 < timeout_ms <= TIMEOUT_MS_MAX:
-            return partition, epoch, target, timeout_ms
-    raise BadInput(
-        f"{METHOD} of {node}: [partition, epoch, target, timeout_ms] is right, of at most {TIMEOUT_MS_MAX} ms"
-    )
+        return msgspec.msgpack.decode(body, type=HandOverRequest)
+    except msgspec.DecodeError as error:
+        raise BadInput(
+            f"{METHOD} of {node}: {error}; [partition, epoch, target, timeout_ms] is right, of at most "
+            f"{TIMEOUT_MS_MAX} ms"
+        ) from error

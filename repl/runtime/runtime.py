@@ -70,7 +70,8 @@ class RuntimeSettings(NamedTuple):
 class Runtime:
     """All replicas of one node. Build it, `attach` the copies that are here, `start`; `records_seen` opens later ones.
 
-    It is the `EventSink` of its parts, and takes the `StorageEvents` of log and store.
+    It is the `EventSink` of its parts, and receives the `StorageEvents` of log and store and the calls of a
+    `LinkListener`.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Runtime:
         self._metastore_effects = MetastoreEffects(identity, metastore, registrar, self)
         self._sender = ReplicationSender(links, replog, time, self)
         self._receiver = ReplicationReceiver(self.partitions, replog, self._storage, self._disk_full, self)
+        links.listener = self
         self._transfer_sender = TransferSender(links, store, time, self)
         self._transfer_receiver = TransferReceiver(store, self._storage, time, self)
         self._replicas = ReplicaManager(

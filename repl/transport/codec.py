@@ -1,9 +1,9 @@
-"""The messages between replicas as bytes and back. Pure; `docs/wire.md` describes the same.
+"""Codec of the messages between replicas. Pure; bytes are described in `docs/wire.md`.
 
 A message is one flat msgpack list: partition, kind, its fields in the order of `repl.isr.messages`. Entries travel as
-the bytes that their leader made (`Entry.wire`), one after the other behind their lengths, and are decoded here;
-an epoch table as pairs of 8 bytes each. Whatever `Encoder` would not have written is a CodecError: types, ranges,
-names, an entry that does not verify or does not follow the one before it. Whether a message makes sense the core says.
+the bytes that their leader encoded (`Entry.wire`), concatenated behind their lengths, and are decoded here; an epoch
+table as pairs of 8 bytes each. Anything that `Encoder` would not have written is a CodecError: types, ranges, names, an
+entry that does not verify or does not follow the one before it. The core checks whether a message makes sense.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from isthmus.repl.transport.frames import Parts, bin_head, list_head
 from isthmus.repl.transport.port import NO_CURSORS, Delivery
 
 NAME_LENGTH_MAX: Final = 64
-"""Longest name of a node, in characters; the configuration allows no longer ones."""
+"""Longest name of a node, in characters, as in the configuration."""
 
 PARTITION_MAX: Final = (1 << 32) - 1
 _NUMBER_MAX: Final = (1 << 64) - 1
-"""Of gens, nonces, sequence numbers and record versions: what msgpack holds."""
+"""Greatest gen, nonce, sequence number and record version: the greatest integer of msgpack."""
 
 FROM_FOLLOWER: Final = frozenset((FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk, TransferRequest))
-"""Go to a leader, over the connection that the follower dialled."""
+"""Messages to a leader, over the connection that the follower dialled."""
 
 FROM_LEADER: Final = frozenset(
     (FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck, TransferRows, TransferMetadata)
 )
-"""Come back over it. Fenced may go either way."""
+"""Messages to a follower, over the same connection. StaleEpoch may go either way."""
 
 _pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
 
@@ -78,41 +78,41 @@ _NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
     8: (LeadershipCheckOk, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
     9: (StaleEpoch, (MAX_EPOCH,)),
 }
-"""Kinds that are made of numbers alone -> the class, and the greatest value of each field."""
+"""Kinds with integer fields only -> the class, and the greatest value of each field."""
 
-_HELLO_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET)
-_FAR_ASK_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, 1, MAX_OFFSET)
-_FAR_ROWS_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET)
-_FAR_STATE_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET)
-_REFUSED_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX)
-_FORWARD_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET, MAX_OFFSET, _NUMBER_MAX)
-_HELLO, _REFUSED, _FORWARD = _KIND_OF[FollowRequest], _KIND_OF[FollowRejected], _KIND_OF[AppendEntries]
-_FAR: Final = frozenset((_KIND_OF[TransferRequest], _KIND_OF[TransferRows], _KIND_OF[TransferMetadata]))
-_FORWARD_FIELDS: Final = 13
-_FORWARD_HEAD: Final = list_head(_FORWARD_FIELDS)
-_REFUSALS: Final = {refusal.value: refusal for refusal in FollowRejection}
+_FOLLOW_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET)
+_TRANSFER_REQUEST_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, 1, MAX_OFFSET)
+_TRANSFER_ROWS_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET)
+_TRANSFER_METADATA_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET)
+_REJECTED_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX)
+_APPEND_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET, MAX_OFFSET, _NUMBER_MAX)
+_FOLLOW, _REJECTED, _APPEND = _KIND_OF[FollowRequest], _KIND_OF[FollowRejected], _KIND_OF[AppendEntries]
+_TRANSFER: Final = frozenset((_KIND_OF[TransferRequest], _KIND_OF[TransferRows], _KIND_OF[TransferMetadata]))
+_APPEND_FIELDS: Final = 13
+_APPEND_HEAD: Final = list_head(_APPEND_FIELDS)
+_REJECTIONS: Final = {refusal.value: refusal for refusal in FollowRejection}
 _NO_ENTRIES: Final = bin_head(0) * 2
 _NO_CURSORS: Final = b"\x80"
 
 
 class Encoder:
-    """Makes messages into items of a frame. What several followers are sent in one turn of the loop is made once."""
+    """Encodes messages as items of a frame. Entries for several followers are encoded once in a turn of the loop."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int, int], tuple[tuple[Entry, ...], Parts]] = {}
+        self._encoded: dict[tuple[int, int, int], tuple[tuple[Entry, ...], Parts]] = {}
 
     def forget(self) -> None:
-        """The turn is over."""
-        self._made.clear()
+        """Forget encoded entries: the turn of the loop is over."""
+        self._encoded.clear()
 
     def item(self, partition: int, message: Message, cursors: Mapping[bytes, bytes] = NO_CURSORS) -> Parts:
-        """`message` as an item, in parts. `cursors` go with an AppendEntries."""
+        """`message` as an item, in parts. `cursors` travel with an AppendEntries."""
         kind = _KIND_OF[type(message)]
         if kind in _NUMBERS:
             return (_pack((partition, kind, *message)),)
         match message:
             case AppendEntries():
-                head = _FORWARD_HEAD + _pack((partition, kind, *message[:8]))[1:]
+                head = _APPEND_HEAD + _pack((partition, kind, *message[:8]))[1:]
                 tail = _pack(dict(cursors)) if cursors else _NO_CURSORS
                 if not message.entries:
                     return (head + _NO_ENTRIES + tail,)
@@ -133,21 +133,21 @@ class Encoder:
                 raise AssertionError(f"no message: {message!r}")
 
     def _entries(self, entries: tuple[Entry, ...]) -> Parts:
-        # Entries of one log that begin and end with the same objects are the same: they are kept alive until `forget`,
-        # so an id names one object, and an offset that was written anew is another object.
+        # Entries of one log with the same first and last object are the same. They are kept alive until `forget`, so an
+        # id belongs to one object; an offset that was written again is another object.
         name = (id(entries[0]), id(entries[-1]), len(entries))
-        made = self._made.get(name)
+        made = self._encoded.get(name)
         if made is None:
             wires = [entry.wire for entry in entries]
             lengths = struct_pack(f"<{len(wires)}I", *map(len, wires))
             joined = b"".join(wires)
             parts = (bin_head(len(lengths)) + lengths + bin_head(len(joined)), joined)
-            made = self._made[name] = (entries, parts)
+            made = self._encoded[name] = (entries, parts)
         return made[1]
 
 
 def decode_item(raw: Any) -> Delivery:
-    """The message in one item of a frame. Raises CodecError."""
+    """Decode one item of a frame. Raises CodecError."""
     if type(raw) is not tuple or len(raw) < 3:
         raise CodecError("a message that is no list of three or more")
     partition, kind = raw[:2]
@@ -161,14 +161,14 @@ def decode_item(raw: Any) -> Delivery:
         fields = raw[2:]
         _check_numbers(cls.__name__, fields, limits)
         return Delivery(partition, cls._make(fields))
-    if kind == _FORWARD:
-        return _forward(partition, raw)
-    if kind == _HELLO:
-        return Delivery(partition, _hello(raw))
-    if kind == _REFUSED:
-        return Delivery(partition, _hello_refused(raw))
-    if kind in _FAR:
-        return _far(partition, kind, raw)
+    if kind == _APPEND:
+        return _append_entries(partition, raw)
+    if kind == _FOLLOW:
+        return Delivery(partition, _follow_request(raw))
+    if kind == _REJECTED:
+        return Delivery(partition, _follow_rejected(raw))
+    if kind in _TRANSFER:
+        return _transfer(partition, kind, raw)
     raise CodecError(f"a message of unknown kind {kind}")
 
 
@@ -180,10 +180,10 @@ def _check_numbers(what: str, fields: tuple[Any, ...], limits: tuple[int, ...]) 
             raise CodecError(f"{what} with a field that is no number within its range")
 
 
-def _hello(raw: tuple[Any, ...]) -> FollowRequest:
+def _follow_request(raw: tuple[Any, ...]) -> FollowRequest:
     if len(raw) != 9:
         raise CodecError("FollowRequest with a wrong number of fields")
-    _check_numbers("FollowRequest", (*raw[2:7], raw[8]), (*_HELLO_NUMBERS, _NUMBER_MAX))
+    _check_numbers("FollowRequest", (*raw[2:7], raw[8]), (*_FOLLOW_LIMITS, _NUMBER_MAX))
     return FollowRequest._make((*raw[2:7], _table(raw[7]), raw[8]))
 
 
@@ -192,17 +192,17 @@ def _table_bytes(table: EpochTable) -> bytes:
     return struct_pack(f"<{len(flat)}Q", *flat)
 
 
-def _far(partition: int, kind: int, raw: tuple[Any, ...]) -> Delivery:
-    """A message of a transfer round; whether its chunk is whole the store says."""
+def _transfer(partition: int, kind: int, raw: tuple[Any, ...]) -> Delivery:
+    """A message of a state transfer; the store verifies its chunk."""
     match kind, raw[2:]:
         case 10, (*numbers, bytes(after)):
-            _check_numbers("TransferRequest", tuple(numbers), _FAR_ASK_NUMBERS)
+            _check_numbers("TransferRequest", tuple(numbers), _TRANSFER_REQUEST_LIMITS)
             return Delivery(partition, TransferRequest._make((*numbers, after)))
         case 11, (*numbers, bytes(rows)):
-            _check_numbers("TransferRows", tuple(numbers), _FAR_ROWS_NUMBERS)
+            _check_numbers("TransferRows", tuple(numbers), _TRANSFER_ROWS_LIMITS)
             return Delivery(partition, TransferRows._make((*numbers, rows)))
         case 12, (epoch, nonce, end, bytes(after), bytes(last), int(done), table, bytes(rows)) if done in (0, 1):
-            _check_numbers("TransferMetadata", (epoch, nonce, end), _FAR_STATE_NUMBERS)
+            _check_numbers("TransferMetadata", (epoch, nonce, end), _TRANSFER_METADATA_LIMITS)
             return Delivery(partition, TransferMetadata(epoch, nonce, end, after, last, int(done), _table(table), rows))
     raise CodecError("a message of a transfer round with wrong fields")
 
@@ -220,23 +220,23 @@ def _table(raw: Any) -> EpochTable:
     return table
 
 
-def _hello_refused(raw: tuple[Any, ...]) -> FollowRejected:
+def _follow_rejected(raw: tuple[Any, ...]) -> FollowRejected:
     if len(raw) != 6:
         raise CodecError("FollowRejected with a wrong number of fields")
     _, _, epoch, nonce, refusal, log_start = raw
-    _check_numbers("FollowRejected", (epoch, nonce), _REFUSED_NUMBERS)
+    _check_numbers("FollowRejected", (epoch, nonce), _REJECTED_LIMITS)
     _check_numbers("FollowRejected", (log_start,), (MAX_OFFSET,))
-    if type(refusal) is not str or refusal not in _REFUSALS:
+    if type(refusal) is not str or refusal not in _REJECTIONS:
         raise CodecError("FollowRejected without a known reason")
-    return FollowRejected(epoch, nonce, _REFUSALS[refusal], log_start)
+    return FollowRejected(epoch, nonce, _REJECTIONS[refusal], log_start)
 
 
-def _forward(partition: int, raw: tuple[Any, ...]) -> Delivery:
-    if len(raw) != _FORWARD_FIELDS:
+def _append_entries(partition: int, raw: tuple[Any, ...]) -> Delivery:
+    if len(raw) != _APPEND_FIELDS:
         raise CodecError("AppendEntries with a wrong number of fields")
     isr, lengths, joined, cursors = raw[9:]
     numbers = raw[2:9]
-    _check_numbers("AppendEntries", numbers, _FORWARD_NUMBERS)
+    _check_numbers("AppendEntries", numbers, _APPEND_LIMITS)
     if type(isr) is not tuple or not all(type(name) is str and 0 < len(name) <= NAME_LENGTH_MAX for name in isr):
         raise CodecError("AppendEntries with an ISR that is no list of names")
     if type(lengths) is not bytes or len(lengths) % 4 or type(joined) is not bytes or type(cursors) is not dict:

@@ -34,34 +34,34 @@ from isthmus.repl.transport.handshake import (
     ConnectionRefused,
     Handshake,
     HandshakeRefusal,
-    check_introduction,
-    decode_introduction,
+    check_handshake,
+    decode_handshake,
     decode_refusal,
-    encode_introduction,
+    encode_handshake,
     encode_refusal,
 )
 from isthmus.repl.transport.lanes import PriorityLanes, RateCap, Traffic
 from isthmus.repl.transport.rpc import RpcClient, RpcServer
 
 NOTSENT_BYTES: Final = 64 * 1024
-"""What the kernel holds unsent besides what is on its way: it cannot be overtaken. Less would cost wake-ups."""
+"""Unsent bytes in the kernel's buffer, which cannot be overtaken. Less would cost wake-ups."""
 
 TURN_BYTES: Final = 512 * 1024
-"""What one turn of the loop writes to one connection, about half a millisecond; then others have their turn."""
+"""Most bytes written to one connection in one turn of the loop, about half a millisecond."""
 
 URGENT_BYTES_MAX: Final = 16 * 1024
-"""What may wait in the urgent lane: the other side sends pings and does not read."""
+"""Most bytes in the urgent lane; above it the peer sends pings and does not read."""
 
 FRAME_TIMEOUT_MS: Final = 60_000
-"""How long a frame that has begun, or the next piece of a body, may take: a whole piece comes in that time over
-64 kbit/s, beside live traffic. A connection that drips slower is closed."""
+"""Longest wait for the rest of a frame, or the next piece of a body: a piece arrives in that time at 64 kbit/s, beside
+live traffic. A slower connection is closed."""
 
 _TOKEN: Final = Struct("<d")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """The numbers that all connections of a node share; `config/settings.py` says what each is for."""
+    """Limits that all connections of a node share; described in `config/settings.py`."""
 
     ping_interval_ms: int
     dead_after_ms: int
@@ -73,7 +73,7 @@ class LinkLimits:
 
 
 class ConnectionOwner(Protocol):
-    """Whom a connection reports to."""
+    """Receives the events of connections; `repl.transport.links.ClusterLinks`."""
 
     limits: LinkLimits
     cap: RateCap
@@ -81,38 +81,38 @@ class ConnectionOwner(Protocol):
     received: Traffic
 
     def made(self, connection: PeerConnection) -> None:
-        """A socket stands."""
+        """A socket is connected."""
 
     def lost(self, connection: PeerConnection) -> None:
-        """A socket is gone, whatever became of it before."""
+        """A socket is closed, also one without a handshake."""
 
-    def introduction(self, to: str) -> Handshake:
-        """What this node says of itself."""
+    def handshake(self, to: str) -> Handshake:
+        """This node's side of a handshake with `to`."""
 
     def check_room(self, node: str) -> None:
-        """Raises Refused when a connection dialled by `node` is one too many."""
+        """Raises ConnectionRefused when another connection dialled by `node` would be too many."""
 
     def opened(self, connection: PeerConnection) -> None:
-        """The handshake is over; from now on `closed` will come."""
+        """The handshake has succeeded; `closed` will follow."""
 
     def closed(self, connection: PeerConnection) -> None:
-        """It is gone."""
+        """The connection ended."""
 
     def arrived(self, connection: PeerConnection, items: tuple[Any, ...]) -> None:
         """A frame of messages. Raises CodecError."""
 
     def serving(self, connection: PeerConnection) -> RpcServer:
-        """What serves the requests of an accepted connection."""
+        """The server of an accepted connection's requests."""
 
     def fault(self, connection: PeerConnection, reason: str, sentence: str) -> None:
-        """It is closed because of what came over it, or did not."""
+        """The connection is closed because of a fault of the peer."""
 
     def to_flush(self, connection: PeerConnection) -> None:
-        """Something was queued: `pump` is to be called when this turn of the loop is over."""
+        """Call `pump` when this turn of the loop is over, since something was queued."""
 
 
 class PeerConnection(asyncio.Protocol):
-    """`node` is whom it is with: the one that we dialled, or (empty before the handshake) the one that dialled us."""
+    """A connection. `node` is the peer: the dialled one, or the one that dialled (empty before the handshake)."""
 
     def __init__(
         self, owner: ConnectionOwner, dialled: str | None = None, on_lost: Callable[[], None] | None = None
@@ -149,7 +149,7 @@ class PeerConnection(asyncio.Protocol):
     # From the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket stands."""
+        """The socket is connected."""
         self._transport = cast(asyncio.Transport, transport)
         self._owner.made(self)
         if self._closing:
@@ -164,15 +164,15 @@ class PeerConnection(asyncio.Protocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
         self.peer_address = shown_address(transport.get_extra_info("peername"))
         if self.dialled:
-            wrong = wrong_certificate(transport, self._owner.introduction(self.node).cluster, self.node)
+            wrong = wrong_certificate(transport, self._owner.handshake(self.node).cluster, self.node)
             if wrong:
                 self.fail(HandshakeRefusal.CERTIFICATE.value, wrong)
                 return
-            self._outbox.put_urgent(FrameKind.GREETING, encode_introduction(self._owner.introduction(self.node)))
+            self._outbox.put_urgent(FrameKind.GREETING, encode_handshake(self._owner.handshake(self.node)))
             self.pump()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes were received."""
         self._heard = True
         if self._closing:
             return
@@ -189,22 +189,22 @@ class PeerConnection(asyncio.Protocol):
             self.fail("malformed", str(error))
 
     def pause_writing(self) -> None:
-        """The kernel takes no more."""
+        """The kernel's buffer is full."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """What was handed over has left."""
+        """The kernel's buffer has space again."""
         self._paused = False
         self.pump()
 
     def abandoned(self) -> None:
-        """Whoever dialled was cancelled after the socket stood: the loop closes it, and some loops tell nobody."""
+        """The dialler was cancelled after the socket was connected: the loop closes it, some loops without a call."""
         if self._transport is not None:
             self._transport.abort()
             self.connection_lost(None)  # coming twice, it changes nothing
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The socket is gone."""
+        """The socket is closed."""
         self._closing = True
         lost = f"TLS: {trouble_of(error).words}" if isinstance(error, ssl.SSLError) else f"lost: {error}"
         self.why = self.why or (lost if error else "closed by the other end")
@@ -227,18 +227,18 @@ class PeerConnection(asyncio.Protocol):
                 if frame.kind is FrameKind.REFUSAL:
                     raise decode_refusal(frame.body)
                 self._expect(frame, FrameKind.WELCOME)
-                theirs = decode_introduction(frame.body)
-                check_introduction(theirs, self._owner.introduction(self.node), self.node)
+                theirs = decode_handshake(frame.body)
+                check_handshake(theirs, self._owner.handshake(self.node), self.node)
             else:
                 self._expect(frame, FrameKind.GREETING)
-                theirs = decode_introduction(frame.body)
-                ours = self._owner.introduction(theirs.node)
-                check_introduction(theirs, ours, None)
+                theirs = decode_handshake(frame.body)
+                ours = self._owner.handshake(theirs.node)
+                check_handshake(theirs, ours, None)
                 wrong = wrong_certificate(self._transport, ours.cluster, theirs.node)
                 if wrong:
                     raise ConnectionRefused(HandshakeRefusal.CERTIFICATE, wrong)
                 self._owner.check_room(theirs.node)
-                self._outbox.put_urgent(FrameKind.WELCOME, encode_introduction(ours))
+                self._outbox.put_urgent(FrameKind.WELCOME, encode_handshake(ours))
         except ConnectionRefused as refused:
             self._refuse(refused)
             return
@@ -260,7 +260,7 @@ class PeerConnection(asyncio.Protocol):
         self._owner.opened(self)
 
     def certificate(self) -> dict[str, Any] | None:
-        """What the other end showed, verified; None without TLS."""
+        """The peer's verified certificate; None without TLS."""
         return shown_certificate(self._transport)
 
     def _expect(self, frame: WireFrame, kind: FrameKind) -> None:
@@ -280,7 +280,7 @@ class PeerConnection(asyncio.Protocol):
     # Reading
 
     def _takes(self, frame: WireFrame) -> bool:
-        """Do what `frame` says; False when it was the last."""
+        """Handle a frame; False when it was the last one."""
         self._owner.received.count(frame.lane, len(frame.body))
         if self.up:
             self._take(frame)
@@ -309,7 +309,7 @@ class PeerConnection(asyncio.Protocol):
     # Writing
 
     def put(self, lane: Lane, item: Parts, length: int) -> bool:
-        """Queue an item of `length` bytes; False when the connection closes, or is closed as its reader reads not."""
+        """Queue an item of `length` bytes; False when the connection is closing, also since the peer reads nothing."""
         if self._closing:
             return False
         waiting = self._outbox.waiting_bytes(lane)
@@ -322,7 +322,7 @@ class PeerConnection(asyncio.Protocol):
         return True
 
     def put_call(self, item: Parts) -> bool:
-        """Queue a request or an answer; as `put`."""
+        """Queue a request or an answer, as `put`."""
         return self.put(Lane.CALLS, item, sum(map(len, item)))
 
     def _put_urgent(self, kind: FrameKind, body: bytes) -> None:
@@ -333,11 +333,11 @@ class PeerConnection(asyncio.Protocol):
         self._owner.to_flush(self)
 
     def waiting_bytes(self, lane: Lane) -> int:
-        """What waits in one lane."""
+        """Bytes that wait in one lane."""
         return self._outbox.waiting_bytes(lane)
 
     def pump(self) -> None:
-        """Write what may be written now."""
+        """Write as much as may be written now."""
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -368,7 +368,7 @@ class PeerConnection(asyncio.Protocol):
     # Health
 
     def tick(self, elapsed_ms: int) -> None:
-        """`elapsed_ms` of this process's own life have passed since the last tick."""
+        """Advance the health check by `elapsed_ms` of this process's running time."""
         heard, wrote = self._heard, self._wrote
         self._heard = self._wrote = False
         self.silent_ms = 0 if heard else self.silent_ms + elapsed_ms
@@ -389,13 +389,13 @@ class PeerConnection(asyncio.Protocol):
             self._put_urgent(FrameKind.PONG, b"")
 
     def fail(self, reason: str, sentence: str) -> None:
-        """Close it because of what came over it, or did not."""
+        """Close the connection because of a fault of the peer."""
         if not self._closing:
             self._owner.fault(self, reason, sentence)
         self.close(f"{reason}: {sentence}")
 
     def close(self, why: str) -> None:
-        """Close it; what waits is dropped."""
+        """Close the connection; waiting items are dropped."""
         self._closing = True
         self.why = self.why or why
         if self._transport is not None:

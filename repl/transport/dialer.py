@@ -1,8 +1,7 @@
-"""Keeps one connection to one node: dials, waits for its end, and dials again after a pause.
+"""Keeps one connection to one node: dials, waits until it ends, and dials again after a pause.
 
-The pause doubles after each try that came to nothing and is drawn from half of it to the whole, so that nodes do not
-march in step; a connection that stood for the longest pause begins it anew. What goes wrong is logged when it
-changes, not at each try. What is said over the connection is for `links`.
+The pause doubles after each failed attempt and is drawn from its upper half, so that nodes do not dial in step; a
+connection that was up for the longest pause resets it. A failure is logged when its reason changes, not each time.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from isthmus.repl.transport.connection import PeerConnection
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_PART: Final = 20
-"""The first pause is the longest one by this."""
+"""The first pause is the longest one divided by this."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """("HOST", port) of HOST:PORT, where HOST may be an IPv6 address in brackets. Raises ValueError."""
+    """(host, port) of HOST:PORT, where HOST may be an IPv6 address in brackets. Raises ValueError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -34,8 +33,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 class Dialler:
-    """Dials `node` at `address` for as long as `run` runs. `connect` makes the connection's protocol, `context` gives
-    the TLS of each try (None: none)."""
+    """Dials `node` at `address` while `run` runs. `connect` builds the connection's protocol, `context` the TLS context
+    of each attempt (None: no TLS)."""
 
     def __init__(
         self,
@@ -55,20 +54,20 @@ class Dialler:
         self._delay_max_s = delay_max_ms / 1000
         self._random = random
         self._context = context
-        self._said = ""
+        self._last_failure = ""
 
     async def run(self) -> None:
-        """Until cancelled; the connection that stands then is closed."""
+        """Run until cancelled, which closes the connection."""
         loop = asyncio.get_running_loop()
         first_s = self._delay_max_s / FIRST_PAUSE_PART
         delay_s = first_s
         while True:
             began_s = loop.time()
-            stood, why = await self._one_connection()
-            if stood:
-                self._said = ""
-            elif why != self._said:
-                self._said = why
+            was_up, why = await self._one_connection()
+            if was_up:
+                self._last_failure = ""
+            elif why != self._last_failure:
+                self._last_failure = why
                 log.warning("transport.dial.failed", peer=self.node, address=self.address, reason=why)
             if loop.time() - began_s >= self._delay_max_s:
                 delay_s = first_s
@@ -76,7 +75,7 @@ class Dialler:
             delay_s = min(self._delay_max_s, delay_s * 2)
 
     async def _one_connection(self) -> tuple[bool, str]:
-        """Dial once; whether it ever stood, and why it failed or ended."""
+        """Dial once; returns whether the connection was ever up, and why it failed or ended."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -100,7 +99,7 @@ class Dialler:
                     host,
                     port,
                     ssl=context,
-                    ssl_handshake_timeout=None if context is None else self._timeout_s + 1,  # ours is told in words
+                    ssl_handshake_timeout=None if context is None else self._timeout_s + 1,  # asyncio.timeout is first
                     ssl_shutdown_timeout=None if context is None else SHUTDOWN_TIMEOUT_S,
                 )
             await ended

@@ -1,9 +1,9 @@
-"""The bytes between the nodes of one cluster: headers, checksums, pieces. Pure; `docs/wire.md` describes the same.
+"""Frames between the nodes of one cluster: headers, checksums, pieces. Pure; bytes are described in `docs/wire.md`.
 
-A frame is a header of 16 bytes and a body. What is too long for one frame is cut into pieces, each a frame of its
-own, so that other lanes get their turn in between; within a lane pieces stand in order and nothing between them.
-Every size is checked before anything is kept for it, and whatever was not written by `frame_head` ends in a FrameFault,
-which costs the connection. What a body means is said in `codec`, `handshake` and `rpc`; who sends when, in `lanes`.
+A frame is a header of 16 bytes and a body. Longer bodies are cut into pieces, each a frame of its own, so that other
+lanes get their turn in between; within a lane the pieces follow each other without gaps. Every size is checked before
+memory is allocated for it, and bytes that `frame_head` would not have written end in a FrameFault, which costs the
+connection. Bodies are decoded in `codec`, `handshake` and `rpc`; `lanes` decides what is sent when.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from xxhash import xxh64, xxh64_intdigest
 from isthmus.repl.model.errors import CodecError, PeerFault
 
 MAGIC: Final = 0xA9B1
-"""Begins each frame. Not ASCII, so that a browser or another protocol is refused by its first two bytes."""
+"""First two bytes of each frame. Not ASCII, so that a browser or another protocol is refused at once."""
 
 FIRST_BYTES_MAX: Final = 1_024
-"""Longest frame before the handshake is over; a greeting has about 200 bytes. A stranger costs no more memory."""
+"""Longest frame during the handshake, which bounds the memory of an unknown peer; a greeting has about 200 bytes."""
 
 PIECE_BYTES_MAX: Final = 256 * 1024
-"""Longest frame that is taken afterwards, twice what `lanes` sends; longer things come in pieces."""
+"""Longest frame after the handshake, twice what `lanes` sends; longer bodies come in pieces."""
 
 LIST_ITEMS_MAX: Final = 1_024
-"""Most items of a list in a body. msgpack makes room for a list before its items are seen, and lists may nest 1,024
-deep, so this bounds what a hostile body costs to 8 MB. Senders begin another frame."""
+"""Most items of a list in a body. msgpack allocates a list before its items are read, and lists may nest 1,024 deep, so
+this bounds the memory of a hostile body to 8 MB. Senders begin another frame."""
 
 CHUNKS_MAX: Final = 256
-"""Chunks of an unfinished frame that are kept apart before they are joined: bytes that drip in cost no more than
-bytes that flow."""
+"""Most chunks of an unfinished frame before they are joined: slow bytes must not cost more than fast ones."""
 
 _HEADER: Final = Struct("<HBBIQ")
 HEADER_BYTES: Final = _HEADER.size
@@ -42,11 +41,11 @@ _MORE: Final = 0x80
 _LANE_BITS: Final = 0x7F
 
 Parts = tuple[bytes, ...]
-"""Bytes that belong together in this order, not joined yet."""
+"""Consecutive bytes that are not joined yet."""
 
 
 class FrameKind(IntEnum):
-    """What a body is."""
+    """Kind of a body."""
 
     GREETING = 1
     WELCOME = 2
@@ -59,13 +58,13 @@ class FrameKind(IntEnum):
 
 
 class Lane(IntEnum):
-    """What a frame waits behind, the most urgent first."""
+    """Send priority of a frame, the most urgent first."""
 
     URGENT = 0
-    """Handshake, pings: a few bytes."""
+    """Handshake and pings: a few bytes."""
     LIVE = 1
     CALLS = 2
-    """Requests and answers: beside the live lane, so that neither waits for the other's largest."""
+    """Requests and answers: beside the live lane, so that neither waits for the other's largest item."""
     CATCH_UP = 3
 
 
@@ -74,7 +73,7 @@ _LANES: Final = {lane.value: lane for lane in Lane}
 
 
 class FrameFault(PeerFault):
-    """Bytes that no node of this version sends. `reason` is a stable code; the connection is closed."""
+    """Bytes that no node of this version sends; the connection is closed. `reason` is a stable code."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -82,7 +81,7 @@ class FrameFault(PeerFault):
 
 
 class WireFrame(NamedTuple):
-    """One whole body, its pieces joined."""
+    """One complete body, its pieces joined."""
 
     kind: FrameKind
     lane: Lane
@@ -90,7 +89,7 @@ class WireFrame(NamedTuple):
 
 
 def frame_head(kind: FrameKind, lane: Lane, body: Sequence[bytes | memoryview], *, more: bool = False) -> bytes:
-    """The header of one frame whose body is `body`, in parts; `more`: it is a piece, and not the last."""
+    """The header of a frame with this body, in parts; `more`: it is a piece, and not the last."""
     flags = lane | _MORE if more else int(lane)
     if len(body) == 1:
         length = len(body[0])
@@ -107,8 +106,8 @@ def frame_head(kind: FrameKind, lane: Lane, body: Sequence[bytes | memoryview], 
 
 
 class FrameReader:
-    """Cuts what arrives into frames and joins pieces. `frame_limit` and `body_limit` (bytes) may be raised on the way:
-    the first is for one frame, the second for the pieces of one body."""
+    """Splits received bytes into frames and joins pieces. `frame_limit` (bytes of one frame) and `body_limit` (bytes of
+    the pieces of one body) may be raised at any time."""
 
     def __init__(self, frame_limit: int, body_limit: int) -> None:
         self.frame_limit = frame_limit
@@ -120,7 +119,7 @@ class FrameReader:
         self._frame_waited_ms = 0
 
     def frames(self, data: bytes) -> Iterator[WireFrame]:
-        """The frames that `data` completes. Raises FrameFault after those that came before the fault."""
+        """The frames that `data` completes. Raises FrameFault after the frames before the fault."""
         if self._chunks:
             self._chunks.append(data)
             self._kept += len(data)
@@ -184,8 +183,8 @@ class FrameReader:
         return WireFrame(kind, lane, b"".join(unfinished.pieces))
 
     def waited_ms(self, elapsed_ms: int) -> int:
-        """`elapsed_ms` more have passed: for how long the oldest frame that has begun, or body of which a piece has
-        come, has waited for its end or its next piece."""
+        """Add `elapsed_ms` to the waiting times, and return the longest one: of an unfinished frame for its end, or of
+        an unfinished body for its next piece."""
         longest = 0
         if self._chunks:
             self._frame_waited_ms += elapsed_ms
@@ -197,7 +196,7 @@ class FrameReader:
 
 
 class _Unfinished:
-    """A body of which pieces have come."""
+    """A body of which not all pieces have been received."""
 
     def __init__(self, kind: FrameKind) -> None:
         self.kind = kind
@@ -207,7 +206,7 @@ class _Unfinished:
 
 
 def unpacked(body: bytes | memoryview) -> tuple[Any, ...]:
-    """The list in a body. Raises CodecError for anything else."""
+    """Decode a body, which must be a msgpack list. Raises CodecError."""
     try:
         found = msgpack.unpackb(
             body, use_list=False, max_array_len=LIST_ITEMS_MAX, max_map_len=LIST_ITEMS_MAX, max_ext_len=0
@@ -220,11 +219,11 @@ def unpacked(body: bytes | memoryview) -> tuple[Any, ...]:
 
 
 def bin_head(length: int) -> bytes:
-    """What msgpack writes before `length` bytes."""
+    """The msgpack head of `length` bytes."""
     return b"\xc4" + bytes((length,)) if length < 1 << 8 else b"\xc6" + length.to_bytes(4, "big")
 
 
 def list_head(count: int) -> bytes:
-    """What msgpack writes before a list of `count` items."""
+    """The msgpack head of a list of `count` items."""
     assert count <= LIST_ITEMS_MAX, f"a list of {count}"
     return bytes((0x90 | count,)) if count < 16 else b"\xdc" + count.to_bytes(2, "big")

@@ -1,8 +1,8 @@
-"""Who is at the other end: the first frame each way, and what is refused. Pure; `docs/wire.md` describes the same.
+"""Handshake of a connection: the first frame each way, and refusals. Pure; bytes are described in `docs/wire.md`.
 
-The dialler says who it is and whom it believes to reach; the other side welcomes it or says in one sentence why not.
-Both ends check the cluster's uuid and both names: an address may belong to another node or another cluster by now
-(docs/protocol.md H33). Nothing else is sent before the welcome. When to dial again is for `dialer`.
+The dialling node sends who it is and which node it expects; the other side accepts, or refuses with one sentence. Both
+check the cluster's uuid and both names, since an address may meanwhile belong to another node or cluster
+(docs/protocol.md H33). Nothing else is sent before the handshake has succeeded. `dialer` decides when to dial again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from isthmus.repl.transport.codec import NAME_LENGTH_MAX
 from isthmus.repl.transport.frames import unpacked
 
 WIRE_VERSION: Final = 2
-"""Of everything between the nodes of a cluster. Another one is refused by name."""
+"""Version of all bytes between the nodes of a cluster. Another version is refused with its own reason."""
 
 SENTENCE_LENGTH_MAX: Final = 400
-"""Longest sentence of a refusal, in characters; more is cut off by who says it."""
+"""Longest sentence of a refusal, in characters; the sender cuts longer ones."""
 
 BODY_BYTES_MAX: Final = (1 << 32) - 1
-"""Largest limit that a node may name."""
+"""Greatest body limit that a node may announce."""
 
 
 class Handshake(NamedTuple):
-    """What a greeting and a welcome say: who speaks, to whom, and the largest body (bytes) that the speaker takes."""
+    """Content of a greeting and of a welcome: sender, expected receiver, and the largest body (bytes) that it takes."""
 
     cluster_uuid: bytes
     cluster: str
@@ -37,7 +37,7 @@ class Handshake(NamedTuple):
 
 
 class HandshakeRefusal(StrEnum):
-    """Why a connection is not taken."""
+    """Why a connection is refused."""
 
     VERSION = "version"
     WRONG_CLUSTER = "wrong-cluster"
@@ -47,21 +47,22 @@ class HandshakeRefusal(StrEnum):
 
 
 class ConnectionRefused(PeerFault):
-    """A connection that one of its ends does not take. `reason` is a Refusal's code."""
+    """A connection was refused by one of its ends. `reason` is a HandshakeRefusal's code."""
 
     def __init__(self, refusal: HandshakeRefusal, sentence: str) -> None:
         super().__init__(sentence)
         self.reason = refusal.value
 
 
-def encode_introduction(introduction: Handshake) -> bytes:
+def encode_handshake(handshake: Handshake) -> bytes:
     """The body of a GREETING or WELCOME."""
-    packed: bytes = msgpack.packb((WIRE_VERSION, *introduction))
+    packed: bytes = msgpack.packb((WIRE_VERSION, *handshake))
     return packed
 
 
-def decode_introduction(body: bytes | memoryview) -> Handshake:
-    """Raises CodecError, or Refused for another version, of which no more than its number is believed."""
+def decode_handshake(body: bytes | memoryview) -> Handshake:
+    """Decode a GREETING or WELCOME. Raises CodecError, or ConnectionRefused for another version, of which only the
+    number is read."""
     raw = unpacked(body)
     if not raw or type(raw[0]) is not int:
         raise CodecError("an introduction without a version")
@@ -80,9 +81,9 @@ def decode_introduction(body: bytes | memoryview) -> Handshake:
     return found
 
 
-def check_introduction(theirs: Handshake, ours: Handshake, expected: str | None) -> None:
-    """Raises Refused when who speaks (`theirs`) is of another cluster, takes us for another node, or (`expected`) is
-    not the node that we dialled."""
+def check_handshake(theirs: Handshake, ours: Handshake, expected: str | None) -> None:
+    """Raises ConnectionRefused when the peer (`theirs`) is of another cluster, expects another node, or (`expected`) is
+    not the node that was dialled."""
     if theirs.cluster_uuid != ours.cluster_uuid:
         raise ConnectionRefused(
             HandshakeRefusal.WRONG_CLUSTER,
@@ -108,7 +109,7 @@ def encode_refusal(refused: ConnectionRefused) -> bytes:
 
 
 def decode_refusal(body: bytes | memoryview) -> ConnectionRefused:
-    """What the other end refuses with; raises CodecError when it is not said as we say it. Of whatever version."""
+    """Decode a REFUSAL, of any version. Raises CodecError."""
     raw: tuple[Any, ...] = unpacked(body)
     if tuple(map(type, raw[:3])) != (int, str, str):
         raise CodecError("a refusal with fields of a wrong type or number")

@@ -1,9 +1,9 @@
-"""What waits for one connection, and what is written next. Pure; who writes it is `connection`.
+"""Priority lanes of one connection: what waits, and what is written next. Pure; `connection` writes it.
 
-Urgent frames go first. Live messages and calls share the rest byte for byte; catch-up goes when both are empty, and
-when they are not, gets its least share in small pieces, so that it ends and yet is overtaken. A lane keeps its order.
-All catch-up of a node is held to one rate. The caller writes a batch only when the one before has left for the kernel:
-what is handed over cannot be overtaken any more.
+Urgent frames go first. Live messages and calls share the rest byte for byte. Catch-up is sent when both are empty;
+otherwise it gets its minimum share in small pieces, so that it makes progress and yet can be overtaken. Order is kept
+within a lane. One rate limits all catch-up of a node. The caller writes a batch only after the previous one has left
+for the kernel, since written bytes cannot be overtaken.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Final
 from isthmus.repl.transport.frames import LIST_ITEMS_MAX, FrameKind, Lane, Parts, frame_head, list_head
 
 LIVE_PIECE_BYTES: Final = 128 * 1024
-"""Frames of live messages and calls are filled up to this, and cut at it: large enough that its cost does not show,
-small enough that a 50 MB object does not keep a ping waiting (10 ms at 100 Mbit/s)."""
+"""Frames of live messages and calls are filled up to this size, and cut at it: large enough for low overhead, small
+enough that a 50 MB object does not delay a ping (10 ms at 100 Mbit/s)."""
 
 CATCH_UP_PIECE_BYTES: Final = 32 * 1024
-"""The same for catch-up: a live message waits for one of these at most, besides what the kernel holds."""
+"""Piece size of catch-up: a live message waits for at most one such piece, besides the kernel's buffer."""
 
 BATCH_BYTES: Final = 128 * 1024
-"""What is handed over in one write, at least, when there is so much; a batch ends after one catch-up piece."""
+"""Bytes of one write, at least, if so many wait; a batch ends after one catch-up piece."""
 
 JOIN_BYTES_MAX: Final = 16 * 1024
-"""A frame up to this is copied into one piece of memory, since each further one costs about what copying this does."""
+"""Frames up to this size are joined into one buffer, since each further buffer costs about as much as copying this."""
 
 RATE_BURST_S: Final = 0.05
-"""How much of the catch-up rate may be saved up while there is nothing to send."""
+"""Burst of the catch-up rate: how much of it may be saved while there is nothing to send."""
 
 RATE_WAIT_MIN_S: Final = 0.001
 """Shortest wait for the catch-up rate: the loop's clock counts in milliseconds."""
 
 
 class RateCap:
-    """A rate over all that share this object: `rate_bytes_s`, 0 for none. Times in seconds of one clock."""
+    """A token bucket shared by all connections: `rate_bytes_s`, 0 for no limit. Times in seconds of one clock."""
 
     def __init__(self, rate_bytes_s: int) -> None:
         self._saved = 0.0
@@ -43,7 +43,7 @@ class RateCap:
         self._saved = self._most
 
     def set_rate(self, rate_bytes_s: int) -> None:
-        """Go by another rate from now on; what was saved above its burst is forfeited."""
+        """Change the rate; savings above its burst are lost."""
         self._rate = rate_bytes_s
         self._most = max(rate_bytes_s * RATE_BURST_S, CATCH_UP_PIECE_BYTES)
         self._saved = min(self._saved, self._most)
@@ -58,7 +58,7 @@ class RateCap:
         return 0.0 if self._saved >= 1 else max(RATE_WAIT_MIN_S, (1 - self._saved) / self._rate)
 
     def spend(self, length: int) -> None:
-        """So much is sent; one piece may overdraw."""
+        """Count `length` bytes as sent; one piece may overdraw."""
         if self._rate:
             self._saved -= length
 
@@ -71,13 +71,13 @@ class Traffic:
         self.bytes = dict.fromkeys(Lane, 0)
 
     def count(self, lane: Lane, length: int) -> None:
-        """One frame (or piece) of `length` bytes went by."""
+        """Count one frame or piece of `length` bytes."""
         self.frames[lane] += 1
         self.bytes[lane] += length
 
 
 class PriorityLanes:
-    """The lanes of one connection. `calls` says what its calls lane carries: requests, or answers."""
+    """The lanes of one connection. `calls`: whether its calls lane carries requests or answers."""
 
     def __init__(self, *, calls: FrameKind, catch_up_share_percent: int, cap: RateCap, sent: Traffic) -> None:
         assert 0 < catch_up_share_percent < 100
@@ -106,20 +106,19 @@ class PriorityLanes:
 
     @property
     def empty(self) -> bool:
-        """Nothing waits."""
+        """True when nothing waits."""
         return not (self._live.length or self._calls.length or self._catch_up.length or self._urgent)
 
     def waiting_bytes(self, lane: Lane) -> int:
-        """What waits in a lane, without what was handed over."""
+        """Bytes that wait in a lane."""
         return self._by_lane[lane].length
 
     def catch_up_wait_s(self, now_s: float) -> float:
-        """How long the rate holds back what waits in the catch-up lane; 0 when nothing does or nothing waits."""
+        """How long the rate delays the catch-up lane; 0 when it does not, or nothing waits."""
         return self._cap.wait_s(now_s) if self._catch_up.length else 0.0
 
     def batch(self, now_s: float, parts: list[bytes | memoryview]) -> int:
-        """Append what is to be written next to `parts`, taken out of its lanes; its bytes, 0 when nothing may be sent
-        at `now_s`."""
+        """Move the next frames out of their lanes to `parts`; returns their bytes, 0 when nothing may be sent now."""
         length = 0
         while length < BATCH_BYTES:
             if self._urgent:
@@ -163,7 +162,7 @@ class PriorityLanes:
 
 
 class _Waiting:
-    """One lane: whole items, and the rest of a body that is being cut into pieces. `length` is all of its bytes."""
+    """One lane: complete items, and the rest of a body that is being cut into pieces. `length` counts both."""
 
     def __init__(self, kind: FrameKind, lane: Lane, piece_bytes: int) -> None:
         self.kind = kind
@@ -174,7 +173,7 @@ class _Waiting:
         self._rest = memoryview(b"")
 
     def take(self, parts: list[bytes | memoryview]) -> int:
-        """Append one frame or piece to `parts`; its bytes."""
+        """Append one frame or piece to `parts`; returns its bytes."""
         if self._rest:
             return self._cut(parts)
         items = self.items

@@ -1,17 +1,15 @@
-"""The connections of one node with the others of its cluster: the real `repl.transport.port.Links`.
+"""The connections of one node with the others of its cluster (`repl.transport.port.Links`).
 
-Dials every node it is told of and takes the connections that they dial; says which connection a message takes, hands
-over what arrives, one call a frame, and keeps the clock of their health. At most one accepted connection a node: a
-second replaces the first. Everything belongs to the event loop; nothing here knows what a message means.
-
-The clock of the connections' health: time that this process lived through. Who counts it is in `connection`.
+Dials every live node and accepts the connections that they dial, chooses the connection of each message, passes
+received frames to the listener, and measures the connections' health. A node has at most one accepted connection: a
+second one replaces the first. Everything belongs to the event loop; messages are not interpreted here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from random import Random
 from typing import Any, Final
 
@@ -28,17 +26,17 @@ from isthmus.repl.transport.dialer import Dialler
 from isthmus.repl.transport.frames import Lane
 from isthmus.repl.transport.handshake import ConnectionRefused, Handshake, HandshakeRefusal
 from isthmus.repl.transport.lanes import RateCap, Traffic
-from isthmus.repl.transport.port import NO_CURSORS, Delivery
+from isthmus.repl.transport.port import NO_CURSORS, LinkListener
 from isthmus.repl.transport.rpc import Handler, RpcServer
 
 TURNS: Final = 4
-"""Turns of the loop in which what came during a pause is read: a loop may run what is due before it reads, and an
-answer may want a turn at either end."""
+"""Turns of the loop in which data received during a pause is read: a loop may run due timers before it reads, and an
+answer may need a turn at either end."""
 
 
 async def lived_ms(interval_s: float) -> AsyncIterator[int]:
-    """How many milliseconds have passed, every `interval_s`. A tick that comes late, since the process or its machine
-    was paused, counts as two at most, and only when what came meanwhile has been read."""
+    """Yield the milliseconds that this process lived through, every `interval_s`. A late tick, since the process or its
+    machine was paused, counts as two at most, and only after data received meanwhile was read."""
     loop = asyncio.get_running_loop()
     before_s = loop.time()
     while True:
@@ -55,29 +53,28 @@ async def lived_ms(interval_s: float) -> AsyncIterator[int]:
 log = structlog.get_logger(__name__)
 
 ACCEPTED_MAX: Final = 256
-"""Nodes whose connections are taken: far more than a cluster has. One more is refused by name."""
+"""Most nodes with an accepted connection: far more than a cluster has. One more is refused with a reason."""
 
-STRANGERS_MAX: Final = 64
-"""Accepted connections whose handshake is not over; at one more the oldest is closed, so that whoever opens connections
-and says nothing does not keep nodes out."""
+PENDING_HANDSHAKES_MAX: Final = 64
+"""Most accepted connections in their handshake. At one more the oldest is closed, so that idle connections do not keep
+nodes out."""
 
 FAULT_LOG_INTERVAL_S: Final = 10.0
-"""Faults of one reason are counted each and logged once in this time: whoever makes them must not fill the log."""
+"""Each fault is counted, but one of each reason is logged in this time: a faulty peer must not fill the log."""
 
-LEAVE_S: Final = 2.0
-"""How long a node that stops waits for the others to have its answers: a round trip, where nothing is amiss. After it
-the connections are closed, and who still waits does not know the outcome."""
+DRAIN_S: Final = 2.0
+"""How long a stopping node waits until the others have its answers: normally one round trip. After it connections are
+closed, and the outcome of unanswered requests is unknown."""
 
 FRAME_OVERHEAD_BYTES: Final = 8
-"""What a frame has besides its one item."""
+"""Bytes of a frame besides its one item, at most."""
 
 
 class ClusterLinks:
-    """See `repl.transport.port.Links` for what a caller may expect.
+    """See `repl.transport.port.Links`.
 
-    `on_deliveries(node, deliveries)` is called once a frame; `on_link(node, True)` when the connection that this node
-    dialled stands, `on_link(node, False)` when any connection with it broke; `on_request(node, method, body)`
-    answers a request or raises. Sizes in bytes, `catch_up_rate_bytes` a second over all nodes (0: no limit).
+    `on_request(node, method, body)` answers a request or raises. Sizes are in bytes, `catch_up_rate_bytes` is per
+    second over all nodes (0: no limit).
     """
 
     def __init__(
@@ -94,8 +91,6 @@ class ClusterLinks:
         catch_up_share_percent: int,
         catch_up_rate_bytes: int,
         message_limit_bytes: int,
-        on_deliveries: Callable[[str, list[Delivery]], None],
-        on_link: Callable[[str, bool], None],
         on_request: Handler,
         tls: LinkTls | None = None,
     ) -> None:
@@ -115,8 +110,7 @@ class ClusterLinks:
         self._node = node
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
-        self._on_deliveries = on_deliveries
-        self._on_link = on_link
+        self.listener: LinkListener | None = None
         self._on_request = on_request
         self._tls = tls
         self._encoder = Encoder()
@@ -124,7 +118,7 @@ class ClusterLinks:
         self._diallers: dict[str, tuple[Dialler, asyncio.Task[None]]] = {}
         self._dialled: dict[str, PeerConnection] = {}
         self._accepted: dict[str, PeerConnection] = {}
-        self._strangers: dict[PeerConnection, None] = {}
+        self._pending_handshakes: dict[PeerConnection, None] = {}
         self._all: set[PeerConnection] = set()
         self._emptied = asyncio.Event()
         self._to_flush: dict[PeerConnection, None] = {}
@@ -137,10 +131,10 @@ class ClusterLinks:
         self._retiring: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    # Life
+    # -- start and stop -----------------------------------------------------------------------------------
 
     async def start(self, listen_socket: socket.socket) -> None:
-        """Take connections on `listen_socket` (bound; it is ours from now on) and begin to watch over all."""
+        """Accept connections on the bound `listen_socket`, which `stop` closes, and start the health checks."""
         loop = asyncio.get_running_loop()
         if self._tls is None:
             self._server = await loop.create_server(lambda: PeerConnection(self), sock=listen_socket)
@@ -153,19 +147,19 @@ class ClusterLinks:
         self._ticking = loop.create_task(self._tick())
 
     async def drain(self) -> None:
-        """Before `stop`: want to be asked nothing more, and wait until the others have all answers, LEAVE_S at most."""
+        """Before `stop`: ask the others for no more requests, and wait until they have all answers, at most DRAIN_S."""
         serving = list(self._serving.values())
         for each in serving:
             each.drain()
         try:
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(DRAIN_S):
                 for each in serving:
                     await each.left.wait()
         except TimeoutError:
             log.warning("transport.leave.timeout", waiting=sum(not each.left.is_set() for each in serving))
 
     async def stop(self) -> None:
-        """Close everything and forget it; nothing is reported any more. Requests under way fail."""
+        """Close all connections; the listener gets no more calls. Requests under way fail."""
         self._stopping = True
         tasks = [task for _, task in self._diallers.values()] + list(self._retiring) + list(self._served)
         if self._ticking is not None:
@@ -183,7 +177,7 @@ class ClusterLinks:
             await self._server.wait_closed()
 
     def set_nodes(self, addresses: Mapping[str, str]) -> None:
-        """The other nodes that live, by name, as HOST:PORT: dial the new ones, drop those that are gone."""
+        """See the port."""
         assert self._node not in addresses, "a node does not dial itself"
         for node, (dialler, task) in list(self._diallers.items()):
             if addresses.get(node) != dialler.address:
@@ -204,7 +198,7 @@ class ClusterLinks:
                 )
                 self._diallers[node] = (dialler, asyncio.get_running_loop().create_task(dialler.run()))
 
-    # Sending
+    # -- sending ------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -215,7 +209,7 @@ class ClusterLinks:
         live: bool = True,
         cursors: Mapping[bytes, bytes] = NO_CURSORS,
     ) -> bool:
-        """Queue a message; see the port. A message of any size goes into an empty lane."""
+        """See the port. An empty lane takes a message of any size."""
         connection = self._connection_for(node, message)
         if connection is None:
             return False
@@ -241,25 +235,25 @@ class ClusterLinks:
         return self._accepted.get(node)
 
     def catch_up_room(self, node: str) -> int:
-        """Bytes that the catch-up lane to `node` takes now; see the port."""
+        """See the port."""
         connection = self._accepted.get(node)
         if connection is None:
             return 0
         return max(0, self.limits.catch_up_limit_bytes - connection.waiting_bytes(Lane.CATCH_UP))
 
     def linked(self, node: str) -> bool:
-        """True while the connection that this node dialled to `node` stands."""
+        """See the port."""
         return node in self._dialled
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        """Ask `node`; see the port. Overloaded when too much waits for it, TooLarge: nothing was sent."""
+        """See the port. Also raises Overloaded and TooLarge, without sending anything."""
         connection = self._dialled.get(node)
         if connection is None or connection.asking is None:
             raise NotReady(f"no connection to node {node}")
         return await connection.asking.ask(method, body, timeout_ms, connection.waiting_bytes(Lane.CALLS))
 
     def to_flush(self, connection: PeerConnection) -> None:
-        """Something was queued: it is written when this turn of the loop is over."""
+        """Write what was queued for `connection` when this turn of the loop is over."""
         if not self._to_flush:
             asyncio.get_running_loop().call_soon(self._flush)
         self._to_flush[connection] = None
@@ -270,45 +264,45 @@ class ClusterLinks:
         for connection in connections:
             connection.pump()
 
-    # Connections report
+    # -- LinkOwner ----------------------------------------------------------------------------------------
 
     def made(self, connection: PeerConnection) -> None:
-        """A socket stands."""
+        """A socket is connected."""
         self._all.add(connection)
         self._emptied.clear()
         if self._stopping:
             connection.close("this node stops")
         if connection.dialled:
             return
-        self._strangers[connection] = None
-        if len(self._strangers) > STRANGERS_MAX:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.fail("too-many-strangers", f"{STRANGERS_MAX} newer connections wait for their handshakes")
+        self._pending_handshakes[connection] = None
+        if len(self._pending_handshakes) > PENDING_HANDSHAKES_MAX:
+            oldest = next(iter(self._pending_handshakes))
+            del self._pending_handshakes[oldest]
+            oldest.fail("too-many-strangers", f"{PENDING_HANDSHAKES_MAX} newer connections wait for their handshakes")
 
     def lost(self, connection: PeerConnection) -> None:
-        """A socket is gone."""
+        """A socket is closed."""
         self._all.discard(connection)
         if not self._all:
             self._emptied.set()
-        self._strangers.pop(connection, None)
+        self._pending_handshakes.pop(connection, None)
         serving = self._serving.pop(connection, None)
         if serving is not None:
             serving.left.set()
 
-    def introduction(self, to: str) -> Handshake:
-        """What this node says of itself in a handshake."""
+    def handshake(self, to: str) -> Handshake:
+        """This node's side of a handshake with `to`."""
         return Handshake(self._cluster_uuid, self._cluster, self._node, to, self.limits.message_limit_bytes)
 
     def check_room(self, node: str) -> None:
-        """Raises Refused when a connection dialled by `node` is one too many."""
+        """Raises ConnectionRefused when another connection dialled by `node` would exceed ACCEPTED_MAX."""
         if node not in self._accepted and len(self._accepted) >= ACCEPTED_MAX:
             raise ConnectionRefused(
                 HandshakeRefusal.TOO_MANY, f"node {self._node} has connections of {ACCEPTED_MAX} nodes"
             )
 
     def serving(self, connection: PeerConnection) -> RpcServer:
-        """What serves the requests of an accepted connection."""
+        """The server of an accepted connection's requests."""
         serving = self._serving[connection] = RpcServer(
             connection.node,
             self._on_request,
@@ -321,45 +315,45 @@ class ClusterLinks:
         return serving
 
     def opened(self, connection: PeerConnection) -> None:
-        """A handshake is over."""
-        self._strangers.pop(connection, None)
+        """A handshake has succeeded."""
+        self._pending_handshakes.pop(connection, None)
         node = connection.node
-        standing = self._dialled if connection.dialled else self._accepted
-        older = standing.get(node)
+        current = self._dialled if connection.dialled else self._accepted
+        older = current.get(node)
         if older is not None:
             older.close("replaced by a newer connection with the same node")
             self.closed(older)
-        standing[node] = connection
+        current[node] = connection
         log.info("transport.link.up", peer=node, dialled=connection.dialled, address=connection.peer_address)
         if connection.dialled:
             self._report(node, True)
 
     def closed(self, connection: PeerConnection) -> None:
-        """A connection is gone, or replaced."""
-        standing = self._dialled if connection.dialled else self._accepted
-        if standing.get(connection.node) is not connection:
+        """A connection ended, or was replaced."""
+        current = self._dialled if connection.dialled else self._accepted
+        if current.get(connection.node) is not connection:
             return
-        del standing[connection.node]
+        del current[connection.node]
         if not self._stopping:
             log.info("transport.link.down", peer=connection.node, dialled=connection.dialled, reason=connection.why)
         self._report(connection.node, False)
 
     def _report(self, node: str, up: bool) -> None:
-        if not self._stopping:
-            self._on_link(node, up)
+        if not self._stopping and self.listener is not None:
+            self.listener.link_changed(node, up)
 
     def arrived(self, connection: PeerConnection, items: tuple[Any, ...]) -> None:
-        """A frame of messages. Raises CodecError, also for a message that goes the other way."""
+        """A frame of messages. Raises CodecError, also for a message of the wrong direction."""
         deliveries = list(map(decode_item, items))
         wrong_way = FROM_FOLLOWER if connection.dialled else FROM_LEADER
         for delivery in deliveries:
             if type(delivery.message) in wrong_way:
                 raise CodecError(f"a {type(delivery.message).__name__} over the wrong connection")
-        if not self._stopping:
-            self._on_deliveries(connection.node, deliveries)
+        if not self._stopping and self.listener is not None:
+            self.listener.received(connection.node, deliveries)
 
     def fault(self, connection: PeerConnection, reason: str, sentence: str) -> None:
-        """Something came over `connection`, or did not, for which it is closed or a message dropped."""
+        """Count and log a fault for which `connection` is closed or a message dropped."""
         if self._stopping:
             return
         self._faults[reason] = self._faults.get(reason, 0) + 1
@@ -375,34 +369,34 @@ class ClusterLinks:
                 count=self._faults[reason],
             )
 
-    # Health and numbers
+    # -- health and metrics -------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Count the silence of all connections, in time that this process lived through."""
+        """Advance the health checks of all connections by the time that this process lived through."""
         async for elapsed_ms in lived_ms(min(self.limits.ping_interval_ms, self.limits.dead_after_ms / 4) / 1000):
             for connection in list(self._all):
                 connection.tick(elapsed_ms)
 
     def certificates_expire_s(self) -> dict[str, float]:
-        """When the certificates of the nodes that are connected expire, in seconds since 1970, by node."""
-        standing = (*self._dialled.values(), *self._accepted.values())
-        found = ((each.node, expires_s(each.certificate())) for each in standing)
+        """Connected node -> when its certificate expires, in seconds since 1970."""
+        connections = (*self._dialled.values(), *self._accepted.values())
+        found = ((each.node, expires_s(each.certificate())) for each in connections)
         return {node: at_s for node, at_s in found if at_s is not None}
 
     def metrics(self) -> list[Sample]:
-        """Connections, frames, bytes, faults, round trips and what waits, as samples of `repl.telemetry.HELP`."""
+        """Samples of connections, frames, bytes, faults, round trips and waiting bytes."""
         samples: list[Sample] = [
             ("isthmus_links", {"dialled": "here"}, len(self._dialled)),
             ("isthmus_links", {"dialled": "there"}, len(self._accepted)),
         ]
-        standing = [*self._dialled.values(), *self._accepted.values()]
+        connections = [*self._dialled.values(), *self._accepted.values()]
         for direction, traffic in (("sent", self.sent), ("received", self.received)):
             for lane in Lane:
                 labels = {"lane": lane.name.lower(), "direction": direction}
                 samples.append(("isthmus_link_frames_total", labels, traffic.frames[lane]))
                 samples.append(("isthmus_link_bytes_total", labels, traffic.bytes[lane]))
         for lane in (Lane.LIVE, Lane.CALLS, Lane.CATCH_UP):
-            waiting = sum(connection.waiting_bytes(lane) for connection in standing)
+            waiting = sum(connection.waiting_bytes(lane) for connection in connections)
             samples.append(("isthmus_link_waiting_bytes", {"lane": lane.name.lower()}, waiting))
         samples += [("isthmus_link_faults_total", {"reason": reason}, count) for reason, count in self._faults.items()]
         samples += [

@@ -1,15 +1,14 @@
-"""What the rest of the house knows of the connections between the nodes of one cluster.
+"""Interface of a node's connections with the other nodes of its cluster; `repl.transport.links.ClusterLinks`.
 
-Between two nodes there is at most one connection each way, shared by all partitions. The one that X dialled to Y
+Between two nodes there is at most one connection each way, shared by all partitions. The connection that X dialled to Y
 carries X as a follower: its FollowRequest, AppendAck, AppendRejected and LeadershipCheckOk go to Y over it, and Y's
 FollowAccepted, FollowRejected, AppendEntries and LeadershipCheck come back over it; so do X's requests and Y's answers.
-The side that dialled checks its health and dials again. Everything here belongs to the event loop. The real thing is
-`repl.transport.links.ClusterLinks`.
+The side that dialled checks its health and dials again. Everything belongs to the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -19,19 +18,31 @@ NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 
 class Delivery(NamedTuple):
-    """One message of a frame that arrived. `cursors` are soft cursors of queues (name -> state) that travelled with a
-    AppendEntries."""
+    """One message of a received frame. `cursors` are soft cursors (queue -> state) that came with an AppendEntries."""
 
     partition: int
     message: Message
     cursors: Mapping[bytes, bytes] = NO_CURSORS
 
 
+class LinkListener(Protocol):
+    """Receives messages and changes of connections; `repl.runtime.runtime.Runtime`."""
+
+    def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
+        """Messages of `node`, all of one frame."""
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """The connection that this node dialled to `node` is up, or any connection with it broke."""
+
+
 class Links(Protocol):
-    """A node's connections with the others of its cluster."""
+    """A node's connections with the other nodes of its cluster."""
+
+    listener: LinkListener | None
+    """Set by the runtime; nothing is received before."""
 
     def set_nodes(self, addresses: Mapping[str, str]) -> None:
-        """The other nodes that live, by name, as HOST:PORT: dial the new ones, drop those that are gone."""
+        """Set the other live nodes, by name, as HOST:PORT: dial new ones, drop connections to others."""
 
     def send(
         self,
@@ -42,15 +53,15 @@ class Links(Protocol):
         live: bool = True,
         cursors: Mapping[bytes, bytes] = NO_CURSORS,
     ) -> bool:
-        """Queue a message; what is queued in one turn of the loop goes as one frame. False when it was dropped:
-        no connection, or the catch-up lane (`live` False) is full. Never blocks."""
+        """Queue a message; messages of one turn of the loop go as one frame. False when it was dropped: no connection,
+        or the catch-up lane (`live` False) is full. Never blocks."""
 
     def catch_up_room(self, node: str) -> int:
-        """Bytes that the catch-up lane to `node` takes now; 0 when there is no connection."""
+        """Free bytes of the catch-up lane to `node`; 0 without a connection."""
 
     def linked(self, node: str) -> bool:
-        """True while the connection that this node dialled to `node` stands."""
+        """True while the connection that this node dialled to `node` is up."""
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        """Ask `node`; returns the answer's body. Raises NotReady when nothing was sent (no connection), Retryable or
-        BadInput as the other side raised them, OutcomeUnknown when the connection broke or no answer came."""
+        """Send a request; returns the answer's body. Raises NotReady when nothing was sent (no connection), Retryable
+        or BadInput as the other side raised them, OutcomeUnknown when the connection broke or no answer came."""

@@ -1,9 +1,9 @@
-"""Requests between the nodes of one cluster: asking over one connection, and serving what is asked over another.
+"""Requests between the nodes of one cluster: `RpcClient` sends over one connection, `RpcServer` serves another.
 
-An answer is a body or an error. Errors cross by the code of their class: BadInput and Retryable are raised as the other
-side raised them; everything else that goes wrong there is OutcomeUnknown here, since it is no definite refusal.
-Both sides bound what is under way, in number and bytes; answers that are ready wait for room on the connection, and
-what finds none in memory either is told as OutcomeUnknown. What methods and bodies mean is not known here.
+An answer is a body or an error. Errors travel as the code of their class: BadInput and Retryable are raised here as the
+other side raised them; every other failure there is OutcomeUnknown here, since it is no definite refusal. Both sides
+bound the number and bytes of requests under way. Answers wait for space on the connection; an answer that does not fit
+in memory either becomes OutcomeUnknown. Methods and bodies are opaque here.
 """
 
 from __future__ import annotations
@@ -33,32 +33,31 @@ from isthmus.repl.transport.frames import Parts, bin_head
 
 log = structlog.get_logger(__name__)
 
-UNDER_WAY_MAX: Final = 1_024
-"""Requests that wait for their answers on one connection, and that are served for one node; one more is refused with
+IN_FLIGHT_MAX: Final = 1_024
+"""Most unanswered requests on one connection, and most requests that are served for one node; one more is refused with
 Overloaded. A guess: some milliseconds of a busy node."""
 
 METHOD_LENGTH_MAX: Final = 64
 MESSAGE_LENGTH_MAX: Final = 2_000
-"""Longest text of an error that crosses, in characters; the rest is cut off."""
+"""Longest text of an error, in characters; longer ones are cut."""
 
 TIMEOUT_MS_MAX: Final = 600_000
-"""Longest time-out of a request; it is also how long a handler may hold one of the places."""
+"""Longest timeout of a request, and longest run of a handler."""
 
-LEAVE_ID: Final = 0
-"""An answer with this id answers nothing: the node that sends it is about to stop, and wants to be asked no more."""
+DRAIN_ID: Final = 0
+"""Id of an answer that asks for no more requests: the node that sends it is about to stop."""
 
-LEAVE: Final = "leave"
-"""The method of the last request over a connection: whoever was told to ask nothing more has all its answers. It is
-answered by nothing."""
+DRAIN: Final = "leave"
+"""Method of the last request over a connection, after a DRAIN_ID: the client has all its answers. It has no answer."""
 
-ROOM_POLL_S: Final = 0.02
-"""Pause before it is looked again whether a connection has room for an answer: at 100 MB/s 2 MB have left meanwhile."""
+SPACE_POLL_S: Final = 0.02
+"""Pause between checks whether a connection has space for an answer: at 100 MB/s 2 MB are sent meanwhile."""
 
 OVERHEAD_BYTES: Final = 128
-"""More than a request or an answer has besides its method and body."""
+"""Upper bound of the bytes of a request or answer besides method and body."""
 
 Handler = Callable[[str, str, bytes], Awaitable[bytes]]
-"""(node that asks, method, body) -> body of the answer."""
+"""(requesting node, method, body) -> body of the answer."""
 
 _pack: Final = msgpack.Packer().pack
 _ID_MAX: Final = (1 << 64) - 1
@@ -72,7 +71,7 @@ _CROSSING: Final[dict[str, type[IsthmusError]]] = {
 
 
 class RpcClient:
-    """The requests of this node that wait for answers of `node`, over the one connection that it dialled."""
+    """Sends requests to `node` over the connection that this node dialled, and matches its answers."""
 
     def __init__(self, node: str, *, body_limit: int, bytes_max: int, put: Callable[[Parts], bool]) -> None:
         self._node = node
@@ -82,23 +81,23 @@ class RpcClient:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._bytes = 0
         self._last_id = 0
-        self._leaving = False
+        self._draining = False
 
     async def ask(self, method: str, body: bytes, timeout_ms: int, queued_bytes: int) -> bytes:
-        """The answer; errors as `repl.transport.port` says. `queued_bytes` wait to be written already."""
+        """Send a request and wait for its answer; errors as in `Links.request`. `queued_bytes` wait to be written."""
         assert 0 < len(method) <= METHOD_LENGTH_MAX
         assert timeout_ms > 0
         length = len(body)
-        if self._leaving:
+        if self._draining:
             raise NotReady(f"node {self._node} is stopping")
         if length + OVERHEAD_BYTES > self._body_limit:
             raise TooLarge(f"a request {method} of {length} bytes: node {self._node} takes {self._body_limit}")
-        if len(self._waiting) >= UNDER_WAY_MAX or (
+        if len(self._waiting) >= IN_FLIGHT_MAX or (
             self._waiting and max(self._bytes, queued_bytes) + length > self._bytes_max
         ):
             raise Overloaded(
                 f"{len(self._waiting)} requests of {self._bytes} bytes wait for node {self._node}; "
-                f"at most {UNDER_WAY_MAX}, of {self._bytes_max} bytes in all"
+                f"at most {IN_FLIGHT_MAX}, of {self._bytes_max} bytes in all"
             )
         timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
         future = asyncio.get_running_loop().create_future()
@@ -116,19 +115,19 @@ class RpcClient:
         finally:
             del self._waiting[asked]
             self._bytes -= length
-            self._leave_if_answered()
+            self._drain_if_answered()
 
     def _send(self, method: str, timeout_ms: int, body: bytes) -> bool:
         self._last_id += 1
         head = b"\x94" + _pack(self._last_id) + _pack(method) + _pack(timeout_ms) + bin_head(len(body))
         return self._put((head, body))
 
-    def _leave_if_answered(self) -> None:
-        if self._leaving and not self._waiting:
-            self._send(LEAVE, 1, b"")
+    def _drain_if_answered(self) -> None:
+        if self._draining and not self._waiting:
+            self._send(DRAIN, 1, b"")
 
     def answered(self, raw: Any) -> None:
-        """One item of an ANSWERS frame; nothing when nobody waits for it any more. Raises CodecError."""
+        """Handle one item of an ANSWERS frame; answers to requests that timed out are dropped. Raises CodecError."""
         if type(raw) is not tuple or len(raw) not in (2, 5) or type(raw[0]) is not int:
             raise CodecError("an answer that is no list of two or five")
         answer = raw[1]
@@ -138,9 +137,9 @@ class RpcClient:
             error = None
         else:
             error = _raised(self._node, raw)
-        if raw[0] == LEAVE_ID and not self._leaving:
-            self._leaving = True
-            self._leave_if_answered()
+        if raw[0] == DRAIN_ID and not self._draining:
+            self._draining = True
+            self._drain_if_answered()
             return
         future = self._waiting.get(raw[0])
         if future is None or future.done():
@@ -151,7 +150,7 @@ class RpcClient:
             future.set_exception(error)
 
     def broke(self, why: str) -> None:
-        """The connection is gone, and with it the answers."""
+        """Fail all waiting requests: the connection is gone."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(OutcomeUnknown(f"the connection to node {self._node} broke: {why}"))
@@ -173,10 +172,10 @@ def _raised(node: str, raw: tuple[Any, ...]) -> IsthmusError:
 
 
 class RpcServer:
-    """What one node asks of this one, over the one connection that it dialled. `tasks` holds what is under way.
+    """Serves the requests of one node, over the connection that it dialled. `tasks` holds the running handlers.
 
-    `waiting` says how many bytes of answers wait to be written: above `bytes_max` the next ones wait here, up to
-    `bytes_max` again, as long as their requests last."""
+    `waiting` returns the bytes of answers that wait to be written: above `bytes_max` further answers wait here, up to
+    `bytes_max` again, until their requests time out."""
 
     def __init__(
         self,
@@ -196,31 +195,31 @@ class RpcServer:
         self._put = put
         self._waiting = waiting
         self._tasks = tasks
-        self._under_way = 0
+        self._in_flight = 0
         self._bytes = 0
         self._held_bytes = 0
         self.left = asyncio.Event()
-        """Set once `node` asks nothing more and has all answers, or its connection is gone."""
+        """Set once `node` sends no more requests and has all answers, or its connection is gone."""
 
     def drain(self) -> None:
-        """Want to be asked nothing more; `left` follows."""
-        self._put((b"\x92" + _pack(LEAVE_ID) + bin_head(0),))
+        """Ask the client for no more requests; `left` is set when it has all answers."""
+        self._put((b"\x92" + _pack(DRAIN_ID) + bin_head(0),))
 
     def asked(self, raw: Any) -> None:
-        """One item of a REQUESTS frame: serve it beside the others. Raises CodecError."""
+        """Handle one item of a REQUESTS frame in a task of its own. Raises CodecError."""
         if type(raw) is not tuple or tuple(map(type, raw)) != (int, str, int, bytes):
             raise CodecError("a request with fields of a wrong type or number")
         asked, method, timeout_ms, body = raw
         if not 0 < asked <= _ID_MAX or not 0 < len(method) <= METHOD_LENGTH_MAX or not 0 < timeout_ms <= TIMEOUT_MS_MAX:
             raise CodecError("a request with a field out of range")
-        if method == LEAVE:
+        if method == DRAIN:
             self.left.set()
             return
-        count = self._under_way
-        if count >= UNDER_WAY_MAX or (count and self._bytes + len(body) > self._bytes_max):
+        count = self._in_flight
+        if count >= IN_FLIGHT_MAX or (count and self._bytes + len(body) > self._bytes_max):
             self._put(_error_item(asked, Overloaded(f"{count} requests of node {self._node} are under way")))
             return
-        self._under_way += 1
+        self._in_flight += 1
         self._bytes += len(body)
         task = asyncio.get_running_loop().create_task(self._serve(asked, method, timeout_ms, body))
         self._tasks.add(task)
@@ -234,23 +233,23 @@ class RpcServer:
                     raise OutcomeUnknown(
                         f"the answer has {len(answer)} bytes, node {self._node} takes {self._body_limit}"
                     )
-                await self._room_for(len(answer))
+                await self._wait_for_space(len(answer))
             item: Parts = (b"\x92" + _pack(asked) + bin_head(len(answer)), answer)
         except IsthmusError as error:
             item = _error_item(asked, error)
         except Exception as error:
             if deadline.expired():
-                return  # who asked has given up
+                return  # the client has given up, too
             log.exception("transport.request.failed", peer=self._node, method=method)
             item = _error_item(asked, OutcomeUnknown(f"{method} failed: {type(error).__name__}"))
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             self._bytes -= len(body)
         self._put(item)
 
-    async def _room_for(self, length: int) -> None:
-        """Wait until what waits to be written is no more than may wait. Raises OutcomeUnknown when too much waits here
-        already; a peer that reads nothing at all is found by its connection."""
+    async def _wait_for_space(self, length: int) -> None:
+        """Wait until fewer than `bytes_max` bytes wait to be written. Raises OutcomeUnknown when too many bytes wait
+        here already; the connection's health check finds a peer that reads nothing."""
         if self._waiting() <= self._bytes_max:
             return
         if self._held_bytes and self._held_bytes + length > self._bytes_max:
@@ -258,7 +257,7 @@ class RpcServer:
         self._held_bytes += length
         try:
             while self._waiting() > self._bytes_max and not self.left.is_set():  # noqa: ASYNC110 - rare
-                await asyncio.sleep(ROOM_POLL_S)
+                await asyncio.sleep(SPACE_POLL_S)
         finally:
             self._held_bytes -= length
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import uvloop
@@ -13,7 +13,7 @@ import uvloop
 from isthmus.repl.isr.messages import AppendAck, AppendEntries
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.transport.frames import FrameKind, FrameReader, Lane, WireFrame, frame_head
-from isthmus.repl.transport.handshake import Handshake, decode_introduction, encode_introduction
+from isthmus.repl.transport.handshake import Handshake, decode_handshake, encode_handshake
 from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.port import Delivery
 
@@ -93,10 +93,9 @@ class Node:
         self.links = ClusterLinks(
             node=name,
             **{**settings, **numbers},
-            on_deliveries=lambda node, deliveries: self.frames.append((node, deliveries)),
-            on_link=lambda node, up: self.events.append((node, up)),
             on_request=lambda node, method, body: self.answer(node, method, body),
         )
+        self.links.listener = self
         self.socket = socket.socket()
         self.socket.bind(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
@@ -109,6 +108,14 @@ class Node:
     def messages(self) -> list[Any]:
         """All that arrived, in order."""
         return [delivery.message for _, frame in self.frames for delivery in frame]
+
+    def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
+        """See LinkListener."""
+        self.frames.append((node, list(deliveries)))
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """See LinkListener."""
+        self.events.append((node, up))
 
     def faults(self) -> dict[str, float]:
         """Connections closed for a fault, by reason."""
@@ -179,7 +186,7 @@ class World:
         await stranger.greet(Handshake(UUID, "c", name, to.name, 64 * MB))
         welcome = await stranger.frame()
         assert welcome.kind is FrameKind.WELCOME
-        assert decode_introduction(welcome.body).node == to.name
+        assert decode_handshake(welcome.body).node == to.name
         return stranger
 
 
@@ -210,7 +217,7 @@ class Stranger:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def greet(self, introduction: Handshake) -> None:
-        await self.send(framed(FrameKind.GREETING, encode_introduction(introduction)))
+        await self.send(framed(FrameKind.GREETING, encode_handshake(introduction)))
 
     async def frame(self) -> WireFrame:
         """The next frame that comes, empty PONGs of a busy connection left out."""

@@ -14,7 +14,7 @@ import msgpack
 from isthmus.repl.isr.messages import AppendEntries, Message, StaleEpoch
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
-from isthmus.repl.transport.port import NO_CURSORS, Delivery
+from isthmus.repl.transport.port import NO_CURSORS, LinkListener
 
 
 class Wires:
@@ -63,15 +63,12 @@ class MemoryLinks:
         wires: Wires,
         node: str,
         *,
-        on_deliveries: Callable[[str, list[Delivery]], None],
-        on_link: Callable[[str, bool], None],
         on_request: Callable[[str, str, bytes], Awaitable[bytes]],
         catch_up_limit_bytes: int = 8_000_000,
     ) -> None:
         self._wires = wires
         self._node = node
-        self._on_deliveries = on_deliveries
-        self._on_link = on_link
+        self.listener: LinkListener | None = None
         self.on_request = on_request
         self._loop = asyncio.get_running_loop()
         self._nodes: set[str] = set()
@@ -93,7 +90,11 @@ class MemoryLinks:
         for node in sorted(self._nodes - self.dialled):
             if self._wires.passable(self._node, node):
                 self.dialled.add(node)
-                self._loop.call_soon(self._on_link, node, True)
+                self._loop.call_soon(self._report, node, True)
+
+    def _report(self, node: str, up: bool) -> None:
+        assert self.listener is not None
+        self.listener.link_changed(node, up)
 
     def broken(self, node: str) -> None:
         """Both connections with `node` are gone."""
@@ -102,7 +103,7 @@ class MemoryLinks:
             self.dialled.discard(node)
             self._out.pop(node, None)
             self._catch_up_waiting.pop(node, None)
-            self._loop.call_soon(self._on_link, node, False)
+            self._loop.call_soon(self._report, node, False)
             self._loop.call_soon(self.dial)
 
     def _connected(self, node: str, message: Message) -> bool:
@@ -148,7 +149,8 @@ class MemoryLinks:
         """A frame."""
         if self._wires.passable(self._node, node):
             deliveries = [decode_item(msgpack.unpackb(item, use_list=False)) for item in items]
-            self._on_deliveries(node, deliveries)
+            assert self.listener is not None
+            self.listener.received(node, deliveries)
 
     def catch_up_room(self, node: str) -> int:
         if not self._wires.passable(self._node, node) or self._node not in self._wires.plugged[node].dialled:

@@ -142,8 +142,6 @@ async def opened(
     links = MemoryLinks(
         wires or Wires(),
         node,
-        on_deliveries=lambda sender, deliveries: runtime.received(sender, deliveries),
-        on_link=lambda peer, up: runtime.link_changed(peer, up),
         on_request=answer,
     )
     runtime = Runtime(

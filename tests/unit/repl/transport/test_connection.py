@@ -12,12 +12,12 @@ import pytest
 
 from isthmus.repl.transport import connection
 from isthmus.repl.transport.frames import PIECE_BYTES_MAX, FrameKind, Lane, list_head
-from isthmus.repl.transport.handshake import WIRE_VERSION, Handshake, decode_refusal, encode_introduction
+from isthmus.repl.transport.handshake import WIRE_VERSION, Handshake, decode_refusal, encode_handshake
 from tests.support.link_nodes import LOOPS, MB, UUID, ack, forward, framed, run, until, world
 from tests.unit.repl.transport.test_codec import bytes_of
 from tests.unit.repl.transport.test_frames import header
 
-GREETING = encode_introduction(Handshake(UUID, "c", "f", "a", MB))
+GREETING = encode_handshake(Handshake(UUID, "c", "f", "a", MB))
 
 
 def listed(*items: Any) -> bytes:
@@ -37,10 +37,10 @@ BEFORE: dict[str, bytes] = {
     "no msgpack": framed(FrameKind.GREETING, b"\xc1"),
     "deep msgpack": framed(FrameKind.GREETING, b"\x91" * 1000 + b"\x90"),
     "wrong types": framed(FrameKind.GREETING, listed(WIRE_VERSION, 1, 2, 3, 4, 5)),
-    "no name": framed(FrameKind.GREETING, encode_introduction(Handshake(UUID, "c", "", "a", MB))),
-    "long name": framed(FrameKind.GREETING, encode_introduction(Handshake(UUID, "c", "f" * 65, "a", MB))),
-    "strange name": framed(FrameKind.GREETING, encode_introduction(Handshake(UUID, "c", "f\n", "a", MB))),
-    "short uuid": framed(FrameKind.GREETING, encode_introduction(Handshake(b"u", "c", "f", "a", MB))),
+    "no name": framed(FrameKind.GREETING, encode_handshake(Handshake(UUID, "c", "", "a", MB))),
+    "long name": framed(FrameKind.GREETING, encode_handshake(Handshake(UUID, "c", "f" * 65, "a", MB))),
+    "strange name": framed(FrameKind.GREETING, encode_handshake(Handshake(UUID, "c", "f\n", "a", MB))),
+    "short uuid": framed(FrameKind.GREETING, encode_handshake(Handshake(b"u", "c", "f", "a", MB))),
 }
 
 AFTER: dict[str, bytes] = {

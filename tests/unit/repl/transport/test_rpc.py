@@ -24,7 +24,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.transport import links
 from isthmus.repl.transport.frames import Parts, unpacked
-from isthmus.repl.transport.rpc import UNDER_WAY_MAX, RpcServer
+from isthmus.repl.transport.rpc import IN_FLIGHT_MAX, RpcServer
 from tests.support.link_nodes import LOOPS, MB, Node, run, until, world
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -190,9 +190,9 @@ def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
             go.set()
             await large
             go.clear()
-            many = [asyncio.create_task(a.links.request("b", "m", b"", 10_000)) for _ in range(UNDER_WAY_MAX)]
+            many = [asyncio.create_task(a.links.request("b", "m", b"", 10_000)) for _ in range(IN_FLIGHT_MAX)]
             await asyncio.sleep(0)
-            with pytest.raises(Overloaded, match=f"at most {UNDER_WAY_MAX}"):
+            with pytest.raises(Overloaded, match=f"at most {IN_FLIGHT_MAX}"):
                 await a.links.request("b", "m", b"", 10_000)
             go.set()
             await asyncio.gather(*many)
@@ -269,7 +269,7 @@ def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest
             a, b = await here.pair()
             c = await here.node("c")
             await here.connect(b, c)
-            monkeypatch.setattr(links, "LEAVE_S", 0.2)
+            monkeypatch.setattr(links, "DRAIN_S", 0.2)
             gate, begun = asyncio.Event(), 0
 
             async def answer(_node: str, _method: str, body: bytes) -> bytes:
