@@ -1,4 +1,4 @@
-"""The one place that reads the machine's clocks (`repl.model.ports.TimeSource`)."""
+"""The machine's clocks (`repl.model.ports.TimeSource`); no other module reads them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class SystemTime:
-    """CLOCK_BOOTTIME for timers (it counts suspend: docs/protocol.md H26), the wall clock for what people read."""
+    """CLOCK_BOOTTIME for timers (it counts suspend: docs/protocol.md H26), the wall clock for display."""
 
     def now_ms(self) -> int:
-        """Monotonic milliseconds; only differences mean something."""
+        """Monotonic milliseconds; only differences are meaningful."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def wall_ms(self) -> int:

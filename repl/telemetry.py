@@ -1,9 +1,9 @@
-"""Names of a cluster's metrics, with their units, and the numbers behind them at this moment.
+"""Names, units and help texts of the metrics.
 
 A sample is (name, labels, value). Names ending in `_total` only rise; those ending in `_duration_seconds` are
-histograms, whose samples end in `_bucket` (with the label `le`), `_count` and `_sum`; all others are gauges. What
-people read of each is in HELP; a metric that has no line there fails a test. Prometheus itself is the roof's affair
-(`node.observability.metrics`), and docs/metrics.md is generated from it.
+histograms, whose samples end in `_bucket` (with the label `le`), `_count` and `_sum`; all others are gauges. A metric
+without a line in HELP fails a test. `node.observability.metrics` exports them to Prometheus, and docs/metrics.md is
+generated from HELP.
 """
 
 from __future__ import annotations

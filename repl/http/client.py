@@ -1,9 +1,8 @@
-"""The one door for outgoing HTTP: every request to another node is made from here.
+"""Outgoing HTTP: blocking clients; the only module that imports `requests`.
 
-Nothing else imports `requests`, so that what all of them need (proxies of the environment ignored, pools of a known
-size, certificates and tokens) comes in at one place: a `PeerCredentials` says how to come in. `session` serves programs
-that ask now and then; `HttpPeer` serves the sinks: few large answers, read raw and bounded, from several threads, and
-cut off on demand. What is sent is not known here.
+Proxies of the environment are ignored, pools have a fixed size, and certificates and tokens come from
+`PeerCredentials`. `session` serves programs that send a request now and then; `HttpPeer` serves sinks: few large
+answers, read raw and bounded, from several threads, and aborted on demand. Bodies are opaque here.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.security.tls import SCHEME, TlsFiles, client_contexts, names_of, shown_names, trouble_of
 
 CONNECT_TIMEOUT_MS_MAX: Final = 5_000
-"""Longest wait for a connection, whatever an answer may take: a machine that is there accepts within milliseconds,
-and a stop must not wait for one that is not."""
+"""Longest wait for a connection, whatever the timeout of an answer: a live machine accepts within milliseconds, and a
+stop must not wait for a dead one."""
 
 READ_BYTES: Final = 1 << 20
-"""Most bytes taken from a connection at once."""
+"""Most bytes read from a connection at once."""
 
 RATE_MIN_BYTES: Final = 1_000
 """Bytes a second below which an answer is given up once it has taken longer than the wait for a byte: a peer that
@@ -44,11 +43,11 @@ REFUSAL_BYTES_MAX: Final = 2_000
 
 
 class PeerCredentials(NamedTuple):
-    """How to come in at another node, and who it must be.
+    """Credentials for another node, and its expected identity.
 
-    `contexts` gives the TLS of each new connection (None: the system's authorities, and no certificate of our own);
-    with `cluster` the other end's certificate must name a node of it, without, the host that is dialled; `token` gives
-    the bearer token of each request. With `contexts`, an `HttpPeer` shows it over TLS only."""
+    `contexts` returns the TLS context of each new connection (None: the system's authorities, no own certificate). With
+    `cluster` the peer's certificate must name a node of that cluster, otherwise the dialled host. `token` returns the
+    bearer token of each request; with `contexts`, an `HttpPeer` sends it over TLS only."""
 
     contexts: Callable[[], ssl.SSLContext] | None = None
     cluster: str = ""
@@ -56,7 +55,7 @@ class PeerCredentials(NamedTuple):
 
 
 OPEN: Final = PeerCredentials()
-"""Nothing to show."""
+"""No credentials."""
 
 
 def session(connections: int = 1, access: PeerCredentials = OPEN) -> requests.Session:
@@ -75,7 +74,7 @@ def session(connections: int = 1, access: PeerCredentials = OPEN) -> requests.Se
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Shows the token of this moment; nothing is shown to where an answer redirects."""
+    """Sends the current token; none after a redirect."""
 
     def __init__(self, token: Callable[[], str]) -> None:
         self._token = token
@@ -97,10 +96,10 @@ class _Adapter(HTTPAdapter):
         super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        """Nothing: the context says whom to believe."""
+        """Do nothing: the context has the trusted authorities."""
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        """The pool for a request, whose connections ask this adapter."""
+        """The pool for a request, whose connections call this adapter."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         if not hasattr(pool, "reports_to"):
             pool.reports_to = self
@@ -115,13 +114,13 @@ class _Adapter(HTTPAdapter):
         super().close()
 
     def prepare(self, connection: Any) -> None:
-        """A connection is about to be made."""
+        """A connection is about to be opened."""
         if isinstance(connection, HTTPSConnection):
             connection.ssl_context = self._contexts()
             connection.assert_hostname = False if self._cluster else None
 
     def opened(self, connection: HTTPConnection) -> None:
-        """A connection stands. Raises when it is with somebody else than was meant."""
+        """A connection is open. Raises when its peer is not the expected one."""
         if self._cluster and isinstance(connection, HTTPSConnection):
             sock: Any = connection.sock
             certificate = sock.getpeercert()
@@ -133,7 +132,7 @@ class _Adapter(HTTPAdapter):
 
 
 class WrongPeer(ConnectionError):
-    """The other end is not of the cluster that was meant."""
+    """The peer is not of the expected cluster."""
 
 
 def as_protected(url: str, known_url: str) -> str:
@@ -149,7 +148,7 @@ def system_contexts() -> ssl.SSLContext:
 
 
 class HttpRefused(PeerFault):
-    """The peer answered with an error status; `status` is it, `reason` its stable code when it named one."""
+    """The peer answered with an error `status`; `reason` is its stable code, if any."""
 
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
@@ -158,9 +157,9 @@ class HttpRefused(PeerFault):
 
 
 class HttpPeer:
-    """One other node's HTTP listener, under base `url`. Safe for several threads; up to `connections` are kept open.
+    """Another node's HTTP listener, under base `url`. Thread-safe; up to `connections` are kept open.
 
-    `cut` ends every request under way from any other thread; afterwards each call fails at once.
+    `abort` ends every request under way from any other thread; afterwards each call fails at once.
     """
 
     def __init__(self, url: str, connections: int, access: PeerCredentials = OPEN) -> None:
@@ -219,7 +218,7 @@ class HttpPeer:
             yield take
 
     def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
-        """The body that answers a GET; as `post` otherwise."""
+        """The body of the answer to a GET; otherwise as `post`."""
         return self._exchange(self._request("GET", path, ""), timeout_ms, limit_bytes)
 
     def _exchange(self, request: requests.PreparedRequest, timeout_ms: int, limit_bytes: int) -> bytes:
@@ -278,7 +277,7 @@ class HttpPeer:
 
 
 class _CuttableAdapter(_Adapter):
-    """Remembers the connections that it opened, so that another thread can end what waits on them."""
+    """Keeps its open connections, so that another thread can abort them."""
 
     def __init__(self, connections: int, access: PeerCredentials) -> None:
         super().__init__(connections, access)
@@ -287,7 +286,7 @@ class _CuttableAdapter(_Adapter):
         self._is_cut = False
 
     def opened(self, connection: HTTPConnection) -> None:
-        """A connection stands; when all is cut, it does not."""
+        """A connection is open; it is closed at once after `abort`."""
         super().opened(connection)
         with self._lock:
             self._opened.add(connection)
@@ -328,13 +327,13 @@ class _Pace(io.RawIOBase):
 
     def __init__(self, raw: io.RawIOBase, patience_s: float | None) -> None:
         self.patience_s = patience_s
-        """None: it may take its time."""
+        """None: no limit."""
         self._raw = raw
         self._since_s: float | None = None
         self._size = 0
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """See io."""
         return True
 
     def readinto(self, into: Any) -> int | None:

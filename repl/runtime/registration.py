@@ -1,24 +1,21 @@
-"""Settling in at a start: whether this directory's copies are honest, and under which gens they are told of.
+"""Registration of this process in the metastore, and the check of local copies at a start.
 
-A copy that lost something durable, or that cannot be believed after a power loss, takes a new gen before the node
-registers, so that nobody elects it for what it no longer holds (docs/protocol.md R-GEN). A copy that is yet to be made
-takes the directory's spare gen. Which partitions there are is the controller's affair (`repl.controller.controller`);
-how a replica comes to be is `repl.runtime.replica_lifecycle`'s.
+A copy that lost durable data, or that cannot be trusted after a power loss, takes a new gen before the node registers,
+so that it is not elected for data that it no longer holds (docs/protocol.md R-GEN). A copy that does not exist yet gets
+the directory's spare gen. `repl.runtime.replica_lifecycle` opens the copies.
 
-This process's registration in the metastore: how the cluster knows that the node lives, and with which copies.
-
-One at a time, always with what the data directory holds at that moment: a copy's gen is durable there before anybody
-hears of it (docs/protocol.md R-GEN). Whoever adds or renews a copy asks for `register` again; in the same session that
-keeps the inc. What an expired session means to the replicas is the core's affair.
+The registration shows the cluster that the node is live, and its copies' gens. One attempt runs at a time, always with
+the data directory's current gens: a gen is durable there before it is registered. After a new or renewed gen
+`register` is called again; in the same session that keeps the session id (`inc`).
 
     registered     `inc` is not 0
     unregistered   -> registered      `register` succeeded: at the start, after an expired session, after a loss
     registered     -> unregistered    the session expired, or another process has the name (`why` says which)
-    registered     -> registered      the znode was removed by somebody: made anew, with another inc
+    registered     -> registered      the znode was removed: made again, with another inc
 
-A process that starts takes its node's name, whoever has it: as a rule that is its own predecessor, whose session is not
-over yet. From then on it replaces only registrations of its own. So of two processes with one name the one that started
-later keeps it, and the other one registers when that one's session is over.
+A starting process takes its node's name from any other process: usually its own predecessor, whose session is not over
+yet. Later it replaces only registrations of its own. So of two processes with one name the one that started later keeps
+it, and the other one registers when that session is over.
 """
 
 from __future__ import annotations
@@ -43,14 +40,14 @@ log = structlog.get_logger(__name__)
 
 
 WITHDRAW_S: Final = 2.0
-"""How long a process that is leaving waits for the metastore to note it."""
+"""How long a stopping process waits for the metastore to record that."""
 
 RETRY_MS: Final = 500
-"""Pause before the next attempt of a node that is not registered: a read or two for the metastore, and a node whose
-name has become free is back within a second."""
+"""Pause before the next attempt of an unregistered node: one or two reads for the metastore, and a node whose name has
+become free is back within a second."""
 
 OWN_INCS_MAX: Final = 4
-"""Sessions of this process whose registrations it may replace: the last one that could still stand, and some more."""
+"""Sessions of this process whose registrations it may replace: the last one that could still exist, and some more."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_registered": Family(
@@ -67,12 +64,12 @@ HELP: Final[Mapping[str, Family]] = {
 
 
 class Registrar:
-    """Registers `self_portrait`, completed with the directory's gens and the wish to be elected, and keeps it so."""
+    """Registers `template`, completed with the directory's gens, and keeps it registered."""
 
-    def __init__(self, metastore: Metastore, identity: NodeIdentity, self_portrait: Registration) -> None:
+    def __init__(self, metastore: Metastore, identity: NodeIdentity, template: Registration) -> None:
         self._metastore = metastore
         self._identity = identity
-        self._portrait = self_portrait
+        self._template = template
         self._one_at_a_time = asyncio.Lock()
         self.inc = 0
         """This process's session; 0 while it is not registered."""
@@ -80,23 +77,23 @@ class Registrar:
         """Why it is not registered; "" while it is."""
         self._own: deque[int] = deque(maxlen=OWN_INCS_MAX)
         self._withheld: dict[int, int] = {}
-        """Partition -> no gen, of copies that this process holds and makes nothing of any more."""
+        """Partition -> 0, of copies that this process holds but does not use any more."""
         self._lost = {"removed": 0, "taken": 0}
         self._look = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_registered: Callable[[int], None] = lambda _inc: None
-        """Gets each new inc."""
+        """Called with each new inc."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called when another process has the name."""
 
-    # -- keeping it ---------------------------------------------------------------------------------------
+    # -- keep registered ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Keep the node registered from now on, until `stop`."""
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def stop(self) -> None:
-        """Whatever becomes of the registration, it is not made anew."""
+        """Keep the node registered no longer; the registration stays until its session ends."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -108,9 +105,9 @@ class Registrar:
         self._look.set()
 
     def seen(self, registrations: Mapping[str, Registration]) -> None:
-        """Compare what was just read with what this process registered. Where it differs, look: the reading may be
-        older than the registration."""
-        here = registrations.get(self._portrait.node)
+        """Compare registrations that were read with this process's own. Where that differs, register again: the read
+        may be older."""
+        here = registrations.get(self._template.node)
         if here is None or here.session_id != self.inc:
             self._look.set()
 
@@ -120,7 +117,7 @@ class Registrar:
             self._look.clear()
             try:
                 await self.register()
-            except NameTaken:  # told when it was found out; `seen` or the pause ends the wait
+            except NameTaken:  # already reported; `seen` or the pause ends the wait
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
             except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
@@ -129,13 +126,13 @@ class Registrar:
                 log.warning("metastore.register_failed", error=str(error))
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
-            except Exception:  # a node that is gone for ever and serves on would be worse than one that tries again
+            except Exception:  # an unregistered node that serves on would be worse than another attempt
                 log.exception("metastore.register_bug")
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Whether this process is registered, and how often it lost its registration."""
+        """Samples: whether this process is registered, and how often it lost its registration."""
         yield "isthmus_registered", {}, 1 if self.inc else 0
         for cause, count in self._lost.items():
             yield "isthmus_registrations_lost_total", {"cause": cause}, count
@@ -147,18 +144,18 @@ class Registrar:
     # -- registering --------------------------------------------------------------------------------------
 
     def withhold(self, partition: int) -> None:
-        """Say of this copy, with the next `register` and until this process ends, that it is not here."""
+        """Register this copy as absent, with the next `register` and until this process ends."""
         self._withheld[partition] = 0
 
     async def register(self) -> int:
-        """Register, or renew what is registered; returns the inc. Raises Unavailable, Ambiguous, Conflict, NameTaken,
-        and WrongIdentity when another node goes by this one's id."""
+        """Register, or renew the registration; returns the inc. Raises Unavailable, Ambiguous, VersionConflict,
+        NameTaken, and WrongIdentity when another node has this one's id."""
         async with self._one_at_a_time:
             gens = self._identity.gens() | self._withheld
-            portrait = replace(self._portrait, log_ids=gens, spare_log_id=self._identity.spare)
+            registration = replace(self._template, log_ids=gens, spare_log_id=self._identity.spare)
             before = self.inc
             try:
-                inc = await self._metastore.register(portrait, tuple(self._own) if self._own else None)
+                inc = await self._metastore.register(registration, tuple(self._own) if self._own else None)
             except NameTaken as error:
                 if before and self.inc == before:
                     self._lose("taken", str(error))
@@ -177,9 +174,9 @@ class Registrar:
             return inc
 
     async def withdraw(self, timeout_s: float) -> None:
-        """Say that this process is leaving: nobody elects it or takes it into an ISR any more. Where the metastore does
-        not answer within WITHDRAW_S or `timeout_s`, the end of the session will say so."""
-        self._portrait = replace(self._portrait, active=False)
+        """Register as stopping: this node is no longer elected or added to an ISR. Where the metastore does not answer
+        within WITHDRAW_S or `timeout_s`, the end of the session has the same effect."""
+        self._template = replace(self._template, active=False)
         try:
             async with asyncio.timeout(min(WITHDRAW_S, timeout_s)):
                 await self.register()
@@ -198,11 +195,11 @@ async def verify_local_replicas(
     boot_id: str,
     durability: str,
 ) -> Mapping[int, PartitionRecord]:
-    """The cluster's records, by partition, after this directory's gens are settled and durable. Raises LocalFault,
-    and what the metastore raises.
+    """Give new gens to untrusted copies, and gens to assigned ones, durably; returns the cluster's records by
+    partition. Raises LocalFault, and the metastore's errors.
 
-    The spare gen stays for the life of the directory: a copy that was not noted here never held anything, so nothing
-    that casts doubt on those that were says anything of it."""
+    The spare gen stays for the life of the directory: a copy that was never noted here never held data, so no doubt
+    about other copies concerns it."""
     records = await metastore.records()
     doubted = _doubted(identity, recovered, store, _wholly_doubted(identity, boot_id, durability))
     spare = 0 if identity.spare else await metastore.allocate_gen()
@@ -221,7 +218,7 @@ async def verify_local_replicas(
 
 
 def _wholly_doubted(identity: NodeIdentity, boot_id: str, durability: str) -> str:
-    """Why no copy of this directory may count as what it was; "" when they may."""
+    """Why no copy of this directory can be trusted; "" when they can."""
     if identity.doubt:
         return identity.doubt
     if durability == "async" and identity.boot_id not in ("", boot_id) and not identity.clean:
@@ -232,8 +229,8 @@ def _wholly_doubted(identity: NodeIdentity, boot_id: str, durability: str) -> st
 def _doubted(
     identity: NodeIdentity, recovered: Mapping[int, RecoveredPartition], store: Store, wholly: str
 ) -> dict[int, str]:
-    """Partition -> why its copy here must not count as the one that the record means. One that is far is out of the
-    guard already."""
+    """Partition -> why its copy here must not count as the one that the record names. A copy in a state transfer is
+    not electable anyway."""
     doubted: dict[int, str] = {}
     for partition in identity.partitions():
         if wholly:

@@ -1,8 +1,8 @@
-"""TLS as all doors of a node speak it: contexts from files, names in certificates, and plain words for what goes wrong.
+"""TLS of all listeners and clients of a node: contexts from files, names in certificates, texts for failures.
 
-Version 1.2 or later, no renegotiation, no session tickets: every connection shows its certificate. A node's certificate
-names it by the URI isthmus://CLUSTER/NODE among its subject's alternative names; its addresses are of use to programs
-that know no such names. Who accepts connections is `tls_server`, who dials are `dialer` and `client`.
+Version 1.2 or later, no renegotiation, no session tickets: every connection presents its certificate. A node's
+certificate names it by the URI isthmus://CLUSTER/NODE among its subject alternative names; addresses in it serve
+programs that do not know such names. `tls_server` accepts connections; `repl.transport.dialer` and `repl.http` dial.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.watched_files import ReloadingFile, check_private
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""How long a handshake may take, first byte included: two round trips and some milliseconds of arithmetic."""
+"""Longest handshake, from the connection on: two round trips and some milliseconds of arithmetic."""
 
 SHUTDOWN_TIMEOUT_S: Final = 2.0
-"""How long a closed connection waits for the other end's farewell; then it is cut."""
+"""How long a closed connection waits for the peer's close_notify before it is aborted."""
 
 FIRST_BYTE: Final = 0x16
-"""What every TLS connection begins with (a handshake record); no HTTP request and no frame of ours does."""
+"""First byte of every TLS connection (a handshake record), and of no HTTP request or frame."""
 
 SCHEME: Final = "isthmus://"
 
 PEM_BYTES_MAX: Final = 1_000_000
-"""Largest file of certificates or a key; what is larger was named by mistake."""
+"""Largest file of certificates or a key; a larger file was configured by mistake."""
 
 
 class NodeName(NamedTuple):
-    """Whom a certificate names."""
+    """A node as named by a certificate."""
 
     cluster: str
     node: str
 
     def uri(self) -> str:
-        """As it stands in the certificate."""
+        """The URI in the certificate."""
         return f"{SCHEME}{self.cluster}/{self.node}"
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> frozenset[NodeName]:
-    """The nodes that a verified certificate (as `ssl` shows it) names; none when there is none."""
+    """The nodes that a verified certificate (in the form of `ssl`) names; empty without a certificate."""
     found = set()
     for kind, value in (certificate or {}).get("subjectAltName", ()):
         if kind == "URI" and value.startswith(SCHEME):
@@ -54,7 +54,7 @@ def names_of(certificate: Mapping[str, Any] | None) -> frozenset[NodeName]:
 
 
 def shown_names(certificate: Mapping[str, Any] | None) -> str:
-    """What a certificate names, for a sentence."""
+    """The names in a certificate, for a message."""
     names = sorted(name.uri() for name in names_of(certificate))
     if names:
         return ", ".join(names[:4])
@@ -63,7 +63,7 @@ def shown_names(certificate: Mapping[str, Any] | None) -> str:
 
 
 def shown_address(name: object) -> str:
-    """HOST:PORT of what a socket calls its other end (a pair for IPv4, more for IPv6); "" when it does not say."""
+    """HOST:PORT of a socket's peer name (a pair for IPv4, more for IPv6); "" where it has none."""
     if not isinstance(name, tuple | list) or len(name) < 2:
         return str(name or "")
     host, port = name[:2]
@@ -71,12 +71,12 @@ def shown_address(name: object) -> str:
 
 
 def shown_certificate(transport: asyncio.BaseTransport | None) -> dict[str, Any] | None:
-    """What the other end of a connection showed, verified, as `ssl` shows it; None without TLS or without any."""
+    """The peer's verified certificate, in the form of `ssl`; None without TLS or without a certificate."""
     return None if transport is None else transport.get_extra_info("peercert") or None
 
 
 def wrong_certificate(transport: asyncio.BaseTransport | None, cluster: str, node: str) -> str:
-    """Why the other end is not `node`, by its certificate; "" when it is, or speaks no TLS."""
+    """Why the peer is not `node` by its certificate; "" when it is, or without TLS."""
     if transport is None or transport.get_extra_info("sslcontext") is None:
         return ""
     wanted = NodeName(cluster, node)
@@ -87,26 +87,26 @@ def wrong_certificate(transport: asyncio.BaseTransport | None, cluster: str, nod
 
 
 def expires_s(certificate: Mapping[str, Any] | None) -> float | None:
-    """When a certificate that the other end showed expires, in seconds since 1970; None when there is none."""
+    """When the peer's certificate expires, in seconds since 1970; None without a certificate."""
     text = (certificate or {}).get("notAfter")
     return None if text is None else float(ssl.cert_time_to_seconds(text))
 
 
 class TlsFiles(NamedTuple):
-    """Who we are (certificate and key, both or none) and whom we believe (none: the system's authorities)."""
+    """Own certificate and key (both or none), and trusted authorities (none: the system's)."""
 
     certificate: Path | None
     key: Path | None
     authorities: tuple[Path, ...]
 
     def all(self) -> tuple[Path, ...]:
-        """Every file."""
+        """All files."""
         own = (self.certificate, self.key)
         return (*(path for path in own if path is not None), *self.authorities)
 
 
 def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> ReloadingFile[ssl.SSLContext]:
-    """For those who accept; `verify` says whether a certificate is asked of who comes. Raises BadConfig."""
+    """Contexts of a listener; `verify`: whether clients must present a certificate. Raises BadConfig."""
 
     def make() -> ssl.SSLContext:
         context = _context(ssl.PROTOCOL_TLS_SERVER, files)
@@ -118,8 +118,7 @@ def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> ReloadingFile[ss
 
 
 def client_contexts(files: TlsFiles, *, check_host: bool) -> ReloadingFile[ssl.SSLContext]:
-    """For those who dial; with `check_host` the other end's certificate must name the host that was dialled. Raises
-    BadConfig."""
+    """Contexts of a client; with `check_host` the server's certificate must name the dialled host. Raises BadConfig."""
 
     def make() -> ssl.SSLContext:
         context = _context(ssl.PROTOCOL_TLS_CLIENT, files)
@@ -157,7 +156,7 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """OpenSSL's call for a key that wants one; without this it would ask the terminal."""
+    """Called by OpenSSL for an encrypted key; without it OpenSSL would ask the terminal."""
     raise ValueError("is protected by a password, which a service cannot type; keep the file private instead")
 
 
@@ -176,7 +175,7 @@ def _system(error: Exception) -> str:
 
 
 class LinkTls(NamedTuple):
-    """How the nodes of a cluster speak: `take_plain` and `dial_plain` are for turning TLS on node by node."""
+    """TLS between the nodes of a cluster; `take_plain` and `dial_plain` allow TLS to be enabled node by node."""
 
     server: ReloadingFile[ssl.SSLContext]
     client: ReloadingFile[ssl.SSLContext]
@@ -185,7 +184,7 @@ class LinkTls(NamedTuple):
 
 
 class TlsFailure(NamedTuple):
-    """What went wrong in a handshake: a stable code and words."""
+    """Why a handshake failed: a stable code and a text."""
 
     code: str
     words: str
@@ -207,11 +206,11 @@ _TROUBLES: Final[Mapping[str, TlsFailure]] = {
     "TLSV1_ALERT_PROTOCOL_VERSION": TlsFailure("old-version", "the other end speaks no TLS of version 1.2 or later"),
     "NO_SHARED_CIPHER": TlsFailure("no-cipher", "the two ends share no cipher"),
 }
-"""By OpenSSL's name of the error."""
+"""OpenSSL's name of an error -> the failure."""
 
 
 def trouble_of(error: BaseException) -> TlsFailure:
-    """What an error of a handshake, or of a connection that was cut behind it, means."""
+    """The failure behind an error in a handshake, or of a connection that was closed just after it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         words = error.verify_message.rstrip(".")
         if "expired" in words:

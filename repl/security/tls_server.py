@@ -1,9 +1,8 @@
-"""Accepts connections that speak TLS: each handshake has a deadline, there is a most of them, and who fails is counted.
+"""Accepts TLS connections: handshakes have a deadline and a limit, and refusals are counted.
 
-Stands where `loop.create_server` stands without TLS. The first byte of a connection tells TLS from plain text before
-anything is allocated for it; a listener that wants TLS says so in plain words to who does not speak it. The protocol
-hears of its connection only when the handshake is over. What certificates are asked for is in the context; whom they
-must name is for the protocol.
+Used instead of `loop.create_server` with TLS. The first byte of a connection tells TLS from plain text before anything
+is allocated for it; a listener that requires TLS answers plain text with a hint. The protocol object is created when
+the handshake is over. The context decides which certificates are requested, the protocol which names are accepted.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from isthmus.repl.telemetry import Family, Sample
 log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 2048
-"""Connections that the kernel holds until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 
 HANDSHAKES_MAX: Final = 128
-"""Connections whose handshake is not over; each may cost half a megabyte. At the limit accepting waits for one to end,
-and cuts the oldest once it has had its time."""
+"""Most connections in their handshake; each may cost half a megabyte. At the limit accepting waits for one to end, and
+aborts the oldest after CROWDED_S."""
 
 CROWDED_S: Final = 2.0
-"""How long a handshake may take when others wait for its place: honest ones take milliseconds."""
+"""Longest handshake while others wait: honest ones take milliseconds."""
 
 LOG_INTERVAL_S: Final = 10.0
-"""Refusals of one kind are counted each and logged once in this time: whoever makes them must not fill the log."""
+"""Each refusal is counted, but one of each kind is logged in this time: a client must not fill the log."""
 
 ACCEPT_PAUSE_S: Final = 0.2
-"""Pause after accepting failed: this process has no file descriptors left, and some may be closed by then."""
+"""Pause after a failed accept: the process has no file descriptors left, and some may be closed soon."""
 
 PLAIN: Final = TlsFailure("plaintext", "the other end does not speak TLS")
 CUT: Final = TlsFailure("crowded", "others waited for the place of this handshake")
@@ -58,12 +57,12 @@ HELP: Final[Mapping[str, Family]] = {
         ("listener", "reason"),
     ),
 }
-"""Name -> what it counts (see repl.telemetry)."""
+"""Metric -> its definition (see repl.telemetry)."""
 
 
 class TlsServer:
-    """One listening socket. `contexts` gives the context of each new connection; with `also_plain` those without TLS
-    are taken, too, else they are sent `hint`, as far as the socket takes it at once, and closed."""
+    """One listening socket. `contexts` returns the context of each new connection. With `also_plain` connections
+    without TLS are accepted, too; otherwise they get `hint`, if the socket takes it at once, and are closed."""
 
     def __init__(
         self,
@@ -90,18 +89,18 @@ class TlsServer:
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         self._socket.setblocking(False)
         self._socket.listen(BACKLOG)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        """Accept nothing more; handshakes under way are cut. `wait_closed` returns when all that is done."""
+        """Stop accepting and abort handshakes under way; `wait_closed` waits until that is done."""
         for task in (*self._pending, *([self._accepting] if self._accepting is not None else [])):
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """After `close`."""
+        """Wait for the end of all tasks; after `close`."""
         tasks = [*self._pending, *([self._accepting] if self._accepting is not None else [])]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._socket.close()
@@ -135,7 +134,7 @@ class TlsServer:
         self._cut.discard(task)
 
     async def _welcome(self, sock: socket.socket, address: str) -> None:
-        """One connection up to the end of its handshake; from then on it is its protocol's."""
+        """One connection up to the end of its handshake."""
         loop = asyncio.get_running_loop()
         taken = False
         try:
@@ -186,14 +185,14 @@ class TlsServer:
             )
 
     def samples(self) -> Iterator[Sample]:
-        """What Prometheus is shown."""
+        """Samples of handshakes and refusals."""
         yield "isthmus_tls_handshakes", {"listener": self.name}, len(self._pending)
         for reason, count in self.refused.items():
             yield "isthmus_tls_refused_total", {"listener": self.name, "reason": reason}, count
 
 
 async def _first_byte(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
-    """The first byte that came, left where it is; empty when the other end closed."""
+    """Peek at the first byte; empty when the peer closed."""
     readable = asyncio.Event()
     loop.add_reader(sock, readable.set)
     try:

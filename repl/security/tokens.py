@@ -1,7 +1,7 @@
 """Bearer tokens: read from files, kept as digests, compared in constant time, never shown.
 
-A file has a token, or `sha256:` and its digest in hex, a line; "#" begins a comment. Those who ask need a token itself,
-those who answer need no more than digests. What a token may do is `node.http.authorization`'.
+Each line of a file is a token, or `sha256:` and its digest in hex; "#" begins a comment. A client needs the token
+itself, a server only digests. `node.http.authorization` decides what a token may do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.watched_files import ReloadingFile, check_private
 
 TOKENS_MAX: Final = 64
-"""Tokens of a file: each costs every request a comparison. Rotation needs two."""
+"""Most tokens of a file: each request is compared with all of them. Rotation needs two."""
 
 FILE_BYTES_MAX: Final = 64_000
-"""Largest file of tokens; what is larger was named by mistake."""
+"""Largest file of tokens; a larger file was configured by mistake."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}", re.ASCII)
 _DIGEST: Final = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
@@ -28,16 +28,16 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
 FORM: Final = "a token is 16 to 512 of A-Z a-z 0-9 - . _ ~ + / =, or sha256: and 64 hex digits"
 
 PEM: Final = b"-----BEGIN "
-"""Stands in files of keys and certificates, whose lines look like tokens."""
+"""Part of files of keys and certificates, whose lines look like tokens."""
 
 
 def digest_of(token: bytes) -> bytes:
-    """What is kept of a token. Tokens are long and random, so that a plain hash is enough."""
+    """Digest of a token. Tokens are long and random, so that a plain hash is enough."""
     return sha256(token).digest()
 
 
 def read_digests(path: Path) -> tuple[bytes, ...]:
-    """The digests of a file's tokens. Raises BadConfig, which never repeats what stands in the file."""
+    """The digests of a file's tokens. Raises BadConfig, which never repeats the file's content."""
     found = []
     for number, line in _lines(path):
         hashed = _DIGEST.fullmatch(line)
@@ -53,7 +53,7 @@ def read_digests(path: Path) -> tuple[bytes, ...]:
 
 
 def read_token(path: Path) -> str:
-    """The first token of a file that is one and no digest. Raises BadConfig."""
+    """The first plain token of a file. Raises BadConfig."""
     for _, line in _lines(path):
         if _TOKEN.fullmatch(line) is not None:
             return line
@@ -61,24 +61,24 @@ def read_token(path: Path) -> str:
 
 
 def check_token(text: str) -> str:
-    """The token itself; ValueError without repeating it."""
+    """Return a valid token. Raises ValueError, which does not repeat it."""
     if _TOKEN.fullmatch(text) is None:
         raise ValueError(f"not a token; {FORM}")
     return text
 
 
 def watched_token(path: Path) -> ReloadingFile[str]:
-    """The token to show, read again when the file changes. Raises BadConfig."""
+    """A client's token, read again when the file changes. Raises BadConfig."""
     return ReloadingFile((path,), lambda: read_token(path))
 
 
 def watched_digests(path: Path) -> ReloadingFile[tuple[bytes, ...]]:
-    """The digests to compare with, read again when the file changes. Raises BadConfig."""
+    """A server's digests, read again when the file changes. Raises BadConfig."""
     return ReloadingFile((path,), lambda: read_digests(path))
 
 
 def is_among(digest: bytes, digests: tuple[bytes, ...]) -> bool:
-    """Whether a token's digest is one of `digests`, in a time that tells nothing of which."""
+    """Whether a token's digest is among `digests`, in constant time."""
     found = False
     for each in digests:
         found |= hmac.compare_digest(digest, each)

@@ -1,8 +1,7 @@
-"""Files that are read again when they change: certificates, keys, tokens. Looked at when they are wanted, not by a
-thread, and at most once a second.
+"""Files that are read again when they change: certificates, keys, tokens.
 
-What is read stays in force until what replaces it can be read whole: a key that was copied before its certificate is
-waited for. Nothing here knows what is in the files, and nothing of it is logged.
+Changes are detected on use, at most once a second, without a thread. A value stays in force until all files can be read
+again: a key that was copied before its certificate waits for it. File contents are opaque here and never logged.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 RECHECK_S: Final = 1.0
-"""How long after a look the files are believed to be unchanged: a look costs some microseconds a file."""
+"""Least time between two checks of the files; a check costs some microseconds a file."""
 
 
 def check_private(path: Path) -> None:
-    """Raises BadConfig when a secret's file is not there, or can be read or written by everybody on this machine."""
+    """Raises BadConfig when a secret's file is missing, or readable or writable by all users."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -40,9 +39,9 @@ def check_private(path: Path) -> None:
 
 
 class ReloadingFile(Generic[T]):
-    """What `load` makes of `files`, made anew once one of them has changed. Safe for several threads.
+    """The value that `load` returns, loaded again once one of `files` has changed. Thread-safe.
 
-    Raises what `load` raises (BadConfig) when made; later failures are logged once each, and the old value stays."""
+    The constructor raises `load`'s BadConfig; later failures are logged once each, and the old value stays in force."""
 
     def __init__(self, files: tuple[Path, ...], load: Callable[[], T], clock: Callable[[], float] = monotonic) -> None:
         self.files = files
@@ -67,7 +66,7 @@ class ReloadingFile(Generic[T]):
         return self._value
 
     def reload(self) -> str:
-        """Read the files again now, changed or not; "" when that went well, else why the old value stays in force."""
+        """Read the files again now, changed or not; returns "", or why the old value stays in force."""
         with self._lock:
             self._check_s = self._clock() + RECHECK_S
             self._check(forced=True)
@@ -80,7 +79,7 @@ class ReloadingFile(Generic[T]):
         try:
             self._value = self._load()
         except BadConfig as error:
-            # The stamps stay the old ones: it is tried again until it succeeds.
+            # The old stamps stay, so that the next check tries again.
             self.failures += 1
             if str(error) != self.why:
                 self.why = str(error)

@@ -1,10 +1,10 @@
-"""Who a data directory is: its cluster, its node, one lock, and per partition its gen and highest epoch.
+"""Identity of a data directory: its cluster, its node, one lock, and each partition's gen and highest epoch.
 
-A directory serves exactly one (cluster uuid, node); anything else is refused before it is touched
-(docs/protocol.md H33). `gen` is the identity of one honest log: it changes when a log lost data (R-GEN).
-`spare` is the gen of every copy that is still to be made here: an empty log is an honest one. `epoch_seen` is durable
-before a replica acts in that epoch. All of it lies in two slot files (`repl.storage.slot_file`); what can be read here
-is durable. The story goes on in `repl.runtime.registration`.
+A directory serves exactly one (cluster uuid, node); any other is refused before files are changed (docs/protocol.md
+H33). `gen` identifies one honest log: it changes when a log lost data (R-GEN). `spare` is the gen of every copy that
+does not exist yet: an empty log is an honest one. `epoch_seen` is durable before a replica acts in that epoch. All of
+it is in two slot files (`repl.storage.slot_file`); every value that can be read here is durable.
+`repl.runtime.registration` decides when copies get new gens.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from isthmus.repl.storage.slot_file import SlotFile, sync_directory
 IDENTITY_VERSION: Final = 1
 
 NAME: Final = "identity"
-"""Of the two slot files."""
+"""Name of the two slot files."""
 
 GONE: Final = ("condemned", "left")
-"""What is noted of copies that are being deleted, and that were: partition -> [gen of the next one, epoch seen]."""
+"""Keys of copies that are being deleted, and that were: partition -> [gen of the next copy, epoch seen]."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionIdentity:
-    """One replica's part: its gen, the highest epoch that it may have acted in, and who led or stood in that (None: not
-    known)."""
+    """One replica: its gen, the highest epoch that it may have acted in, and the leader or candidate of that epoch
+    (None: unknown)."""
 
     gen: int
     epoch_seen: int
@@ -42,8 +42,8 @@ class PartitionIdentity:
 
 
 class NodeIdentity:
-    """The identity of one open data directory. Hold exactly one; `close` frees the lock. Any thread may call it; those
-    that note something block for an fsync, one at a time."""
+    """The identity of one open, locked data directory; `close` releases the lock. Thread-safe; methods that write block
+    for an fsync, one at a time."""
 
     def __init__(self, directory: Path, lock_fd: int, slots: SlotFile, value: dict[str, Any] | None) -> None:
         self.directory = directory
@@ -67,8 +67,8 @@ class NodeIdentity:
 
     @staticmethod
     def open(directory: Path) -> NodeIdentity:
-        """Lock and read `directory`, making it when absent. Raises LocalFault in one line when it cannot be
-        written or another process has it, Corruption when its identity is damaged."""
+        """Lock and read `directory`, which is created when absent. Raises LocalFault when it cannot be written or
+        another process has it, Corruption when its identity is damaged."""
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -112,7 +112,7 @@ class NodeIdentity:
             )
 
     def check_cluster(self, cluster_uuid: bytes, cluster: str) -> None:
-        """Refuse a directory of another cluster, or a metastore that was made anew. Raises WrongIdentity."""
+        """Refuse a directory of another cluster, or a recreated metastore. Raises WrongIdentity."""
         mine = self._value["cluster_uuid"]
         if not self.is_new and mine != cluster_uuid:
             raise self._other_metastore(cluster, f"is of cluster {cluster_uuid.hex()}")
@@ -144,7 +144,7 @@ class NodeIdentity:
 
     @property
     def clean(self) -> bool:
-        """True when the last process closed everything in order."""
+        """True when the last process stopped cleanly."""
         return bool(self._value["clean"])
 
     @property
@@ -154,19 +154,19 @@ class NodeIdentity:
 
     @property
     def spare(self) -> int:
-        """The gen of copies that are still to be made here; 0 before one was allocated."""
+        """The gen of copies that do not exist yet; 0 before one was allocated."""
         return int(self._value.get("spare", 0))
 
     def gens(self) -> dict[int, int]:
-        """Partition -> gen, of every copy that this directory holds, and of those that it may hold again after it
-        deleted one; all others that are still to be made have the spare one."""
+        """Partition -> gen, of every copy in this directory, and of deleted copies that may be opened again; all other
+        new copies get the spare one."""
         gone = {**self._value.get("left", {}), **self._value.get("condemned", {})}
         again = {partition: found[0] for partition, found in gone.items() if found[0]}
         return again | {partition: found[0] for partition, found in self._value["partitions"].items()}
 
     @property
     def doubt(self) -> str:
-        """Why none of the copies that this directory holds may count as what it was; "" when they may."""
+        """Why no copy in this directory can be trusted; "" when they can."""
         return str(self._value.get("doubt", ""))
 
     def condemned(self) -> list[int]:
@@ -174,7 +174,7 @@ class NodeIdentity:
         return sorted(self._value.get("condemned", {}))
 
     def partition(self, partition: int) -> PartitionIdentity | None:
-        """What is known of the replica, or None when it was never here."""
+        """The replica's identity, None when it was never here."""
         found = self._value["partitions"].get(partition)
         if found is None:
             return None
@@ -186,31 +186,31 @@ class NodeIdentity:
         return sorted(self._value["partitions"])
 
     def emptied(self, log: Path, store: Path) -> str:
-        """What is gone of an earlier run's `log` and `store` directories, in one sentence; "" when nothing is. Ask
-        before they are opened, which makes them anew: an empty log has no damage to show, so only this directory's
-        own memory can tell that it held something (R-GEN)."""
+        """Which of an earlier run's `log` and `store` directories are gone, in one sentence; "" when none is. To be
+        called before they are opened, which creates them: an empty log shows no damage, so only the identity can tell
+        that it held data (R-GEN)."""
         if self.is_new or not self._value["partitions"]:
             return ""
         gone = [str(path) for path in (log, store) if not path.is_dir() or not any(path.iterdir())]
         return f"{' and '.join(gone)} of an earlier run is gone" if gone else ""
 
     def note_doubt(self, doubt: str) -> None:
-        """Note that no copy here may count as what it was, before anything is done that would hide it; durable on
-        return, and true until the next `adopt`. Raises LocalFault."""
+        """Record that no copy here can be trusted, before anything hides the reason; durable on return, until the next
+        `adopt`. Raises LocalFault."""
         with self._writing:
             self._write(self._value | {"doubt": doubt})
 
     def renew(self, doubt: str) -> None:
-        """Let nothing of this directory count as what it was, at the next start: every copy takes a new gen, and so do
-        those that are still to be made, since a directory of an earlier time may not know of some that were made
-        later (docs/protocol.md H39). Durable on return. Raises LocalFault."""
+        """Trust nothing of this directory at the next start: every copy takes a new gen, and so do copies that do not
+        exist yet, since a restored directory may not know copies that were made later (docs/protocol.md H39). Durable
+        on return. Raises LocalFault."""
         with self._writing:
             forgotten = {name: {p: [0, found[1]] for p, found in self._value.get(name, {}).items()} for name in GONE}
             self._write(self._value | forgotten | {"doubt": doubt, "spare": 0})
 
     def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: Mapping[int, int], spare: int = 0) -> None:
-        """Note who runs here now, the (new) gens, and the spare one unless it is 0; durable on return, not clean from
-        here on, and no longer in doubt. Raises LocalFault."""
+        """Record the running node, the (new) gens, and the spare gen unless it is 0; durable on return, not clean from
+        now on, and trusted again. Raises LocalFault."""
         with self._writing:
             value = self._with_gens(gens)
             value |= {"cluster_uuid": cluster_uuid, "node": node, "boot_id": boot_id, "clean": False, "doubt": ""}
@@ -220,18 +220,18 @@ class NodeIdentity:
             self.is_new = False
 
     def note_gens(self, gens: Mapping[int, int]) -> None:
-        """Note these copies' gens; durable on return. Raises LocalFault."""
+        """Record these copies' gens; durable on return. Raises LocalFault."""
         with self._writing:
             self._write(self._with_gens(gens))
 
     def note_epochs(self, epochs: Mapping[int, tuple[int, Incarnation | None]]) -> None:
-        """Raise the highest epochs seen of copies that are here, and note whose they are; durable on return. Raises
-        LocalFault. An owner is noted with its epoch: a program that knows no owners may raise the epoch alone."""
+        """Raise the highest epochs seen of existing copies, with their leaders; durable on return. Raises LocalFault.
+        An owner is stored with its epoch: a release that knows no owners may raise the epoch alone."""
         with self._writing:
             partitions, owners = dict(self._value["partitions"]), dict(self._value.get("owners", {}))
             for partition, (epoch, owner) in epochs.items():
                 if partition not in partitions:
-                    continue  # condemned since this was asked for
+                    continue  # condemned meanwhile
                 gen, seen = partitions[partition]
                 partitions[partition] = [gen, max(seen, epoch)]
                 if owner is not None and epoch >= seen:
@@ -239,8 +239,8 @@ class NodeIdentity:
             self._write(self._value | {"partitions": partitions, "owners": owners})
 
     def condemn(self, partition: int, gen: int) -> None:
-        """Note that the copy of `partition` here counts no more and is about to be deleted, and that one that may be
-        made later has `gen`, so that it is never taken for the deleted one. Durable on return. Raises LocalFault."""
+        """Record that the copy of `partition` no longer counts and will be deleted, and that a later copy gets `gen`,
+        so that it is never taken for the deleted one. Durable on return. Raises LocalFault."""
         with self._writing:
             partitions = dict(self._value["partitions"])
             epoch = partitions.pop(partition)[1]
@@ -248,8 +248,8 @@ class NodeIdentity:
             self._write(self._value | {"partitions": partitions, "condemned": condemned})
 
     def deleted(self, partition: int) -> None:
-        """Note that nothing of the copy is left; the highest epoch that it saw stays noted, for one that may be made
-        later (docs/protocol.md H32). Durable on return. Raises LocalFault."""
+        """Record that the copy is deleted; the highest epoch that it saw is kept for a later copy (docs/protocol.md
+        H32). Durable on return. Raises LocalFault."""
         with self._writing:
             condemned = dict(self._value["condemned"])
             left = {**self._value.get("left", {}), partition: condemned.pop(partition)}
@@ -263,12 +263,12 @@ class NodeIdentity:
         return self._value | {"partitions": partitions, "left": left}
 
     def _write(self, value: dict[str, Any]) -> None:
-        """Let `value` be what is known, once it is durable."""
+        """Write `value`, and use it once it is durable."""
         self._slots.write(value)
         self._value = value
 
     def close(self, clean: bool) -> None:
-        """Note whether all was closed in order, and free the lock."""
+        """Record a clean stop if it was one, and release the lock."""
         try:
             if clean and not self.is_new:
                 with self._writing:

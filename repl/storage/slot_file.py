@@ -1,9 +1,8 @@
-"""A small durable value kept in two slot files: one is always whole, whatever moment the power fails.
+"""A small durable value in two slot files, one of which is always complete, whenever the power fails.
 
-The older slot is overwritten, synced, and only then counts as the newer one; a torn write leaves
-the other slot. Used for what must be durable before it is acted on and is too small for the log:
-a node's identity and epochs, a store's durable floors. Each slot: magic, sequence number, length, xxh64
-of the rest, then msgpack.
+The older slot is overwritten and synced, and only then counts as the newer one; a torn write leaves the other slot.
+Used for values that must be durable before they are acted on and are too small for the log: a node's identity and
+epochs, a store's durable floors. Each slot: magic, sequence number, length, xxh64 of the rest, then msgpack.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MAGIC: Final = b"ISLT"
 _HEAD: Final = struct.Struct(">4sQIQ")
 
 SLOT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Largest value kept; a longer length in a file is damage, not a reason to allocate."""
+"""Largest value. A greater length in a file is damage, and nothing is allocated for it."""
 
 
 def sync_directory(directory: Path) -> None:
@@ -44,8 +43,8 @@ class SlotFile:
         self._sequence = 0
 
     def read(self) -> Any:
-        """The newest whole value, or None when there never was one. Raises Corruption when files exist
-        but none is whole."""
+        """The newest complete value, None before the first write. Raises Corruption when both files exist and neither
+        is complete."""
         best: tuple[int, Any] | None = None
         existing = 0
         for path in self._paths:
@@ -68,7 +67,7 @@ class SlotFile:
         return best[1]
 
     def write(self, value: Any) -> None:
-        """Durable on return. Raises LocalFault when the disk refuses; the value before then still stands."""
+        """Write a value; durable on return. Raises LocalFault when the disk fails; the previous value is then kept."""
         sequence = self._sequence + 1
         path = self._paths[sequence % 2]
         body: bytes = msgpack.packb(value)

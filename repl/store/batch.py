@@ -1,8 +1,8 @@
-"""From apply steps to the rows that they change: the hot loop of every write.
+"""Turns apply steps into rows: the hot loop of every write.
 
-More than half of what replication costs is spent in writing these rows, so this loop makes nothing
-that it does not hand over: no object a row, prefixes made once a partition, methods bound once a
-batch. It fills whatever has `put` and `delete`; `repl.store.leveldb` writes it.
+More than half of the cost of replication is writing these rows, so the loop creates nothing that it does not hand over:
+no object per row, prefixes once per partition, bound methods once per batch. It fills anything with `put` and `delete`;
+`repl.store.leveldb` writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN: Final = frozenset((int(EntryKind.BARRIER), int(EntryKind.CONFIG)))
 
 
 class RowBatch(Protocol):
-    """Rows to be written and deleted together, later ones over earlier ones."""
+    """Rows to be written and deleted atomically; later calls replace earlier ones."""
 
     def put(self, name: bytes, value: bytes) -> None:
         """Write the row `name`."""
@@ -44,11 +44,11 @@ def fill(
     prefixes_of: Callable[[int], Prefixes],
     remembered: MemoryIndexes,
 ) -> tuple[End, ...]:
-    """Put the rows of `steps` into `batch`; returns where they leave their partitions.
-    What they leave of what is `remembered` is in the batch too; names of key rows are noted before they can be read.
+    """Put the rows of `steps` into `batch`; returns the positions of their partitions behind it.
 
-    A partition's entries are contiguous and go on where its last ones ended, or, in a replay, where its floor
-    was (asserted). All rows are absolute, so entries written again change nothing.
+    Rows of the memory indexes are in the batch, too; key rows are noted in the key filter before they can be read. A
+    partition's entries are contiguous and follow its last ones, or begin at its floor in a replay (asserted). All rows
+    are absolute, so entries written again change nothing.
     """
     put, delete = batch.put, batch.delete
     pack_u64, pack_head = rows.U64.pack, rows.CHANGE_HEAD.pack

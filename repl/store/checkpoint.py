@@ -1,15 +1,12 @@
-"""Checkpoints: what the store knows to be on disk, and how it comes to know.
+"""Checkpoints: the durable floors of a store, and the syncs that move them.
 
-LevelDB is written without sync, and it does not sync its old `.log` when it changes memtables: after a
-power loss the applied rows may stand above missing ones (docs/protocol.md H36). So a checkpoint notes how far
-each partition is written, syncs every `.log` that is there, then the directory, and only then
-writes the noted positions down as the durable floors. A log that is gone by then was
-compacted into tables, which LevelDB syncs; one that appeared since holds only later rows.
+LevelDB is written without sync, and does not sync its old `.log` when it switches memtables: after a power loss the
+applied rows may stand above missing ones (docs/protocol.md H36). So a checkpoint takes each partition's written
+position, syncs every existing `.log`, then the directory, and only then writes those positions as the durable floors.
+A log that is gone by then was compacted into tables, which LevelDB syncs; a newer log holds only later rows.
 
-The floors lie beside the database in two slot files (`repl.storage.slot_file`), written in turn, with the boot id under
-which the rows were last known to be whole, and whether the store was closed cleanly.
-
-This room knows files, not LevelDB; when to checkpoint is its caller's business.
+The floors are in two slot files beside the database (`repl.storage.slot_file`), with the boot id under which the rows
+were last known to be complete, and whether the store was closed cleanly. This module knows files, not LevelDB.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ FLOORS_NAME: Final = "floors"
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What the slots hold: the durable floors by partition, and how the store was last left."""
+    """Content of the slots: the durable floors by partition, and how the store was last closed."""
 
     boot_id: str
     clean: bool
@@ -40,13 +37,10 @@ class Floors:
 
 
 class Disk:
-    """The operations whose order a checkpoint lives by; a test puts its own in their place.
-
-    Each is durable on return and raises OSError or LocalFault.
-    """
+    """The durable operations of a checkpoint, in an order that matters. All raise OSError or LocalFault."""
 
     def sync_file(self, path: Path) -> None:
-        """The file's bytes and length are on disk."""
+        """Sync a file's bytes and length."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fdatasync(descriptor)
@@ -54,22 +48,22 @@ class Disk:
             os.close(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        """The directory's names are on disk."""
+        """Sync a directory's names."""
         sync_directory(path)
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:
-        """The value is the slots' newest."""
+        """Write a value to the older slot, durably."""
         slots.write(value)
 
 
 def encode_floors(floors: Floors) -> tuple[Any, ...]:
-    """The slots' value: version, boot id, clean, rows of (partition, epoch, offset, newest time mark)."""
+    """Encode the slots' value: version, boot id, clean, rows of (partition, epoch, offset, newest time mark)."""
     rows = [(partition, *position) for partition, position in sorted(floors.positions.items())]
     return FLOORS_VERSION, floors.boot_id, floors.clean, rows
 
 
 def decode_floors(value: Any) -> Floors:
-    """The floors in a slots' value. Raises Corruption, LocalFault for another version."""
+    """Decode the slots' value. Raises Corruption, LocalFault for another version."""
     match value:
         case [int(version), *_] if version != FLOORS_VERSION:
             raise LocalFault(f"the store's floors are of version {version}, this program reads {FLOORS_VERSION}")
@@ -86,13 +80,13 @@ def decode_floors(value: Any) -> Floors:
 
 
 def read_floors(slots: SlotFile) -> Floors | None:
-    """What the slots hold, None while there is nothing. Raises Corruption, LocalFault."""
+    """The floors in the slots, None before the first write. Raises Corruption, LocalFault."""
     value = slots.read()
     return None if value is None else decode_floors(value)
 
 
 def sync_rows(disk: Disk, rows_directory: Path) -> None:
-    """Put on disk everything that was written to the database in `rows_directory` before. Raises OSError."""
+    """Sync everything that was written before to the database in `rows_directory`. Raises OSError."""
     for path in sorted(rows_directory.glob("*.log")):
         try:
             disk.sync_file(path)

@@ -1,9 +1,8 @@
-"""What a store gives back of the memory that a load has left behind, once nothing is written any more.
+"""Gives memory back to the system once nothing is written any more.
 
 A write buffer is many small pieces; when it has become a table, the allocator keeps them for the next one: tens of
-megabytes after any load. What is mapped of the tables is no such memory: the kernel counts it as resident, and takes it
-back when somebody needs it. On a node that has nothing to do it is given back unasked, so that others on the machine,
-and whoever looks, see what the node needs.
+megabytes after any load. Mapped tables are different: the kernel counts them as resident, and takes them back when it
+needs memory. An idle node gives them back at once, so that its resident memory shows what it needs.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 BUFFER_FROM_BYTES: Final = 4_000_000
-"""A write buffer that holds this much becomes a table when its store rests; a smaller one is not worth a file."""
+"""A write buffer of at least this size is compacted into a table; a smaller one is not worth a file."""
 
 _PAGEOUT: Final = 21
-"""Linux's MADV_PAGEOUT (since 5.4): takes pages out of memory and keeps what they say, whatever they belong to. So it
-does no harm should LevelDB have let go of a table in between and something else lie there by now."""
+"""Linux's MADV_PAGEOUT (since 5.4): takes pages out of memory and keeps their content, whatever they belong to. So it
+is harmless if LevelDB has meanwhile unmapped a table and something else is mapped there."""
 
 _ABOVE: Final = (b"\xff\xff", b"\xff\xff\xff")
-"""Names above all rows: asked to compact these, LevelDB writes its buffer as a table, and does nothing else."""
+"""A range above all rows: compacting it makes LevelDB write its buffer as a table, and nothing else."""
 
 
 def size_of(directory: Path, suffix: str = "") -> int:
-    """Bytes of the files in a directory whose names end so; those that go meanwhile are passed over."""
+    """Bytes of the files in a directory with this suffix; files that are deleted meanwhile are skipped."""
     size = 0
     with os.scandir(directory) as files:
         for file in files:
@@ -37,9 +36,8 @@ def size_of(directory: Path, suffix: str = "") -> int:
 
 
 def compact_when_idle(driver: Any, directory: Path, *, idle: bool) -> None:
-    """Empty the write buffer of the database in `directory`, if much is in it, and give the free heap back to the
-    system; when the node is `idle`, what is mapped of the tables, too. Takes some 10 ms after a large load, of the
-    calling thread."""
+    """Compact a large write buffer of the database in `directory`, and give the free heap back to the system; when the
+    node is `idle`, also the mapped pages of the tables. Takes some 10 ms of the calling thread after a large load."""
     if size_of(directory, ".log") >= BUFFER_FROM_BYTES:
         driver.compact_range(start=_ABOVE[0], stop=_ABOVE[1])
     library = ctypes.CDLL(None)
@@ -53,8 +51,7 @@ def compact_when_idle(driver: Any, directory: Path, *, idle: bool) -> None:
 
 
 def mapped(directory: Path) -> list[tuple[int, int]]:
-    """(start, end) of what this process has mapped of the tables in `directory`; empty where the system does not
-    tell."""
+    """(start, end) of this process's mappings of tables in `directory`; empty where the system does not list them."""
     tables = os.fsencode(directory.resolve()) + b"/"
     found = []
     with suppress(OSError), open("/proc/self/maps", "rb") as maps:

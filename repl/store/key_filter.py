@@ -1,13 +1,12 @@
-"""Which keys the store surely does not hold, so that a write of a new one looks nothing up.
+"""A filter that proves the absence of keys, so that a write of a new key needs no lookup.
 
-To find out that a key is not there was a third of what the event loop spends on it. Here is a byte for each of SLOTS
-slots. The name of every key row is noted under its hash before the row is written, and never taken back: a slot that is
-empty proves that no row of such a name is there; one that is taken proves nothing, and LevelDB is asked. Thus it is
-never wrong about an absent key, at worst of no use.
+Finding out that a key is absent took a third of the event loop's time for its write. The filter has one byte for each
+of SLOTS slots. The name of every key row is noted under its hash before the row is written, and never removed: an empty
+slot proves that no such row exists; a set one proves nothing, and LevelDB is asked.
 
-A store that is opened reads the names that are there, a slice at once and one behind each checkpoint; what is written
-meanwhile is noted all the while. Until it has seen all, or where they are too many, nothing is proven. Threads: a note
-is one assignment of one byte, which another's cannot undo.
+A store that is opened reads its key names, one part at once and one after each checkpoint; new rows are noted
+meanwhile. Until all are read, or where there are too many, nothing is proven. Threads: noting is one assignment of one
+byte, which another thread's cannot undo.
 """
 
 from __future__ import annotations
@@ -23,38 +22,38 @@ if TYPE_CHECKING:
     from isthmus.repl.store.row_source import Source
 
 SLOTS: Final = 8 << 20
-"""Bytes of memory, of which the kernel gives what is used. With a million keys an eighth of the absent ones is looked
-up all the same, with four million four in ten; beyond that it fades, and nothing is dearer than without it."""
+"""Bytes of memory; the kernel provides only used pages. With a million keys an eighth of the absent ones is still
+looked up, with four million four in ten; beyond that the filter loses its use, at no cost."""
 
 SLOT_MASK: Final = SLOTS - 1
 
 LEARN_ROWS: Final = 50_000
-"""Names read when a store is opened, and behind each checkpoint: some 50 ms of a thread beside the loop."""
+"""Names read when a store is opened, and after each checkpoint: some 50 ms of a thread beside the loop."""
 
 LEARNED_MAX: Final = SLOTS // 2
-"""A store that has more key rows when it is opened is not read through: too few slots would stay empty."""
+"""The key names of a larger store are not read: too few slots would stay empty."""
 
 
 class KeyExistenceFilter:
-    """Of one store. `slots[hash(name) & SLOT_MASK]` is set for every key row that was ever written, as far as `whole`;
-    the hash is Python's own, since nothing of this outlives the process."""
+    """Filter of one store. `slots[hash(name) & SLOT_MASK]` is set for every key row ever written, once `whole`; the
+    hash is Python's own, since the filter lives only as long as the process."""
 
     __slots__ = ("_learned", "_next", "slots", "whole")
 
     def __init__(self) -> None:
         self.slots = bytearray(SLOTS)
         self.whole = False
-        """True when an empty slot proves something."""
+        """True when an empty slot proves the absence of its keys."""
         self._next: bytes | None = rows.KEY_TAG
         self._learned = 0
 
     def note(self, name: bytes) -> None:
-        """A key row of this name is about to be written."""
+        """Note a key row before it is written."""
         self.slots[hash(name) & SLOT_MASK] = 1
 
     def learn(self, source: Source) -> None:
-        """Note the next rows that are there, if not all are known; one thread at a time. What cannot be read is not
-        reported here: who reads it meets it."""
+        """Note the next existing rows, until all are; one thread at a time. Read errors end this without a report: the
+        next reader of the row gets them."""
         if self._next is None:
             return
         last, count, slots = self._next, 0, self.slots

@@ -1,5 +1,4 @@
-"""What a store remembers of its partitions in memory, all of it on disk, too: requests, reaped keys, and which keys
-cannot be there. Pure."""
+"""In-memory indexes of a store, all of them also on disk: request ids, reaped keys, and the key filter. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from isthmus.repl.store.request_dedup import WINDOW_OFFSETS, RequestWindows
 
 
 class MemoryIndexes:
-    """Of one store."""
+    """The indexes of one store."""
 
     def __init__(self, request_window_offsets: int = WINDOW_OFFSETS) -> None:
         self.requests = RequestWindows(request_window_offsets)
@@ -17,6 +16,6 @@ class MemoryIndexes:
         self.names = KeyExistenceFilter()
 
     def forget(self, partition: int) -> None:
-        """Remember nothing of a partition; names that are noted stay so, since that proves nothing."""
+        """Drop a partition's request ids and reaped keys; its keys stay in the filter, which is harmless."""
         self.requests.forget(partition)
         self.reaped.forget(partition)

@@ -1,9 +1,9 @@
-"""What the rest of the house knows of the node's store.
+"""Interface of the node's store.
 
-One store a node holds the rows of all its partitions (docs/formats.md): object, key, change and
-time-mark rows, cursors, and how far each partition is applied. One writer thread calls `write`
-and `checkpoint`; reads come from any thread. The real thing is `repl.store.leveldb.LevelStore`,
-its memory twin `tests.support.memory_store.MemoryStore`; one contract suite runs on both.
+One store holds the rows of all partitions of a node (docs/formats.md): objects, key rows, change rows, time marks,
+cursors, and each partition's applied position. One writer calls `write` and `checkpoint`; reads come from any thread.
+`repl.store.leveldb.LevelStore` implements it, and `tests.support.memory_store.MemoryStore` for tests; one contract
+suite runs on both.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import DamagedRow
 
 REAPED: Final = b"\0reaped"
-"""The row, among the cursors, of the partition's last REAP entry, whose offset it has; no queue has such a name. It
-goes to a follower that is far with the cursors."""
+"""Name of the row, among the cursors, that holds the offset of the partition's last REAP entry; no queue has such a
+name. State transfers include it with the cursors."""
 
 
 class AppliedPosition(NamedTuple):
-    """How far a partition is applied: all entries below `offset`, the last of them in `epoch`."""
+    """Applied position of a partition: all entries below `offset`, the last of them in `epoch`."""
 
     epoch: int
     offset: int
@@ -31,8 +31,8 @@ _NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 
 class PartitionStep(NamedTuple):
-    """What one apply step changes in one partition: entries in offset order, and soft cursors
-    (queue name -> encoded state) that travel with them. Either may be empty."""
+    """Changes of one apply step in one partition: entries in offset order, and soft cursors (queue -> encoded state).
+    Either may be empty."""
 
     partition: int
     entries: Sequence[Entry]
@@ -69,12 +69,12 @@ class ListedKey(NamedTuple):
 
 
 Prepared = Any
-"""A batch that `Store.prepare` made and `Store.commit` writes; nobody else looks inside."""
+"""A batch from `Store.prepare` for `Store.commit`; opaque to callers."""
 
 
 class TransferMark(NamedTuple):
-    """A partition that is far (docs/protocol.md R-FAR) has the rows whose latest change is below `position`; the entry
-    just below it is of `epoch`, 0 when that is not known. `whole`: they are the effect of exactly all below."""
+    """State of a transfer (docs/protocol.md R-FAR): the copy has the rows whose latest change is below `position`; the
+    entry just below it is of `epoch` (0: unknown). `whole`: the rows are the effect of exactly all entries below."""
 
     position: int
     epoch: int
@@ -90,7 +90,7 @@ class TransferChunk(NamedTuple):
 
 
 class StateChunk(NamedTuple):
-    """What is not rows, in the order of names, up to `last`; `done` when there is no more."""
+    """Metadata rows in the order of names, up to `last`; `done`: there are no more."""
 
     rows: bytes
     last: bytes
@@ -98,10 +98,10 @@ class StateChunk(NamedTuple):
 
 
 class Snapshot(Protocol):
-    """One partition's rows as they were at one moment; used by one thread at a time, and closed before the store."""
+    """A snapshot of one partition's rows; used by one thread at a time, and closed before the store."""
 
     end: AppliedPosition
-    """How far it is applied."""
+    """Its applied position."""
 
     def rows(self, from_offset: int, limit_bytes: int) -> TransferChunk:
         """The rows whose latest change is at `from_offset` or later, in that order: at least one, if any, then until
@@ -142,7 +142,7 @@ class Snapshot(Protocol):
         """The canonical object bytes of such a name without its segment, or None."""
 
     def close(self) -> None:
-        """Let go of the moment; idempotent."""
+        """Release the snapshot; idempotent."""
 
 
 class DamagedChange(DamagedRow):
@@ -155,43 +155,43 @@ class DamagedChange(DamagedRow):
 
 
 class TransferStore(Protocol):
-    """Taking rows of another node's store for a partition, and giving one's own. Per partition from one thread at a
-    time, with nothing of it under way in `Store.write`. All raise LocalFault when the disk refuses."""
+    """State transfers to and from this store. Calls for one partition come from one thread at a time, with no write of
+    the partition under way. All raise LocalFault when the disk fails."""
 
     def marks(self) -> Mapping[int, TransferMark]:
-        """The partitions that are far."""
+        """Partition -> its mark, of partitions in a transfer."""
 
     def begin(self, partition: int, *, empty: bool) -> TransferMark:
-        """Mark it, durably; where rows may be missing (a replay is not finished), or with `empty`, all its rows go,
-        durably. It is applied to nothing until `finish`."""
+        """Mark the partition, durably. With `empty`, or where rows may be missing (a replay is not finished), delete
+        all of its rows, durably. It has no applied position until `finish`."""
 
     def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> TransferMark:
-        """Write the rows of a Chunk over what is here, and the new mark, in one batch. Raises DamagedChunk for bytes
-        that `row_codec` did not make, DamagedRow where a row here cannot be read; then nothing is written."""
+        """Write the rows of a TransferChunk over existing ones, with the new mark, in one batch. Raises DamagedChunk
+        for bytes that `row_codec` did not encode, and DamagedRow for an unreadable own row; then nothing is written."""
 
     def install_state(self, partition: int, chunk: bytes, *, first: bool) -> TransferMark:
-        """Write the rows of a StateChunk; with `first` all that were here go. Raises DamagedChunk."""
+        """Write the rows of a StateChunk; with `first` all earlier ones are deleted. Raises DamagedChunk."""
 
     def sync(self) -> None:
-        """All that was installed is on disk."""
+        """Make all installed rows durable."""
 
     def finish(self, partition: int, end: AppliedPosition) -> None:
-        """It is applied to `end`, and not far any more, durably."""
+        """End the transfer with the applied position `end`, durably."""
 
     def remove(self, partition: int) -> Iterator[int]:
-        """Delete everything of a partition that is to be here no more, mark and floor included. Each step takes some
-        thousand rows and says how many there were; once there are no more steps it is done, durably. Close the iterator
-        when done early, and begin again after a crash. Nothing else of the partition is under way."""
+        """Delete a partition with its mark and floor. Each step deletes some thousand rows and yields their number;
+        after the last step the deletion is durable. Close the iterator when done early, and begin again after a crash.
+        Nothing else of the partition is under way."""
 
     def snapshot(self, partition: int) -> Snapshot:
-        """The partition's rows as they are now. Close it."""
+        """A snapshot of the partition's rows, which the caller closes."""
 
     def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         """Write the rows of one key, the only ones of `chunk` (as `TransferChunk.rows`), over damaged ones; False when
         they are not what they should be any more, and nothing was written. `seen` is the damaged key row, None where
         there is none; `upto` the offset to which the copy was applied that the rows are from: a key whose row is still
         `seen` has not changed since, and one without a row only if this copy is no further. Between two writes of the
-        partition (`Store.commit`), never while it is far. Raises Corruption for a chunk of another shape."""
+        partition (`Store.commit`), never during a transfer. Raises Corruption for a chunk of another shape."""
 
     def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
         """Delete a change row that cannot be decoded and to whose offset no key row of the partition points: the key
@@ -203,8 +203,8 @@ class Store(Protocol):
     """The node's store. A reader sees whole steps only."""
 
     before_floors: Callable[[], None]
-    """What a checkpoint calls, in its thread, between noting how far all is applied and making that the floors: puts on
-    disk what they stand on. May raise LocalFault."""
+    """Called by a checkpoint, in its thread, between taking the written positions and making them the floors: makes the
+    log durable, which the floors depend on. May raise LocalFault."""
 
     @property
     def transfers(self) -> TransferStore:
@@ -214,10 +214,10 @@ class Store(Protocol):
         """The applied offset of every partition that has rows here."""
 
     def applied(self, partition: int) -> AppliedPosition:
-        """How far the partition is applied as read now; Applied(0, 0) when nothing is."""
+        """The applied position of the partition; AppliedPosition(0, 0) when nothing is applied."""
 
     def reach(self, partition: int) -> int:
-        """What any reader has seen until now is of entries below this offset; at times a little above `applied`."""
+        """Readers have seen entries below this offset only; sometimes a little above `applied`."""
 
     def durable_floor(self, partition: int) -> int:
         """Offset up to which the rows are known to be on disk (the last finished checkpoint)."""
@@ -237,7 +237,7 @@ class Store(Protocol):
         """The batch that applies the steps. Each prepared batch must be committed, in order."""
 
     def takes_at_once(self, prepared: Prepared) -> bool:
-        """Whether `commit` of it would not wait for anything, as far as anybody can know: then the event loop may."""
+        """Whether `commit` would probably not block, so that the event loop may call it."""
 
     def commit(self, prepared: Prepared) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
@@ -247,8 +247,8 @@ class Store(Protocol):
         the durable floors. Runs beside `write` in the writer thread or between writes."""
 
     def compact_when_idle(self, *, idle: bool) -> None:
-        """Nothing was written for a while: give back the memory that was for writing. `idle`: the node did nothing else
-        either, so what was for reading goes, too. Runs as `checkpoint` does."""
+        """Give back memory for writing, since nothing was written for a while. `idle`: the node did nothing else
+        either, so memory for reading is given back, too. Runs as `checkpoint` does."""
 
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
         """The encoded key row, or None."""

@@ -1,20 +1,20 @@
-"""How far each partition of the store is: prepared, written, shown as applied, durable. Pure.
+"""Positions of each partition in the store: prepared, written, applied, durable. Pure.
 
 Four positions a partition, each at or behind the one before it:
 
     next      where the next entry must begin; moves when a batch is prepared
-    written   what the database holds; moves when the batch is written
-    floor     what is known to be on disk; moves when a checkpoint has finished
-    applied   what readers and the applied row say; equal to written but in a replay
+    written   the end of the database's rows; moves when the batch is written
+    floor     the end of the rows known to be durable; moves when a checkpoint has finished
+    applied   the position that readers and the applied row show; equal to written except in a replay
 
 After a restart of the machine the applied row may stand above missing rows (docs/protocol.md H36). Then the partition
-*replays*: next and written start again at the floor, the applied row stays as found, and the
-entries below it are written once more, in order, until they have reached it:
+*replays*: next and written start again at the floor, the applied row stays as found, and the entries below it are
+written once more, in order, until they have reached it:
 
     trusted -> replaying   at open, when the boot id changed without a clean stop and floor < applied
     replaying -> trusted   when a prepared batch reaches the applied offset found
 
-Nothing here reads a file or a clock; `repl.store.leveldb` and `tests.support.memory_store` hold one each.
+No file or clock is read here; `repl.store.leveldb` and `tests.support.memory_store` hold one table each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.repl.store.rows import START, StoredPosition
 
 
 class End(NamedTuple):
-    """Where a prepared batch leaves a partition; `moves_applied` is False below a replay's end."""
+    """A partition's position behind a prepared batch; `moves_applied` is False below a replay's end."""
 
     partition: int
     position: StoredPosition
@@ -38,8 +38,8 @@ class End(NamedTuple):
 class PositionTable:
     """The positions of all partitions of one store.
 
-    `prepared` belongs to the thread that prepares, `wrote` to the one that writes; the others may be
-    called from any thread, since each reads or replaces whole values.
+    `prepared` belongs to the thread that prepares, `wrote` to the one that writes; any thread may call the others,
+    which read or replace whole values.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class PositionTable:
                     self._replaying[partition] = position
                     self._next[partition] = floor
         self._written = dict(self._next)
-        self.stretches = [(p, self._next[p].offset, found.offset) for p, found in self._replaying.items()]
-        """(partition, from, to) of what is replayed."""
+        self.replayed_ranges = [(p, self._next[p].offset, found.offset) for p, found in self._replaying.items()]
+        """(partition, from, to) of the replayed offsets."""
 
     def next(self, partition: int) -> StoredPosition:
         """Where the partition's next entry must begin."""
@@ -78,8 +78,8 @@ class PositionTable:
     def prepared(self, partition: int, first_offset: int, end: StoredPosition) -> End:
         """A batch with the partition's entries [first_offset, end.offset) was prepared.
 
-        They begin where the last ones ended, in a replay too (asserted): rewound, a partition would hold older rows
-        than its floor says. Epochs do not fall."""
+        They follow the last ones, also in a replay (asserted): otherwise a partition would hold older rows than its
+        floor promises. Epochs do not fall."""
         start = self.next(partition)
         assert first_offset == start.offset, (partition, first_offset, start)
         assert end.epoch >= start.epoch, (partition, end, start)
@@ -91,18 +91,18 @@ class PositionTable:
         return End(partition, end, moves_applied)
 
     def wrote(self, ends: Iterable[End]) -> None:
-        """The batch that `ends` were prepared for is in the database."""
+        """The batch of these ends is in the database."""
         for partition, position, moves_applied in ends:
             self._written[partition] = position
             if moves_applied:
                 self._applied[partition] = position
 
     def written(self) -> dict[int, StoredPosition]:
-        """What the database holds now: a checkpoint notes this before it syncs."""
+        """The written positions, which a checkpoint takes before it syncs."""
         return dict(self._written)
 
     def checkpointed(self, noted: Mapping[int, StoredPosition]) -> None:
-        """A checkpoint that had noted these positions has finished."""
+        """A checkpoint that began with these positions has finished."""
         self._floors = dict(noted)
 
     def is_replaying(self, partition: int) -> bool:
@@ -110,23 +110,23 @@ class PositionTable:
         return partition in self._replaying
 
     def replayed(self, partition: int) -> StoredPosition | None:
-        """How far the partition's replay has come in the database; None where none is under way. From any thread: the
-        batch that ends it may be prepared and not yet be written."""
+        """The written position of the partition's replay; None without one. From any thread: the batch that ends the
+        replay may be prepared and not written yet."""
         applied = self._applied.get(partition, START)
         written = self._written.get(partition, START)
         return written if written.offset < applied.offset else None
 
     def forget(self, partition: int) -> None:
-        """Its rows are not the effect of a stretch of entries any more."""
+        """Drop a partition whose rows are no longer the effect of a range of entries."""
         for positions in (self._next, self._written, self._applied, self._replaying, self._floors):
             positions.pop(partition, None)
 
     def install(self, partition: int, position: StoredPosition) -> None:
-        """Its rows are the effect of all below `position`, and nothing else is under way."""
+        """Set all positions: the rows are the effect of exactly all entries below `position`."""
         self._next[partition] = self._written[partition] = self._applied[partition] = position
 
     def applied(self, partition: int) -> AppliedPosition:
-        """What the applied row says."""
+        """The position in the applied row."""
         epoch, offset, _ = self._applied.get(partition, START)
         return AppliedPosition(epoch, offset)
 
@@ -139,5 +139,5 @@ class PositionTable:
         return self._written.get(partition, START).newest_mark_s
 
     def floor(self, partition: int) -> int:
-        """The offset up to which rows are known to be on disk."""
+        """The offset up to which rows are known to be durable."""
         return self._floors.get(partition, START).offset

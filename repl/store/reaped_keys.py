@@ -1,10 +1,10 @@
-"""The keys that were reaped lately, with the clocks that their tombstones had. Pure.
+"""Recently reaped keys, with the clocks of their tombstones. Pure.
 
-A push that comes late may bring back what a tombstone had seen, long after that is gone; what it is judged by must
-not be forgotten at a restart (docs/protocol.md R-REAP). So this is part of the replicated state, as the requests are:
-every replica applies the same REAP entries, in the step's own batch, and forgets the same ones, always the oldest. A
-row stands among the cursors, so that it goes to a copy that is far with them, and a release that does not know it
-carries it along. This room keeps them in memory, since a look-up is part of a push.
+A late push may bring back a value that a tombstone had seen, long after the tombstone was reaped; the clock that
+decides this must survive a restart (docs/protocol.md R-REAP). So it is replicated state, like request ids: every
+replica applies the same REAP entries, in the step's own batch, and forgets the same ones, the oldest first. The rows
+are among the cursors, so that a state transfer, also to a release that does not know them, includes them. They are kept
+in memory here, since each push looks them up.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from isthmus.repl.model.errors import Corruption
 from isthmus.repl.store import rows
 
 GONE: Final = b"\0gone"
-"""Then the offset (8 bytes) of a REAP entry: its row among the cursors; no queue has such a name."""
+"""Prefix of a reaped key's row among the cursors, followed by the offset (8 bytes) of its REAP entry; no queue has
+such a name."""
 
 REMEMBERED_MAX: Final = 10_000
-"""Reaped keys of one partition that are remembered: 3.4 MB of memory, half as much on disk. At the rate at which
-tombstones are reaped (`repl.coordinator.tombstone_reaper.REAPS_AT_ONCE`) they go back 100 s; sinks push nothing older
-than its lease."""
+"""Most reaped keys kept for one partition: 3.4 MB of memory, half as much on disk. At the maximum rate of reaps
+(`repl.coordinator.tombstone_reaper.REAPS_AT_ONCE`) they go back 100 s; sinks push nothing older than its lease."""
 
 REMEMBERED_BYTES_MAX: Final = 8_000_000
-"""Most bytes of their names and clocks, so that long ones do not take more; then fewer are remembered."""
+"""Most bytes of their names and clocks; with long names fewer keys are kept."""
 
 Name = tuple[bytes, bytes]
 """(bucket, key)."""
@@ -35,17 +35,17 @@ _NONE: Final[Mapping[Name, bytes]] = MappingProxyType({})
 
 
 def gone_name(offset: int) -> bytes:
-    """The row's name among the cursors."""
+    """Name of the row among the cursors."""
     return GONE + rows.U64.pack(offset)
 
 
 def encode_gone(bucket: bytes, key: bytes, clock: bytes) -> bytes:
-    """What such a row has behind its offset."""
+    """Content of the row behind its offset."""
     return rows.U32.pack(len(clock)) + clock + rows.bucket_head(bucket) + key
 
 
 def decode_gone(payload: bytes) -> tuple[bytes, bytes, bytes]:
-    """(bucket, key, encoded clock) of such a row. Raises Corruption."""
+    """(bucket, key, encoded clock) in a row's content. Raises Corruption."""
     size = rows.U32.size
     end = size + rows.decode_u32(payload[:size])
     if end > len(payload):
@@ -54,7 +54,7 @@ def decode_gone(payload: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 class ReapedKeys:
-    """One partition's. `add` belongs to the thread that prepares batches; `clocks` may be read from any."""
+    """Reaped keys of one partition. `add` belongs to the thread that prepares batches; any thread may read `clocks`."""
 
     __slots__ = ("_bytes", "_names", "clocks")
 

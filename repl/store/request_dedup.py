@@ -1,12 +1,12 @@
-"""The requests that a partition's last entries carried, so that a repeated one is known again. Pure.
+"""Request ids of a partition's last entries, for the detection of repeated requests. Pure.
 
-A client may name its write by a request id. A write whose answer was lost is sent again under the same id, and must not
-take effect twice (docs/protocol.md H40): so the last offsets of every partition are searched for it. What is
-remembered is part of the replicated state: every replica applies the same entries and forgets the same ones, each step
-those below its end less the window. The rows are written and deleted in the step's own batch (`repl.store.batch`); this
-room keeps them in memory, since a look-up is part of a write.
+A client may give its write a request id. A write whose answer was lost is sent again under the same id, and must not
+take effect twice (docs/protocol.md H40): so it is looked up among the last offsets of its partition. The ids are
+replicated state: every replica applies the same entries and forgets the same ones, with each step those below its end
+less the window. Rows are written and deleted in the step's own batch (`repl.store.batch`); they are kept in memory
+here, since each write with an id looks it up.
 
-A request is named by its key's hash and its id together: one id under two keys is two requests.
+A request is identified by its key's hash and its id: one id under two keys is two requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rows on their way from one node's store to another's, as bytes. Pure; `docs/formats.md` describes the same.
+"""Chunks of rows for a state transfer, as bytes. Pure; described in `docs/formats.md`.
 
-A chunk is the xxh64 of what follows (8 bytes) and a msgpack list. Of rows: offset, change row, key row and object of
-each key, in the order of offsets. Of what is not rows: name and value, the name without its partition. Frames have
-checksums of their own, but a chunk is kept on both sides of them.
+A chunk is the xxh64 of the rest (8 bytes) and a msgpack list. For keys: offset, change row, key row and object of each
+key, in the order of offsets. For metadata: name and value of each row, the name without its partition. Frames have
+checksums of their own, but both sides keep chunks outside of frames, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from isthmus.repl.store import rows
 CHECKSUM_BYTES: Final = 8
 
 ROW_BYTES: Final = 64
-"""What a row takes in a chunk besides its three values, roughly: numbers, lengths, the change row's head."""
+"""Approximate bytes of a row in a chunk besides its three values: numbers, lengths, the change row's head."""
 
 STATE_TAGS: Final = tuple(sorted((rows.MARK_TAG, rows.CURSOR_TAG, rows.SOFT_TAG, rows.REQUEST_TAG)))
-"""Kinds of rows that are not found by offset, in the order in which they go."""
+"""Kinds of metadata rows, in the order in which they are transferred."""
 
 
 class TransferRow(NamedTuple):
@@ -46,7 +46,7 @@ _ROW_TYPES: Final = (int, bytes, bytes, bytes)
 
 
 def encode(items: Sequence[tuple[Any, ...]]) -> bytes:
-    """The bytes of a chunk."""
+    """Encode a chunk."""
     body: bytes = msgpack.packb(items)
     return xxh64_digest(body) + body
 
@@ -62,7 +62,7 @@ def _decode(chunk: bytes) -> list[Any]:
 
 
 def decode_rows(chunk: bytes) -> list[TransferRow]:
-    """The rows of a chunk. Raises DamagedChunk."""
+    """Decode a chunk of keys. Raises DamagedChunk."""
     found = []
     before = -1
     for item in _decode(chunk):
@@ -74,7 +74,7 @@ def decode_rows(chunk: bytes) -> list[TransferRow]:
 
 
 def decode_one(chunk: bytes) -> TransferRow:
-    """The row of a chunk of one. Raises DamagedChunk."""
+    """Decode a chunk of exactly one key. Raises DamagedChunk."""
     found = decode_rows(chunk)
     if len(found) != 1:
         raise DamagedChunk(f"a chunk of {len(found)} rows where one is expected")
@@ -82,7 +82,7 @@ def decode_one(chunk: bytes) -> TransferRow:
 
 
 def offset_seen(key_row: bytes | None) -> int | None:
-    """The offset that a key row names, which may be a damaged one; None when it cannot be read."""
+    """The offset in a key row that may be damaged; None when it cannot be decoded."""
     try:
         return None if key_row is None else decode_key_row(key_row).offset
     except IsthmusError:
@@ -90,7 +90,7 @@ def offset_seen(key_row: bytes | None) -> int | None:
 
 
 def decode_state(chunk: bytes) -> list[tuple[bytes, bytes]]:
-    """(name, value) of a chunk of what is not rows. Raises DamagedChunk."""
+    """Decode a chunk of metadata: (name, value) of each row. Raises DamagedChunk."""
     found = []
     for item in _decode(chunk):
         match item:

@@ -1,4 +1,4 @@
-"""What reading and recovery need of an ordered key space: LevelDB, or a snapshot of it."""
+"""The ordered key space that reading and recovery need: LevelDB, or a snapshot of it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 
 
 class Source(Protocol):
-    """An ordered key space as it is now, or as it was at one moment. Every method raises Corruption or
-    LocalFault; iterators read from one moment and are to be closed when abandoned."""
+    """An ordered key space, current or a snapshot. Every method raises Corruption or LocalFault; an iterator reads from
+    one snapshot and must be closed when abandoned."""
 
     def get(self, name: bytes) -> bytes | None:
         """The value of the row `name`, or None."""
 
     def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], bytes | None, None]:
-        """The rows [start, stop), in order. Sent a name, it goes on with the first row from there on: three times as
-        cheap as another scan."""
+        """The rows [start, stop), in order. `send(name)` continues at the first row at or above `name`, at a third of
+        the cost of another scan."""
 
     def names(self, start: bytes, stop: bytes) -> Generator[bytes, None, None]:
         """The names of the rows [start, stop), in order."""
@@ -25,4 +25,4 @@ class Source(Protocol):
         """The last row before `name`; there is one."""
 
     def snapshot(self) -> AbstractContextManager[Source]:
-        """The key space as it is now, for as long as the context is open."""
+        """A snapshot, for as long as the context is open."""

@@ -273,7 +273,7 @@ class LevelTransfers:
     def sweep(self) -> None:
         """Delete change rows of replayed offsets that no key row points to. A replay leaves such rows where the log
         ended below the applied offset found, and held an older entry of the key (H36). From any thread."""
-        for partition, start, stop in self._progress.stretches:
+        for partition, start, stop in self._progress.replayed_ranges:
             batch = self._store.new_batch()
             for name in self._orphaned_changes(rows.prefixes(partition), start, stop):
                 batch.delete(name)
