@@ -1,25 +1,25 @@
-"""Election: what a controller is to do about one partition, as a pure function of one look at the metastore.
+"""Election: a controller's decision about one partition, as a pure function of one read of the metastore.
 
-The statuses and timers are Fluvio's; who may be elected (docs/protocol.md) is a member of the ISR, and only when
-none of them can, one of the ELR. Any number of controllers may act at once: each decision is a conditional
-write on the record's version, so the later one is refused (H30). The transitions of a record:
+The statuses and timers are Fluvio's. A member of the ISR may be elected, and only when none of them can, one of the ELR
+(docs/protocol.md). Any number of controllers may act at once: each decision is a conditional write on the record's
+version, so the later one is refused (H30). The transitions of a record:
 
     Online         -> Online          members that are gone, or have another log, leave the ISR (the leader stays);
                                       so do members that are leaving, while min-ISR others stay
-    Online         -> Election        the leader's session is over, which it stays for ever, or its log is another
+    Online         -> Election        the leader's session is over, which is definite, or its log is another
                                       (also by the leader's own write: it resigns, or gives way, R-GIVE-WAY)
-    Offline        -> Election        somebody who may be elected has come back
-    Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch; one that is to be no replica
-                                      any more only where no other is eligible
-    Election       -> Offline         nobody is eligible: the reason names whom it waits for
+    Offline        -> Election        an electable member has returned
+    Election       -> CandidateFound  the electable member with the smallest lag, in a new epoch; one that is being
+                                      removed only if no other is electable
+    Election       -> Offline         nobody is electable: the reason names the members that are needed
     CandidateFound -> Online          the candidate promoted itself in exactly this epoch and session
     CandidateFound -> CandidateFound  it is gone or did not answer in time: the next one, in a new epoch
     CandidateFound -> Election        all were tried: none of them counts as tried any more, after a pause
-    CandidateFound -> Offline         nobody is eligible any more
+    CandidateFound -> Offline         nobody is electable any more
     Offline        -> Offline         only the reason changes
     (overtaken)    -> itself          the metastore went back behind it: an operator decides (H32)
 
-What a controller must remember between looks is `ElectionTimer`: since when, and which attempt.
+A controller keeps an `ElectionTimer` between reads: since when, and which attempt.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from isthmus.repl.model.vclock import MAX_EPOCH
 
 ASK_MS: Final = 500
-"""How long the eligible are waited for to report how far their logs go; safety does not rest on it (H12)."""
+"""How long the electable members may take to report their log positions; safety does not depend on it (H12)."""
 
 RESPONSE_MIN_MS: Final = 2_000
-"""Wait-for-response timer of the first candidate: some fsyncs of a loaded disk, and the way there and back."""
+"""Time of the first candidate to promote itself: some fsyncs of a loaded disk, and a round trip."""
 
 RESPONSE_MAX_MS: Final = 10_000
-"""Its longest; it grows by half with each candidate that stayed silent, for disks slower than we thought."""
+"""Longest time of a candidate; it grows by half with each silent one, for slower disks than expected."""
 
 BACK_OFF_MIN_MS: Final = 1_000
-"""Pause after all eligible were tried in vain."""
+"""Pause after all electable members were tried in vain."""
 
 BACK_OFF_MAX_MS: Final = 30_000
-"""Its longest; it doubles with each attempt. Each attempt uses up an epoch, and there are 2^20 of them."""
+"""Longest pause; it doubles with each attempt. Each attempt uses up an epoch, and there are 2^20 of them."""
 
 
 class Timers(NamedTuple):
-    """The times above, as an operator may set them (`config.dynamic_options`)."""
+    """The times above; an operator may set them (`config.dynamic_options`)."""
 
     ask_ms: int = ASK_MS
     response_min_ms: int = RESPONSE_MIN_MS
@@ -64,14 +64,14 @@ TIMERS: Final = Timers()
 
 @dataclass(frozen=True, slots=True)
 class NoAction:
-    """Nothing is to be done until something changes."""
+    """Nothing to do until something changes."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing is to be done before `until_ms`, unless something changes."""
+    """Nothing to do before `until_ms`, unless something changes."""
 
     until_ms: int
     reason: str
@@ -79,7 +79,7 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class ProposeRecord:
-    """`record` is to be written on its version; its reason says why."""
+    """Write `record` on its version; its reason explains the change."""
 
     record: PartitionRecord
 
@@ -89,8 +89,8 @@ Decision = NoAction | WaitUntil | ProposeRecord
 
 @dataclass(frozen=True, slots=True)
 class ElectionTimer:
-    """What a controller remembers of a partition: since when it has seen this epoch in this status, and how
-    many candidates it has seen fail before since the partition was last Online."""
+    """A controller's memory of a partition: since when the record has this epoch and status, and how many candidates
+    have failed since the partition was last Online."""
 
     epoch: int
     status: PartitionStatus
@@ -99,7 +99,7 @@ class ElectionTimer:
 
 
 def watched(before: ElectionTimer | None, record: PartitionRecord, now_ms: int) -> ElectionTimer:
-    """What is remembered after one more look at the record."""
+    """The timer after another read of the record."""
     if before is not None and (before.epoch, before.status) == (record.epoch, record.status):
         return before
     attempt = 0
@@ -115,7 +115,7 @@ def response_timeout_ms(attempt: int, timers: Timers = TIMERS) -> int:
 
 
 def back_off_ms(attempt: int, timers: Timers = TIMERS) -> int:
-    """Pause before the next round after `attempt` silent candidates; none before the first."""
+    """Pause before the next round, after `attempt` silent candidates; 0 before the first."""
     least = timers.back_off_min_ms
     return max(least, min(timers.back_off_max_ms, least << min(attempt - 1, 10))) if attempt else 0
 
@@ -158,7 +158,7 @@ def elect(
 
 
 def asked(record: PartitionRecord, registrations: Mapping[str, Registration]) -> list[str]:
-    """The nodes whose (last epoch, LEO) decides who becomes the candidate; none when there is no choice."""
+    """The nodes whose (last epoch, LEO) ranks the candidates; empty if there is no choice."""
     if record.status is not PartitionStatus.ELECTION:
         return []
     nodes = [m.node for m in _Look(record, registrations).eligible]
@@ -166,7 +166,7 @@ def asked(record: PartitionRecord, registrations: Mapping[str, Registration]) ->
 
 
 class _Look:
-    """One look at a record and the registrations read after it."""
+    """One read of a record, and the registrations read after it."""
 
     def __init__(self, record: PartitionRecord, registrations: Mapping[str, Registration]) -> None:
         self.record = record
@@ -174,22 +174,22 @@ class _Look:
         self.eligible = self._eligible()
 
     def registered(self, who: Incarnation | None) -> Registration | None:
-        """The registration of exactly this session, or None when it is over."""
+        """The registration of exactly this session; None if the session is over."""
         found = None if who is None else self._registrations.get(who.node)
         return found if found is not None and who is not None and found.session_id == who.session_id else None
 
     def live(self, member: Member) -> bool:
-        """True when the member's node is registered with the log that the record means (R-GEN)."""
+        """True if the member's node is registered with the log that the record names (R-GEN)."""
         found = self._registrations.get(member.node)
         return found is not None and found.log_id_of(self.record.partition) == member.log_id
 
     def leaving(self, member: Member) -> bool:
-        """True when the member's node is there and has said that it is about to leave (H10)."""
+        """True if the member's node is registered, and about to leave (H10)."""
         found = self._registrations.get(member.node)
         return found is not None and not found.active
 
     def leads_still(self, leader: Incarnation) -> bool:
-        """True while the leader's session lasts and its log is the one that the record means."""
+        """True while the leader's session lasts and its log is the one that the record names."""
         found = self.registered(leader)
         return found is not None and Member(leader.node, found.log_id_of(self.record.partition)) in self.record.isr
 
@@ -212,7 +212,7 @@ class _Look:
         return []
 
     def waits_for(self) -> str:
-        """Whom the partition needs back, and what each of them lacks."""
+        """The members that the partition needs, and why each cannot be elected."""
         record = self.record
         if record.epoch >= MAX_EPOCH:
             return f"all {MAX_EPOCH} epochs are used up; the partition's data must be moved to a new one"
@@ -356,8 +356,8 @@ def _nominated(
 
 
 def _brought_online(look: _Look, candidate: Incarnation, member: Member) -> PartitionRecord:
-    """The record with the promoted candidate as leader: in sync is who is here with the same log, and
-    while these are fewer than min-ISR the rest of the guard stays electable (R-ELR)."""
+    """The record with the promoted candidate as leader. In sync are the members that are registered with the same log;
+    while they are fewer than min-ISR, the rest of the guard stays electable (R-ELR)."""
     record = look.record
     isr = frozenset(m for m in record.isr if look.live(m)) | {member}
     elr = guard(record) - isr if len(isr) < record.effective_min_isr else frozenset()

@@ -1,15 +1,15 @@
-"""Leadership balancing: who should lead what, so that the work is spread as evenly as it can be, with fewest switches.
+"""Leader balance plans: who should lead what, so that leaderships are spread evenly with the fewest moves.
 
-A pure function of who leads what and who may lead it. A flow of convex cost: each partition goes to one of its eligible
-nodes, the k-th leadership of a node costs more than the one before, a switch costs a little. Even comes in this order:
-for each bucket type by itself, then in the sum over all of them, with the fewest switches for these.
+A pure function of who leads what and who may lead it: a minimum-cost flow. Each partition goes to one of its eligible
+nodes; the k-th leadership of a node costs more than the one before, a move costs a little. Evenness counts in this
+order: for each bucket type by itself, then in the sum over all of them, then the fewest moves.
 
-For each bucket type we begin with what is and send single leaderships along shortest paths (Johnson's potentials,
-Dijkstra) from nodes that lead many to nodes that lead few: after each the plan has the fewest switches for its loads,
-and when no path helps any more the loads are the most even ones that can be reached (least sum of squares). Then, where
-there are several bucket types, cycles of negative cost are cancelled in the flow of all together (Klein), which is the
-best there is once it has none (`_Joined`). When plans are made and carried out is decided in
-`repl.controller.leader_balancer` (docs/protocol.md I-BAL-OPT, H46).
+For each bucket type the plan starts at the present state and moves single leaderships along shortest paths (Johnson's
+potentials, Dijkstra) from nodes that lead many to nodes that lead few. After each step the plan has the fewest moves
+for its loads; when no path helps any more, the loads are the most even ones possible (least sum of squares). Then, if
+there are several bucket types, cycles of negative cost are cancelled in the flow of all together (Klein), which is
+optimal once it has none (`_Joined`). `repl.controller.leader_balancer` decides when plans are made and carried out
+(docs/protocol.md I-BAL-OPT, H46).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registra
 
 
 class LeaderAssignment(NamedTuple):
-    """One partition's leadership: the node that has it, and those that may have it: with the leader itself, unless it
-    is drained and another may."""
+    """One partition's leader, and the nodes that may lead it: the leader is among them, unless it is drained and
+    another may lead."""
 
     leader: str
     eligible: frozenset[str]
@@ -33,7 +33,7 @@ class LeaderAssignment(NamedTuple):
 
 
 class LeaderMove(NamedTuple):
-    """A leadership that is to go from one node to another."""
+    """A leadership to be moved from one node to another."""
 
     partition: int
     source: str
@@ -76,7 +76,7 @@ def seats(
 
 
 def by_type(found: Mapping[int, LeaderAssignment]) -> dict[str, dict[int, LeaderAssignment]]:
-    """The leaderships of each bucket type, by its name."""
+    """The leaderships of each bucket type, by name."""
     types: dict[str, dict[int, LeaderAssignment]] = {}
     for partition, seat in found.items():
         types.setdefault(seat.bucket_type, {})[partition] = seat
@@ -84,15 +84,15 @@ def by_type(found: Mapping[int, LeaderAssignment]) -> dict[str, dict[int, Leader
 
 
 def loads(found: Mapping[int, LeaderAssignment]) -> Counter[str]:
-    """How many partitions each node leads; nodes that lead none and may lead some have 0. Who is drained is among them
-    as long as it leads."""
+    """How many partitions each node leads; 0 for nodes that only may lead some. A drained node is included while it
+    leads."""
     counted = Counter(dict.fromkeys({node for seat in found.values() for node in seat.eligible}, 0))
     counted.update(seat.leader for seat in found.values())
     return counted
 
 
 def imbalance(counted: Mapping[str, int]) -> int:
-    """How many leaderships the busiest node has more than the idlest; 0 when there are none."""
+    """The difference between the most and the least leaderships of a node; 0 if there are none."""
     return max(counted.values(), default=0) - min(counted.values(), default=0)
 
 
@@ -126,8 +126,8 @@ _NO_WAY: Final = 1 << 60
 
 
 class _Flow:
-    """The plan as it grows. Nodes are the graph's: an edge from u to v is a partition that u has and v may have, and
-    costs the switches that passing it on adds (or takes back, when v is who leads it now)."""
+    """The plan while it is made. The graph's vertices are nodes; an edge from u to v is a partition that u has and v
+    may have, and costs the moves that passing it on adds (or saves, if v is its present leader)."""
 
     def __init__(self, found: Mapping[int, LeaderAssignment], reluctant: frozenset[int]) -> None:
         self._seats = found
@@ -147,7 +147,7 @@ class _Flow:
         self._potential = dict.fromkeys(self._nodes, 0)
 
     def _edges_of(self, node: str) -> dict[str, tuple[int, int]]:
-        """Neighbour -> (cost, partition) of the cheapest edge there; kept until what `node` has changes."""
+        """Neighbour -> (cost, partition) of the cheapest edge; cached until the partitions of `node` change."""
         kept = self._edges.get(node)
         if kept is not None:
             return kept
@@ -165,8 +165,8 @@ class _Flow:
         return made
 
     def spread(self) -> None:
-        """Make the loads as even as they can be. What a node cannot pass on now it never can: paths to nodes with two
-        fewer only vanish while the busiest are emptied, and each round tries all."""
+        """Make the loads as even as possible. A partition that a node cannot pass on now it never can: paths to nodes
+        with two fewer only vanish while the busiest are emptied, and each round tries all."""
         stuck: set[str] = set()
         while True:
             busy = max((n for n in self._nodes if n not in stuck), key=lambda n: (self._load[n], n), default=None)
@@ -181,7 +181,7 @@ class _Flow:
             stuck.clear()
 
     def save_switches(self) -> None:
-        """Who ends up with one more than others is free to choose: choose it for the fewest switches."""
+        """Choose the nodes that keep one more than others so that there are the fewest moves."""
         improved = True
         while improved:
             improved = False
@@ -190,7 +190,7 @@ class _Flow:
                     improved = True
 
     def _saved(self, node: str) -> bool:
-        """Pass the extra leadership of `node` on to one that has it for fewer switches, if there is one."""
+        """Pass the extra leadership of `node` to another node if that saves moves."""
         _, distance, way = self._search(node, -1)
         self._raise_potentials(distance, max(distance.values()))
         best = min(
@@ -207,7 +207,7 @@ class _Flow:
         return True
 
     def _search(self, start: str, most: int) -> tuple[str | None, dict[str, int], dict[str, tuple[str, int]]]:
-        """Shortest ways from `start`, until a node is found that leads at most `most`. Costs are reduced by the
+        """Shortest paths from `start`, until a node is found that leads at most `most`. Costs are reduced by the
         potentials and so not negative. Returns that node, the final distances, and the last step to each node."""
         settled: dict[str, int] = {}
         best = {start: 0}
@@ -231,7 +231,7 @@ class _Flow:
         return None, settled, way
 
     def _raise_potentials(self, distance: Mapping[str, int], most: int) -> None:
-        """Keep reduced costs from being negative after something is sent along a shortest way of length `most`."""
+        """Keep reduced costs non-negative after a move along a shortest path of length `most`."""
         for node in self._nodes:
             self._potential[node] += min(distance.get(node, most), most)
 
@@ -274,7 +274,7 @@ class _Joined:
         self.leaders = dict(leaders)
         self._switch = len(found) + 1
         self._of_sum = (len(found) + 2) ** 2
-        """Above all switches of one cycle: it has at most as many as there are partitions."""
+        """Above all moves of one cycle: it has at most as many as there are partitions."""
         self._of_type = self._of_sum * 4 * (len(found) + 1)
         """Above what one cycle changes in the sum: that is the load of two nodes, by one each."""
         self._load: Counter[Spot] = Counter()
@@ -332,19 +332,19 @@ class _Joined:
                     if other != node and (other not in cheapest or edge < cheapest[other]):
                         cheapest[other] = edge
             made += [((kind, other), cost, partition) for other, (cost, partition) in cheapest.items()]
-        # nothing can be taken away where nothing is
+        # nothing to take away
         made = [each for each in made if each[2] >= 0 or not self._lessens(spot, each[0]) or self._load[each[0]]]
         if spot != ALL:
             self._kept[spot] = made
         return made
 
     def _lessens(self, spot: Spot, other: Spot) -> bool:
-        """True of an edge that takes one away from `other`: from ALL to a node, from a node to a bucket type there; the
-        reverse ones add one to `spot`."""
+        """True for an edge that takes one away from `other`: from ALL to a node, from a node to a bucket type there;
+        the reverse edges add one to `spot`."""
         return spot == ALL or (not spot[0] and other[0] != "")
 
     def _negative_cycle(self) -> list[tuple[Spot, Spot, int]]:
-        """The edges of one, by Bellman and Ford from everywhere at once; empty when there is none."""
+        """The edges of one, by Bellman-Ford from all vertices at once; empty if there is none."""
         distance: dict[Spot, int] = dict.fromkeys([*self._has, *(("", node) for node in self._types_at), ALL], 0)
         way: dict[Spot, tuple[Spot, int]] = {}
         changed = set(distance)

@@ -1,14 +1,12 @@
-"""Placement: which nodes hold which partition of a new bucket type, computed or from an operator's replica map.
+"""Placement of a new bucket type: which nodes hold which partition, computed or from an operator's replica map.
 
-The form is Fluvio's replica assignment file: {"partitions": [{"id": 0, "replicas": [0, 1, 2]}, ...]}. Its criteria
-are checked one by one, and all faults are told together. Fluvio's page asks for positive integers but names node 0:
-here an id is a whole number from 0. Pure; files are opened by `node.cli.partition`, records made by
-`repl.controller.bucket_types`.
+There are three ways, all Fluvio's (its pages on replica assignment): computed, a round robin with gaps; rack-aware, in
+three stages; and a replica map that an operator wrote. The first node of each set leads at first. A run starts at the
+index at which the last one ended, so that bucket types made one after the other stay balanced together.
 
-Three ways, all Fluvio's (its pages on replica assignment): computed, a round robin with gaps; rack-aware, in three
-stages; and a replica map that an operator wrote. The first node of each set is the one to
-lead it at first. A run continues at the index at which the last one ended, so that bucket types made one after the
-other stay balanced together. Pure; who asks and who writes the records is `repl.controller.bucket_types`.
+The form of a replica map is Fluvio's replica assignment file: {"partitions": [{"id": 0, "replicas": [0, 1, 2]}, ...]}.
+All faults of a map are reported together. Fluvio's page asks for positive integers but names node 0: here an id is a
+whole number from 0. Pure: `node.cli.partition` opens the files, `repl.controller.bucket_types` writes the records.
 """
 
 from __future__ import annotations
@@ -108,25 +106,25 @@ def _enough(replication_factor: int, nodes: Sequence[T]) -> int:
 
 
 MAP_BYTES_MAX: Final = 512 * 1000
-"""Largest text of a replica map: one of 1,024 partitions with seven replicas has about 60 KB; above it, refused."""
+"""Largest text of a replica map; a larger one is refused. 1,024 partitions with seven replicas have about 60 KB."""
 
 PARTITIONS_MAX: Final = 1024
 """Most partitions of one bucket type: its records are made in one write of the metastore, which takes 1 MB."""
 
 REPLICAS_MAX: Final = 7
-"""Most replicas of one partition: each write waits for all in sync, and beyond seven nobody gains by one more."""
+"""Most replicas of one partition: each write waits for all in sync, and more than seven add no safety."""
 
 NODE_ID_MAX: Final = 2**31 - 1
 """Largest node id, as in a node's config."""
 
 FAULTS_SHOWN: Final = 20
-"""Faults told of one map; a file of another kind would otherwise fill the screen."""
+"""Faults that are reported of one map; a file of another kind would otherwise fill the screen."""
 
 FORM: Final = '{"partitions": [{"id": 0, "replicas": [0, 1, 2]}, ...]}'
 
 
 class BadReplicaMap(BadInput):
-    """A replica map breaks its criteria. `faults` has one sentence for each: where, what, what would be right."""
+    """A replica map breaks its criteria. `faults` has one sentence each: where, what, what would be right."""
 
     reason = "bad-replica-map"
 
@@ -157,7 +155,7 @@ def read_document(text: str | bytes) -> object:
 
 
 def checked_replica_map(document: object) -> ReplicaMap:
-    """The map in a JSON value. Raises BadReplicaMap with every criterion that is broken."""
+    """The map in a JSON value. Raises BadReplicaMap with all broken criteria."""
     if not isinstance(document, dict) or set(document) != {"partitions"}:
         raise BadReplicaMap([f"the map is no object with the one key partitions: the form is {FORM}"])
     partitions = document["partitions"]
@@ -194,12 +192,12 @@ def check_nodes(replica_map: ReplicaMap, live: Collection[int]) -> None:
 
 
 def replica_map_document(replica_map: ReplicaMap) -> dict[str, Any]:
-    """The JSON value of a map: what `parse_replica_map` reads."""
+    """The JSON value of a map, which `parse_replica_map` reads."""
     return {"partitions": [{"id": index, "replicas": list(replicas)} for index, replicas in enumerate(replica_map)]}
 
 
 def _replicas(index: int, value: object, faults: list[str]) -> tuple[int, ...]:
-    """The replicas of the element at `index`; what is wrong with it goes to `faults`."""
+    """The replicas of the element at `index`; appends its faults to `faults`."""
     where = f"partitions[{index}]"
     if not isinstance(value, dict) or set(value) != {"id", "replicas"}:
         faults.append(f'{where} is no object with the keys id and replicas: {{"id": {index}, "replicas": [0, 1]}}')
@@ -214,7 +212,7 @@ def _replicas(index: int, value: object, faults: list[str]) -> tuple[int, ...]:
         return ()
     if len(replicas) > REPLICAS_MAX:
         faults.append(f"{where}.replicas has {len(replicas)} elements, at most {REPLICAS_MAX} are right")
-        replicas = replicas[:FAULTS_SHOWN]  # no more of it would be told
+        replicas = replicas[:FAULTS_SHOWN]  # later faults of it would not be shown
     wrong = [place for place, node in enumerate(replicas) if type(node) is not int or not 0 <= node <= NODE_ID_MAX]
     faults += [
         f"{where}.replicas[{place}] is {replicas[place]!r:.40}: a node id is a whole number from 0 to {NODE_ID_MAX}"

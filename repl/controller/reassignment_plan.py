@@ -1,11 +1,11 @@
-"""Relocation: which replicas are to go where when a placement changes, with as few copies as there can be.
+"""Reassignment plans: which replicas go where when a placement changes, with as few copies as possible. Pure.
 
-An `AssignmentDraft` has one bucket type's replicas as they are to be, and is changed until it is what is wanted: more
-or fewer replicas, nothing on some nodes, as many on each node as on any other. Least loaded nodes get what is new;
-where nodes have racks, replicas of a partition stand in as many racks as they can. Then single replicas are sent along
-shortest paths from nodes with many to nodes with few (as `leader_balance_plan.py` does with leaderships), those first
-that cost no copy. What is under way already is counted as done. Pure; who asks is `repl.controller.reassignments`, how
-an order is carried out `reassignment_progress.py`.
+An `AssignmentDraft` has one bucket type's planned replicas, and is changed step by step: more or fewer replicas,
+nothing on some nodes, as many on each node as on any other. The least loaded nodes get new replicas; where nodes have
+racks, the replicas of a partition are in as many racks as possible. Then single replicas are moved along shortest paths
+from nodes with many to nodes with few (as `leader_balance_plan.py` does with leaderships), those without a copy first.
+Changes under way count as done. `repl.controller.reassignments` makes plans, `reassignment_progress.py` carries out
+orders.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from isthmus.repl.model.record import PartitionRecord
 
 
 class PlanRefused(BadInput):
-    """What is wanted cannot be done with the nodes that there are; the sentence says what would help."""
+    """The request is impossible with the present nodes; the sentence says what would help."""
 
     reason = "plan-refused"
 
 
 class PlanningNode(NamedTuple):
-    """A node as planning sees it. `open`: it may be given replicas: it lives, is not leaving and not drained."""
+    """A node, for planning. `open`: it may get replicas: it is live, not leaving and not drained."""
 
     rack: str
     open: bool
@@ -35,7 +35,7 @@ Sites = Mapping[str, PlanningNode]
 
 
 class ReplicaMove(NamedTuple):
-    """One partition's replicas as they are and as they are to be; those that stay keep their order."""
+    """One partition's replicas before and after; those that stay keep their order."""
 
     partition: int
     before: tuple[str, ...]
@@ -48,12 +48,12 @@ class ReplicaMove(NamedTuple):
 
     @property
     def removes(self) -> tuple[str, ...]:
-        """The nodes whose copy goes."""
+        """The nodes whose copy is removed."""
         return tuple(node for node in self.before if node not in self.after)
 
 
 class AssignmentDraft:
-    """The replicas of one bucket type while a plan grows."""
+    """The planned replicas of one bucket type, while a plan is made."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class AssignmentDraft:
                 self._has.setdefault(node, {})[p] = None
 
     def moves(self) -> list[ReplicaMove]:
-        """What has to change, by partition."""
+        """The changes, by partition."""
         return [
             ReplicaMove(p, before, tuple(self._sets[p]))
             for p, before in self._before.items()
@@ -94,7 +94,7 @@ class AssignmentDraft:
     # -- what is wanted -----------------------------------------------------------------------------------
 
     def factor(self, factor: int) -> None:
-        """So many replicas of each partition. Raises PlanRefused."""
+        """Plan `factor` replicas of each partition. Raises PlanRefused."""
         self._check(factor)
         for p, nodes in self._sets.items():
             while len(nodes) > factor:
@@ -103,7 +103,7 @@ class AssignmentDraft:
         self._even(copies=False)
 
     def vacate(self, gone: Collection[str]) -> None:
-        """Nothing on the nodes `gone`. Raises PlanRefused."""
+        """Plan nothing on the nodes `gone`. Raises PlanRefused."""
         self._open = [node for node in self._open if node not in gone]
         concerned = [p for p, nodes in self._sets.items() if any(node in gone for node in nodes)]
         self._check(max((len(self._sets[p]) for p in concerned), default=0), gone)
@@ -115,7 +115,7 @@ class AssignmentDraft:
         self._even(copies=False)
 
     def vacate_of(self, partition: int, gone: Collection[str]) -> None:
-        """The same of one partition alone. Raises PlanRefused."""
+        """`vacate` for one partition. Raises PlanRefused."""
         self._open = [node for node in self._open if node not in gone]
         count = len(self._sets[partition])
         self._check(count, gone)
@@ -124,14 +124,14 @@ class AssignmentDraft:
         self._fill(partition, count)
 
     def spread(self) -> None:
-        """As many on each open node as on any other, and each partition in as many racks as it can be in."""
+        """Plan as many on each open node as on any other, and each partition in as many racks as possible."""
         for p in self._sets:
             self._mend_racks(p)
         self._even(copies=False)
         self._even(copies=True)
 
     def replace(self, old: str, new: str) -> None:
-        """`new` instead of `old`, wherever that is. Raises PlanRefused."""
+        """Plan `new` wherever `old` is. Raises PlanRefused."""
         for p in list(self._has.get(old, ())):
             nodes = self._sets[p]
             if new in nodes:
@@ -148,7 +148,7 @@ class AssignmentDraft:
             self._has[new][p] = None
 
     def put(self, partition: int, nodes: Sequence[str]) -> None:
-        """These nodes, in this order."""
+        """Plan these nodes, in this order."""
         for node in list(self._sets[partition]):
             self._take(partition, node)
         for node in nodes:
@@ -171,12 +171,13 @@ class AssignmentDraft:
             self._give(p, min((n for n in self._open if n not in nodes), key=lambda node: self._welcome(p, node)))
 
     def _welcome(self, p: int, node: str) -> tuple[int, bool, int, int, str]:
-        """The less the better a place for another replica; where the partition was before costs no copy."""
+        """Rank of a node for another replica, the least first; a node that has a copy already costs none."""
         crowd = sum(self._racks.get(other) == self._racks[node] for other in self._sets[p]) if self._racks else 0
         return crowd, node not in self._before[p], len(self._has[node]), self._elsewhere[node], node
 
     def _dispensable(self, p: int, node: str) -> tuple[bool, bool, bool, int, int, int, str]:
-        """The more the rather it goes: never the leader or the last in sync, as long as there are others."""
+        """Rank of a replica for removal, the greatest first; never the leader or the last in sync, if there are
+        others."""
         rack = self._racks.get(node)
         crowd = sum(self._racks.get(other) == rack for other in self._sets[p]) if rack else 0
         site = self._sites.get(node)
@@ -212,8 +213,8 @@ class AssignmentDraft:
     # -- evenly -------------------------------------------------------------------------------------------
 
     def _even(self, *, copies: bool) -> None:
-        """Send replicas from nodes with many to nodes with few until no path helps any more; without `copies` only
-        what costs no copy more."""
+        """Move replicas from nodes with many to nodes with few until no path helps; without `copies` only moves that
+        cost no copy."""
         while True:
             moved = False
             stuck: set[str] = set()
@@ -226,7 +227,7 @@ class AssignmentDraft:
                 for p, source, target in way:
                     self._sets[p] = _swapped(self._sets[p], source, target)
                     del self._has[source][p]
-                    for node in self._sets[p]:  # last in turn from now on: others are to change first
+                    for node in self._sets[p]:  # last in turn from now on, so that others change first
                         self._has[node].pop(p, None)
                         self._has[node][p] = None
             if not moved:
@@ -236,7 +237,7 @@ class AssignmentDraft:
         return len(self._has[node]), self._elsewhere[node], node
 
     def _way(self, start: str, most: int, *, copies: bool) -> list[tuple[int, str, str]] | None:
-        """The shortest way from `start` to a node with at most `most` replicas: (partition, from, to) each."""
+        """The shortest path from `start` to a node with at most `most` replicas, as (partition, from, to) steps."""
         targets = sorted(self._open, key=self._weight)
         if not targets or len(self._has[targets[0]]) > most:
             return None
@@ -261,8 +262,8 @@ class AssignmentDraft:
         return None
 
     def _free(self, source: str, used: Collection[int]) -> dict[str, int]:
-        """Node -> a partition of `source` that may be there instead without a copy more: it is to be copied in any
-        case, or is there already."""
+        """Node -> a partition of `source` that may move there without another copy: it is to be copied in any case, or
+        the node has it already."""
         found: dict[str, int] = {}
         for p in self._has[source]:
             nodes, before = self._sets[p], self._before[p]
@@ -282,7 +283,7 @@ class AssignmentDraft:
         return found
 
     def _passable(self, source: str, target: str, used: Collection[int]) -> int | None:
-        """A partition of `source` that may be copied to `target` instead; rather one that is not led there."""
+        """A partition of `source` that may be copied to `target`; preferably one that `source` does not lead."""
         led: int | None = None
         for p in self._has[source]:
             nodes = self._sets[p]
@@ -298,7 +299,7 @@ class AssignmentDraft:
         return leader is not None and leader.node == node
 
     def _as_spread(self, nodes: Sequence[str], source: str, target: str) -> bool:
-        """True when the partition is in as many racks with `target` instead of `source`."""
+        """True if the partition is in as many racks with `target` in place of `source`."""
         racks = self._racks
         if not racks:
             return True
@@ -320,7 +321,7 @@ def _path(steps: Mapping[str, tuple[int, str]], start: str, end: str) -> list[tu
 
 
 def _racks(sites: Sites, open_nodes: Sequence[str]) -> dict[str, str]:
-    """Node -> its rack, of all whose rack is known; empty when no open node has one."""
+    """Node -> its rack, for nodes whose rack is known; empty if no open node has one."""
     racks = {node: site.rack for node, site in sites.items() if site.rack}
     without = [node for node in open_nodes if node not in racks]
     if len(without) == len(open_nodes):

@@ -1,20 +1,20 @@
-"""Moves: how far ordered changes of placement are, and which records are to be written next. Pure.
+"""Progress of ordered reassignments, and the records to write next. Pure.
 
-An order is what an operator wants of some partitions; it is kept in the metastore
-(`repl.controller.reassignment_orders`). How far each of its moves is follows from the partition's record alone, so
-whoever controls the cluster goes on where another left off:
+An order is an operator's request for some partitions, stored in the metastore (`repl.controller.reassignment_orders`).
+The stage of each of its moves follows from the partition's record alone, so the next controller continues where another
+left off:
 
-    waiting    the record says as before; it is begun when its turn has come and nothing is in the way
-    copying    somebody in `adding` is not in sync
+    waiting    the record is as before; the move begins when its turn has come and nothing is in the way
+    copying    a replica in `adding` is not in sync
     in-sync    all in `adding` are; the leader ends the change
-    removing   nobody is to join any more; the leader asks those who stay, and then removes
-    done       the replicas are those that are wanted
-    returning  the order was cancelled: the newcomers go
-    cancelled  as it was before
-    refused    the partition is gone, or its replicas were changed by somebody else
+    removing   nothing is to be added any more; the leader asks the replicas that stay, and then removes
+    done       the replicas are the wanted ones
+    returning  the order was cancelled: the added replicas go
+    cancelled  the replicas are as before
+    refused    the partition is gone, or its replicas were changed by another order
 
-A record is written to begin a move, to turn it back, and to send it elsewhere; replicas are removed by leaders alone
-(`reassignment.py`, docs/protocol.md R-RF). Planning is `reassignment_plan.py`'s.
+A record is written to begin a move, to turn it back, and to redirect it; only leaders remove replicas
+(`repl.isr.reassignment`, docs/protocol.md R-RF). `reassignment_plan.py` plans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Registrations = Mapping[str, Registration]
 
 
 class ReassignmentKind(StrEnum):
-    """What was ordered."""
+    """The kind of an order."""
 
     FILE = "file"
     SPREAD = "spread"
@@ -43,7 +43,7 @@ class ReassignmentKind(StrEnum):
 
 
 class ReassignmentStage(StrEnum):
-    """How far a move is; the list stands at the top of this file."""
+    """The stage of a move; the module's docstring lists them."""
 
     WAITING = "waiting"
     COPYING = "copying"
@@ -63,8 +63,8 @@ OVER = frozenset({ReassignmentStage.DONE, ReassignmentStage.CANCELLED, Reassignm
 
 @dataclass(frozen=True, slots=True)
 class ReassignmentOrder:
-    """What an operator ordered. `title` says it in words; `cancelled_by` is "" while it is wanted; `at_ms` is the wall
-    clock's, for people."""
+    """An operator's order. `title` has it in words; `cancelled_by` is "" while it is not cancelled; `at_ms` is
+    wall-clock time, for people."""
 
     number: int
     kind: ReassignmentKind
@@ -75,12 +75,12 @@ class ReassignmentOrder:
     cancelled_by: str = ""
 
     def target(self, move: ReplicaMove) -> tuple[str, ...]:
-        """What the partition's replicas are to be now."""
+        """The replicas that the order wants for the partition now."""
         return move.before if self.cancelled_by else move.after
 
 
 class ReassignmentProgress(NamedTuple):
-    """How far one move is, and why it is not further."""
+    """The stage of one move, and why it is not further."""
 
     stage: ReassignmentStage
     reason: str
@@ -120,7 +120,7 @@ def progress(
 
 
 def obstacle(record: PartitionRecord, move: ReplicaMove, registrations: Registrations) -> str:
-    """Why a waiting move may not begin now; "" when it may."""
+    """Why a waiting move may not begin now; "" if it may."""
     if record.status is not PartitionStatus.ONLINE:
         return f"the partition is {record.status.value}: {record.reason}"
     if record.elr or too_few_in_sync(record):
@@ -135,13 +135,13 @@ def obstacle(record: PartitionRecord, move: ReplicaMove, registrations: Registra
 
 
 def elected(record: PartitionRecord) -> bool:
-    """Whether an election of the partition goes on."""
+    """Whether an election of the partition is under way."""
     return record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
 
 
 def paused(records: Records, overdue: Collection[int] = ()) -> str:
-    """Why no move is begun at all; "" when some may be. An election is over soon, and what is begun beside it may
-    disturb it; not so the elections of `overdue`, which go on for so long that nobody waits for them."""
+    """Why no move may begin at all; "" if some may. Moves wait for elections, which are short and could be disturbed,
+    except for those of `overdue`, which do not end."""
     for partition, record in sorted(records.items()):
         if elected(record) and partition not in overdue:
             return f"partition {partition} is being elected"
@@ -149,8 +149,8 @@ def paused(records: Records, overdue: Collection[int] = ()) -> str:
 
 
 def wanted(record: PartitionRecord, target: Sequence[str], why: str) -> PartitionRecord:
-    """The record that orders its leader to come to the replicas `target`, from wherever a change is. Who was no replica
-    when the change began stays a newcomer until it ends, also one that was to go again."""
+    """The record that orders its leader to reach the replicas `target`, from any stage of a change. A node that was no
+    replica when the change began counts as added until the change ends, even if it was to be removed again."""
     before = record.replicas_before
     replicas = record.replicas + tuple(node for node in target if node not in record.replicas)
     adding = tuple(node for node in replicas if node in target and node not in before)
@@ -194,7 +194,7 @@ def _why(order: ReassignmentOrder) -> str:
 
 
 def outcome(order: ReassignmentOrder, records: Records, registrations: Registrations) -> str:
-    """How an order that is over ended: "done", "cancelled" or "refused"; "" while it is not over."""
+    """How a finished order ended: "done", "cancelled" or "refused"; "" while it is open."""
     stages = {progress(order, move, records, registrations).stage for move in order.moves}
     if not stages <= OVER:
         return ""

@@ -187,7 +187,7 @@ async def running(default: DefaultType, *numbers: int, balance: BalanceOptions |
         await cluster.stop()
 
 
-async def until(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def eventually(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Wait until `holds()`; fail after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while not holds():

@@ -26,7 +26,7 @@ from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption, NotReady
 from isthmus.repl.model.properties import DEFAULTS
 from isthmus.repl.property_digests import differences
-from tests.support.controller_cluster import until
+from tests.support.controller_cluster import eventually
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 ODD = PropertyScope("notes", b"a/b \xff")
@@ -38,8 +38,8 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_document, "POLL_S", 60)
 
 
-def said(value: Value) -> PropertySetting:
-    """Somebody's setting."""
+def a_setting(value: Value) -> PropertySetting:
+    """A setting with an author and a time."""
     return PropertySetting(value, "ann@desk", 17)
 
 
@@ -56,7 +56,7 @@ def test_the_document_gives_back_what_went_in() -> None:
     """Buckets of any bytes, who and when; what is damaged is told as damage, and other versions' properties are
     passed over."""
     settings = PropertySettings(
-        {PropertyScope("notes"): {"allow_mult": said(False)}, ODD: {"delete_mode": said(3_000)}}
+        {PropertyScope("notes"): {"allow_mult": a_setting(False)}, ODD: {"delete_mode": a_setting(3_000)}}
     )
     found = decode_properties(Versioned(encode_properties(settings), 4))
     assert found == PropertySettings(settings.places, 4)
@@ -70,8 +70,8 @@ def test_the_document_gives_back_what_went_in() -> None:
 def test_a_buckets_own_setting_comes_before_its_types() -> None:
     """Bucket, bucket type, default, in this order; other types and buckets are untouched."""
     settings = PropertySettings()
-    settings = settings.changed(PropertyScope("notes"), {"allow_mult": said(False), "warn_siblings": said(9)})
-    settings = settings.changed(ODD, {"allow_mult": said(True)})
+    settings = settings.changed(PropertyScope("notes"), {"allow_mult": a_setting(False), "warn_siblings": a_setting(9)})
+    settings = settings.changed(ODD, {"allow_mult": a_setting(True)})
     found = settings.effective()
     assert found[b"notes"].of(b"other") == DEFAULTS._replace(allow_mult=False, warn_siblings=9)
     assert found[b"notes"].of(b"a/b \xff") == DEFAULTS._replace(warn_siblings=9)
@@ -84,39 +84,42 @@ def test_every_node_goes_by_a_change_at_once() -> None:
     """One conditional write at one node; books of all nodes have it by their watch, and lose it when it is taken
     back."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         metastores = await nodes(3)
         books = [PropertyCache(metastore) for metastore in metastores]
         told: list[int] = []
         books[2].on_change.append(lambda: told.append(1))
         for book in books:
             await book.start()
-        await change_properties(metastores[0], PropertyScope("notes"), {"last_write_wins": said(True)})
-        await until(lambda: all(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
+        await change_properties(metastores[0], PropertyScope("notes"), {"last_write_wins": a_setting(True)})
+        await eventually(lambda: all(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
         assert books[1].settings.own(PropertyScope("notes"))["last_write_wins"].by == "ann@desk"
         assert told
         assert not books[0].of_type(b"default").of(b"b").last_write_wins
         await change_properties(metastores[1], PropertyScope("notes"), {}, alone=True)
-        await until(lambda: not any(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
+        await eventually(lambda: not any(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
         for book in books:
             await book.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_two_changes_at_the_same_time_are_both_kept() -> None:
     """Each is made on what the other left."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         one, two = await nodes(2)
         await asyncio.gather(
-            *(change_properties(one, PropertyScope("t"), {"max_siblings": said(n)}) for n in (1,)),
-            *(change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": said(False)}) for n in range(4)),
+            *(change_properties(one, PropertyScope("t"), {"max_siblings": a_setting(n)}) for n in (1,)),
+            *(
+                change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": a_setting(False)})
+                for n in range(4)
+            ),
         )
         found = await read_properties(one)
         assert len(found.places) == 5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,49 +127,49 @@ def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPa
     a document that is full."""
     monkeypatch.setattr(bucket_properties, "OWN_BUCKETS_MAX", 2)
 
-    async def story() -> None:
+    async def scenario() -> None:
         (metastore,) = await nodes(1)
         for bucket in (b"1", b"2"):
-            await change_properties(metastore, PropertyScope("t", bucket), {"allow_mult": said(False)})
+            await change_properties(metastore, PropertyScope("t", bucket), {"allow_mult": a_setting(False)})
         with pytest.raises(TooManyProperties, match="2 buckets have properties"):
-            await change_properties(metastore, PropertyScope("t", b"3"), {"allow_mult": said(False)})
-        await change_properties(metastore, PropertyScope("t", b"2"), {"max_siblings": said(3)})
-        await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(3)})
+            await change_properties(metastore, PropertyScope("t", b"3"), {"allow_mult": a_setting(False)})
+        await change_properties(metastore, PropertyScope("t", b"2"), {"max_siblings": a_setting(3)})
+        await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(3)})
         before = await metastore.get(PROPERTIES_PATH)
         assert before is not None
         monkeypatch.setattr(bucket_properties, "DOCUMENT_BYTES_MAX", len(before.value))
         with pytest.raises(TooManyProperties, match="bytes of the metastore"):
-            await change_properties(metastore, PropertyScope("t"), {"warn_siblings": said(3)})
+            await change_properties(metastore, PropertyScope("t"), {"warn_siblings": a_setting(3)})
         assert await metastore.get(PROPERTIES_PATH) == before
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_change_whose_answer_is_lost_is_made_once() -> None:
     """The next round reads what became of it; when the metastore is away, nothing was changed and that is said."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         (metastore,) = await nodes(1)
         metastore.spoil(WriteFault.ANSWER_LOST)
-        found = await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(3)})
+        found = await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(3)})
         assert found.own(PropertyScope("t"))["max_siblings"].value == 3
         assert found.version == 0
         metastore.disconnect()
         with pytest.raises(NotReady, match="nothing was changed"):
-            await change_properties(metastore, PropertyScope("t"), {"max_siblings": said(4)})
+            await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(4)})
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_clusters_tell_whether_their_properties_agree() -> None:
     """Digests are equal whatever does not matter to the other cluster is set to, and differ where it does."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         one, two = (await nodes(1))[0], (await nodes(1))[0]
         books = [PropertyCache(one), PropertyCache(two)]
 
         async def set_(metastore: MemoryMetastore, place: PropertyScope, **values: Value) -> None:
-            await change_properties(metastore, place, {name: said(value) for name, value in values.items()})
+            await change_properties(metastore, place, {name: a_setting(value) for name, value in values.items()})
             for book, each in zip(books, (one, two), strict=True):
                 book.learn(await read_properties(each))
 
@@ -183,12 +186,14 @@ def test_clusters_tell_whether_their_properties_agree() -> None:
         (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
         assert found == (b"t", b"b", ("allow_mult",))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_no_more_digests_are_told_than_a_fetch_may_carry() -> None:
     """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
-    places = {PropertyScope(f"t{number:05}"): {"delete_mode": said("immediate")} for number in range(DIGESTS_MAX + 50)}
+    places = {
+        PropertyScope(f"t{number:05}"): {"delete_mode": a_setting("immediate")} for number in range(DIGESTS_MAX + 50)
+    }
     book = PropertyCache(MemoryMetastore(MemoryEnsemble()))
     book.learn(PropertySettings(places, 1))
     assert list(book.digests()) == [b"t%05d" % number for number in range(DIGESTS_MAX)]

@@ -13,10 +13,10 @@ from isthmus.repl.controller.log_positions import LogPositions
 from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.isr.effects import Promoted
 from isthmus.repl.model.errors import BadInput, NotReady
-from tests.support.controller_cluster import until
+from tests.support.controller_cluster import eventually
 
 
-class Wire:
+class FakeLinks:
     """Requests that fail `failures` times, then wait for `gate`, then get `answer`."""
 
     def __init__(self, answer: Any = b"", failures: int = 0) -> None:
@@ -36,17 +36,17 @@ class Wire:
         return self.answer
 
 
-def positions(wire: Wire, on_answer: Callable[[], None] = lambda: None) -> LogPositions:
+def positions(links: FakeLinks, on_answer: Callable[[], None] = lambda: None) -> LogPositions:
     """Of node a, whose copy of each partition below 10 is at (4, partition)."""
-    return LogPositions(node="a", links=wire, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer)
+    return LogPositions(node="a", links=links, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer)
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
     """One story on a loop."""
 
     async def bounded() -> None:
         async with asyncio.timeout(10):
-            await story()
+            await scenario()
 
     asyncio.run(bounded())
 
@@ -54,153 +54,153 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
 def test_one_request_asks_a_node_for_all_partitions() -> None:
     """One's own copies without a request; what is wanted twice is asked once; a copy that is not there ranks last."""
 
-    async def story() -> None:
-        wire = Wire({1: [3, 7]})
+    async def scenario() -> None:
+        links = FakeLinks({1: [3, 7]})
         answered: list[int] = []
-        found = positions(wire, lambda: answered.append(1))
+        found = positions(links, lambda: answered.append(1))
         for partition in (1, 2, 2):
             found.want(partition, ["a", "b"])
         found.send()
-        await until(lambda: answered)
-        assert wire.sent == [("b", "status", [1, 2])]
+        await eventually(lambda: answered)
+        assert links.sent == [("b", "status", [1, 2])]
         assert found.of(1) == {"a": (4, 1), "b": (3, 7)}
         assert found.of(2) == {"a": (4, 2), "b": (-1, -1)}
         found.want(1, ["a", "b"])
         found.want(11, ["a"])
         found.send()
-        assert len(wire.sent) == 1
+        assert len(links.sent) == 1
         assert found.of(11) == {"a": (-1, -1)}
 
-    run(story)
+    run(scenario)
 
 
 def test_while_a_node_is_asked_it_is_not_asked_again() -> None:
     """What is wanted meanwhile is asked for after its answer, when it is wanted still."""
 
-    async def story() -> None:
-        wire = Wire({1: [3, 7], 2: [3, 8]})
-        wire.gate.clear()
+    async def scenario() -> None:
+        links = FakeLinks({1: [3, 7], 2: [3, 8]})
+        links.gate.clear()
         answered: list[int] = []
-        found = positions(wire, lambda: answered.append(1))
+        found = positions(links, lambda: answered.append(1))
         found.want(1, ["b"])
         found.send()
         found.want(2, ["b"])
         found.send()
         await asyncio.sleep(0)
-        assert len(wire.sent) == 1
-        wire.gate.set()
-        await until(lambda: answered)
+        assert len(links.sent) == 1
+        links.gate.set()
+        await eventually(lambda: answered)
         found.want(2, ["b"])
         found.send()
-        await until(lambda: found.of(2))
-        assert [body for _, _, body in wire.sent] == [[1], [2]]
+        await eventually(lambda: found.of(2))
+        assert [body for _, _, body in links.sent] == [[1], [2]]
 
-    run(story)
+    run(scenario)
 
 
 def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
     """Forgotten while it was on its way: it must not rank candidates of a later election."""
 
-    async def story() -> None:
-        wire = Wire({1: [3, 7]})
-        wire.gate.clear()
+    async def scenario() -> None:
+        links = FakeLinks({1: [3, 7]})
+        links.gate.clear()
         answered: list[int] = []
-        found = positions(wire, lambda: answered.append(1))
+        found = positions(links, lambda: answered.append(1))
         found.want(1, ["b"])
         found.send()
-        await until(lambda: wire.sent)
+        await eventually(lambda: links.sent)
         found.forget(1)
-        wire.gate.set()
-        await until(lambda: answered)
+        links.gate.set()
+        await eventually(lambda: answered)
         assert found.of(1) == {}
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("answer", [b"\xc1", 7, {"x": [1, 2]}, {1: [1]}, {1: [1, -2]}, {1: 5}, {-1: [1, 2]}])
 def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
     """It is asked again, not half believed."""
 
-    async def story() -> None:
-        wire = Wire(answer)
+    async def scenario() -> None:
+        links = FakeLinks(answer)
         answered: list[int] = []
-        found = positions(wire, lambda: answered.append(1))
+        found = positions(links, lambda: answered.append(1))
         found.want(1, ["b"])
         found.send()
-        await until(lambda: answered)
+        await eventually(lambda: answered)
         assert found.of(1) == {}
 
-    run(story)
+    run(scenario)
 
 
-def announcements(wire: Wire, heard: list[int] | None = None) -> Promotions:
+def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
     """Of node a."""
     told = [] if heard is None else heard
-    return Promotions(node="a", links=wire, on_heard=lambda: told.append(1))
+    return Promotions(node="a", links=links, on_heard=lambda: told.append(1))
 
 
 def test_promotions_are_told_to_the_controller_together_and_until_it_has_them() -> None:
     """No controller known: kept. Not reached: once more, with what came meanwhile, the newest of each partition."""
 
-    async def story() -> None:
-        wire = Wire(failures=2)
-        found = announcements(wire)
+    async def scenario() -> None:
+        links = FakeLinks(failures=2)
+        found = promotions(links)
         found.announce(1, Promoted(5, "a", 7, 51))
         found.announce(2, Promoted(5, "a", 7, 51))
-        assert not wire.sent
+        assert not links.sent
         found.learn("b", {1, 2})
-        await until(lambda: wire.sent)
+        await eventually(lambda: links.sent)
         found.announce(1, Promoted(6, "a", 7, 51))
-        await until(lambda: len(wire.sent) == 3)
-        assert wire.sent[0] == ("b", "promoted", [[1, 5, "a", 7, 51], [2, 5, "a", 7, 51]])
-        assert sorted(wire.sent[-1][2]) == [[1, 6, "a", 7, 51], [2, 5, "a", 7, 51]]
+        await eventually(lambda: len(links.sent) == 3)
+        assert links.sent[0] == ("b", "promoted", [[1, 5, "a", 7, 51], [2, 5, "a", 7, 51]])
+        assert sorted(links.sent[-1][2]) == [[1, 6, "a", 7, 51], [2, 5, "a", 7, 51]]
         await asyncio.sleep(0.01)
         found.learn("b", {1, 2})
         await asyncio.sleep(0.01)
-        assert len(wire.sent) == 3
+        assert len(links.sent) == 3
         await found.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_a_new_controller_is_told_what_the_old_one_did_not_take() -> None:
     """The one that was to be told is gone; when its successor is known, it is told."""
 
-    async def story() -> None:
-        wire = Wire(failures=1)
-        found = announcements(wire)
+    async def scenario() -> None:
+        links = FakeLinks(failures=1)
+        found = promotions(links)
         found.learn("b", {1})
         found.announce(1, Promoted(5, "a", 7, 51))
-        await until(lambda: wire.sent)
+        await eventually(lambda: links.sent)
         found.learn("c", {1})
-        await until(lambda: len(wire.sent) == 2)
-        assert [node for node, _, _ in wire.sent] == ["b", "c"]
+        await eventually(lambda: len(links.sent) == 2)
+        assert [node for node, _, _ in links.sent] == ["b", "c"]
         await found.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_the_controller_itself_hears_its_own_candidates() -> None:
-    """Nothing goes over a wire; what was to be told to the one before is not told any more."""
+    """Nothing goes over a links; what was to be told to the one before is not told any more."""
 
-    async def story() -> None:
-        wire = Wire()
+    async def scenario() -> None:
+        links = FakeLinks()
         heard: list[int] = []
-        found = announcements(wire, heard)
+        found = promotions(links, heard)
         found.announce(1, Promoted(5, "a", 7, 51))
         found.learn("a", {1})
         found.announce(1, Promoted(6, "a", 7, 51))
         assert found.heard(1) == ((6, "a", 7, 51),)
-        assert (heard, wire.sent) == ([1], [])
+        assert (heard, links.sent) == ([1], [])
 
-    run(story)
+    run(scenario)
 
 
 def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
     """Late ones of older epochs change nothing, unknown partitions take no memory, gone ones are forgotten."""
 
-    async def story() -> None:
-        found = announcements(Wire())
+    async def scenario() -> None:
+        found = promotions(FakeLinks())
         found.learn("a", {1, 2})
         for epoch in (6, 5):
             await found.receive("b", msgpack.packb([[1, epoch, "b", 8, 52], [3, epoch, "b", 8, 52]]))
@@ -209,17 +209,17 @@ def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
         found.learn("a", {2, 3})
         assert found.heard(1) == found.heard(3) == ()
 
-    run(story)
+    run(scenario)
 
 
 def test_nobody_speaks_for_another_node() -> None:
     """A promotion is believed from the node that it names."""
 
-    async def story() -> None:
-        found = announcements(Wire())
+    async def scenario() -> None:
+        found = promotions(FakeLinks())
         found.learn("a", {1})
         with pytest.raises(BadInput, match=r"\[partition, epoch, 'b', inc, gen\]"):
             await found.receive("b", msgpack.packb([[1, 6, "c", 8, 52]]))
         assert found.heard(1) == ()
 
-    run(story)
+    run(scenario)

@@ -18,7 +18,7 @@ from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, Writ
 def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told() -> None:
     """The document cannot be read any more: the controller does not spin, and the log does not say that it is over."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
         moves = [ReplicaMove(0, ("n1",), ("n2",))]
@@ -32,13 +32,13 @@ def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told()
         assert "placement.ended" not in [each["event"] for each in logs]
         await metastore.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
     """The next round finds it there."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
         moves = [ReplicaMove(0, ("n1",), ("n2",))]
@@ -53,7 +53,7 @@ def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
         assert ("isthmus_move_orders_ended_total", {"outcome": "refused"}, 1) in list(moving.samples())
         await metastore.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> None:
@@ -63,7 +63,7 @@ def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> Non
     leader = Incarnation("n2", 1)
     record = PartitionRecord(0, "default", 0, 1, ("n1", "n2"), 1, PartitionStatus.ONLINE, leader, isr=isr)
 
-    async def story() -> None:
+    async def scenario() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
         moves = [ReplicaMove(0, ("n1", "n2"), ("n3", "n2"))]
@@ -86,4 +86,4 @@ def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> Non
         assert order.moves[0].after == ("n2", "n4")
         await metastore.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -91,7 +91,7 @@ def test_the_document_is_bounded() -> None:
 def test_changes_at_the_same_time_are_all_made() -> None:
     """Each is a conditional write that is made anew on what the other left."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
         await asyncio.gather(
@@ -103,4 +103,4 @@ def test_changes_at_the_same_time_are_all_made() -> None:
         assert (again.version, again.drained["n1"].by) == (found.version, "a")
         await metastore.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -41,7 +41,7 @@ def values(data: object) -> list[bytes]:
 def test_a_write_at_any_node_takes_effect_at_the_leader() -> None:
     """The answer is the leader's: clock, object as asked for, nothing to delete; every field of the content arrives."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             key = key_of(1)
             written = await c.coordinators["n1"].write(WriteRequest(key, content(b"one")))
@@ -58,13 +58,13 @@ def test_a_write_at_any_node_takes_effect_at_the_leader() -> None:
             assert (gone.created, again.created) == (True, False)
             assert c.runtimes["n1"].appends == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_batch_is_split_by_leader_and_each_part_goes_once() -> None:
     """One request a node and batch, answers in order, one bad item disturbs no other."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(("n1", "n2", "n3", "n2"), nodes=("n1", "n2", "n3")) as c:
             keys = [key_of(p) for p in (0, 1, 2, 3)] * 2
             requests = [WriteRequest(key, content(b"%d" % n)) for n, key in enumerate(keys)]
@@ -76,13 +76,13 @@ def test_a_batch_is_split_by_leader_and_each_part_goes_once() -> None:
             assert sorted(r[:3] for r in c.wire.requests) == [("n1", "n2", "kv.write"), ("n1", "n3", "kv.write")]
             assert values(await c.coordinators["n3"].get(key_of(3))) == [b"3", b"7"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_requests_of_one_turn_share_a_message() -> None:
     """Writes that arrive together for one node go to it in one request, however many callers wait."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             keys = keys_of(1, 20)
             results = await asyncio.gather(
@@ -95,13 +95,13 @@ def test_requests_of_one_turn_share_a_message() -> None:
             assert [values(data) for data in read] == [[b"v"]] * 20
             assert len(c.wire.requests) == 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_large_parts_are_cut_into_messages_in_order() -> None:
     """A part over the limit of a message goes in several, one after the other; the last write of a key stays last."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             key = key_of(1)
             first = await c.coordinators["n1"].write(WriteRequest(key, content(b"0")))
@@ -117,13 +117,13 @@ def test_large_parts_are_cut_into_messages_in_order() -> None:
             assert data is not None
             assert decode_object(data).deleted
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_pushes_are_forwarded_with_an_outcome_each() -> None:
     """A sink may push into any node: applied, superseded, refused for good, not done, each in its place."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             items = [
                 PushItem(key_of(1), OTHER, foreign(b"1")),
@@ -140,14 +140,14 @@ def test_pushes_are_forwarded_with_an_outcome_each() -> None:
             assert isinstance(failed.error, TooFewInSync)
             assert await c.coordinators["n1"].get(key_of(1)) == foreign(b"1")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("error", [TooFewInSync("few"), Overloaded("full"), OutOfStorage("no room")])
 def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> None:
     """What the leader refused comes back as the same class with the same sentence, and is not asked again."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.runtimes["n2"].refusal = error
             with pytest.raises(type(error), match=str(error)):
@@ -157,14 +157,14 @@ def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> No
             assert samples["isthmus_refusals_total", error.reason] == 1
             assert samples["isthmus_forwarded_items_total", "kv.write"] == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> None:
     """A write or push that was sent may have taken effect; a read was not answered, and a retry may be."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             for where in (c.wire.lost, c.wire.breaking):
                 where.add("n2")
@@ -180,14 +180,14 @@ def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> Non
             c.wire.breaking.add("n2")
             assert values(await c.coordinators["n1"].get(key_of(1))) == [b"v"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("impatient")
 def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
     """Without a connection a write is refused, definitely, after the wait for a leader; meanwhile one may appear."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.wire.down.add("n2")
             with pytest.raises(NotReady, match="no connection to n2"):
@@ -198,14 +198,14 @@ def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
             c.move(1, "n1")
             assert (await task).sibling_count == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("impatient")
 def test_what_was_forwarded_is_never_forwarded_again() -> None:
     """Two nodes that each take the other for the leader refuse by name; the request ends, and nothing is written."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.move(1, None)
             c.leaders[1] = "n2"
@@ -219,14 +219,14 @@ def test_what_was_forwarded_is_never_forwarded_again() -> None:
             assert {r[:2] for r in c.wire.requests} == {("n1", "n2")}
             assert c.runtimes["n1"].appends == c.runtimes["n2"].appends == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a leader, writes, reads and pushes wait and go on as soon as one is known, here or elsewhere."""
     monkeypatch.setattr("isthmus.repl.coordinator.routing.LOOK_AGAIN_S", 10)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             for leader in ("n1", "n2"):
                 c.move(1, None)
@@ -245,14 +245,14 @@ def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.gather(*tasks)
                 assert asyncio.get_running_loop().time() - before < 5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_who_does_not_wait_for_a_leader_has_the_rest_at_once() -> None:
     """A batch of reads of partitions some of which have no leader: what is led comes without a pause, here and
     elsewhere, and the others are refused as not ready."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             await c.coordinators["n1"].write_batch([WriteRequest(key_of(n), content(b"v")) for n in range(4)])
             c.move(1, None)
@@ -261,14 +261,14 @@ def test_who_does_not_wait_for_a_leader_has_the_rest_at_once() -> None:
             assert asyncio.get_running_loop().time() - before < 0.3
             assert [type(result) for result in results] == [bytes, NotReady, bytes, bytes]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
     """When no leader comes, each kind of request is refused as not ready after about a second; types stay unknown at
     once."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.move(1, None)
             asked = c.coordinators["n1"]
@@ -291,7 +291,7 @@ def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
                 await asked.get(Key(b"nope", b"b", b"k"))
             assert loop.time() - before < 0.5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("impatient")
@@ -299,7 +299,7 @@ def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
     """Before the first records no key is ready, and without one partition's record none of that partition; none is
     unknown."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             asked = c.coordinators["n1"]
             asked.learn_records({p: r for p, r in c.records().items() if p != 3})
@@ -317,13 +317,13 @@ def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
             c.tell()
             assert await task is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_bodies_that_are_none_are_refused_whole() -> None:
     """A handler raises BadInput for bytes that no coordinator of this release sends."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             for handler in c.coordinators["n2"].request_handlers().values():
                 for body in (
@@ -336,13 +336,13 @@ def test_bodies_that_are_none_are_refused_whole() -> None:
                     with pytest.raises(BadInput):
                         await handler("n1", body)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_cursor_is_written_where_its_partition_is_led_and_nowhere_else() -> None:
     """Queues move cursors of partitions that are led here; another's is refused by name and not forwarded."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             offset = await c.coordinators["n1"].write_cursor(0, b"q", b"state")
             assert c.store.cursor(0, b"q")[:2] == (offset, b"state")
@@ -350,4 +350,4 @@ def test_a_cursor_is_written_where_its_partition_is_led_and_nowhere_else() -> No
                 await c.coordinators["n1"].write_cursor(1, b"q", b"state")
             assert c.wire.requests == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -34,7 +34,7 @@ async def all_of(batches: AsyncIterator[list[bytes]]) -> list[bytes]:
 def test_uncommitted_reads_see_the_log_and_committed_ones_what_is_applied() -> None:
     """At every node: an entry that is not applied shows itself to uncommitted reads alone; those ask nobody."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             for node in ("n1", "n2"):
                 key = keys_of(1, 2)[node == "n2"]
@@ -60,13 +60,13 @@ def test_uncommitted_reads_see_the_log_and_committed_ones_what_is_applied() -> N
             assert count(c, "n1", "isthmus_reads_total", "uncommitted") == 2
             assert count(c, "n1", "isthmus_reads_total", "committed") == 4
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_default_isolation_is_the_nodes_setting() -> None:
     """A read that says nothing is as the node it was asked of is set; a forwarded one keeps that."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(read_isolation="uncommitted") as c:
             await c.coordinators["n1"].get(key_of(1))
             await c.coordinators["n1"].get_batch([key_of(0), key_of(1)], None, 1_000)
@@ -74,13 +74,13 @@ def test_the_default_isolation_is_the_nodes_setting() -> None:
             await c.coordinators["n1"].get(key_of(1), COMMITTED)
             assert c.runtimes["n2"].confirmed == [1]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_committed_read_waits_for_its_confirmation_and_reads_afterwards() -> None:
     """What was applied while the confirmation was under way is seen; a reader that leaves disturbs no other."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             leader, asked = c.runtimes["n1"], c.coordinators["n1"]
             leader.reads = []
@@ -95,13 +95,13 @@ def test_a_committed_read_waits_for_its_confirmation_and_reads_afterwards() -> N
                 confirmed.set_result(None)
             assert values(await tasks[1]) == [b"v"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_batch_is_confirmed_once_a_partition() -> None:
     """However many keys a batch has, each partition's leader is asked to confirm once; all at the same time."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             keys = [key for p in range(4) for key in keys_of(p, 30)]
             await c.coordinators["n1"].write_batch([WriteRequest(key, Content(key.key)) for key in keys])
@@ -116,13 +116,13 @@ def test_a_batch_is_confirmed_once_a_partition() -> None:
             assert sorted(c.runtimes["n2"].confirmed) == [1, 3]
             assert [r[2] for r in c.wire.requests] == ["kv.write", "kv.get"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_refused_confirmation_is_asked_again_or_told() -> None:
     """Leadership that moves is waited out, another refusal is told; in a batch, for its partition's keys alone."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             for node in ("n1", "n2"):
                 c.runtimes["n1"].read_refusals = [NotReady("not yet"), NotLeader("no more", "n2")]
@@ -135,14 +135,14 @@ def test_a_refused_confirmation_is_asked_again_or_told() -> None:
                 assert isinstance(results[0], TooFewInSync)
                 assert results[1] is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_an_answer_holds_what_it_has_room_for(node: str) -> None:
     """Objects beyond the room are refused as overloaded, one always comes, and asking again for the rest ends."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(("n1",) * 4) as c:
             keys = keys_of(1, 6)
             await c.coordinators["n1"].write_batch([WriteRequest(key, Content(bytes(1_000))) for key in keys])
@@ -157,14 +157,14 @@ def test_an_answer_holds_what_it_has_room_for(node: str) -> None:
             (large,) = await c.coordinators[node].get_batch(keys[:1], None, 1)
             assert isinstance(large, bytes)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer to another node is cut to its limit, and the asker asks on until it has all."""
     monkeypatch.setattr("isthmus.repl.coordinator.reads.ANSWER_BYTES", 3_000)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             keys = keys_of(1, 10)
             await c.coordinators["n2"].write_batch([WriteRequest(key, Content(bytes(1_000))) for key in keys])
@@ -181,7 +181,7 @@ def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.Monkey
             written = await c.coordinators["n1"].write(WriteRequest(keys[1], Content(bytes(5_000))))
             assert written.payload == b""
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 10)
     monkeypatch.setattr("isthmus.repl.coordinator.listing.PAGE_BYTES", 30)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             keys = [key for p in range(4) for key in keys_of(p, 25)]
             await c.coordinators["n1"].write_batch([WriteRequest(key, Content(b"v")) for key in keys])
@@ -205,14 +205,14 @@ def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {r[2] for r in c.wire.requests} == {"kv.list"}
             assert await all_of(c.coordinators["n1"].list_keys(b"default", b"none")) == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_listing_goes_on_with_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """When leadership moves between two pages, to another node or to this one, no key is lost and none comes twice."""
     monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 5)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(("n2",) * 4, nodes=("n1", "n2", "n3")) as c:
             keys = keys_of(0, 40)
             await c.coordinators["n2"].write_batch([WriteRequest(key, Content(b"v")) for key in keys])
@@ -226,4 +226,4 @@ def test_a_listing_goes_on_with_the_next_leader(monkeypatch: pytest.MonkeyPatch)
             found += [name async for batch in listing for name in batch]
             assert sorted(found) == sorted(key.key for key in keys)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -25,7 +25,7 @@ from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import LocalFault, Unreadable
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
-from tests.support.controller_cluster import running, until
+from tests.support.controller_cluster import eventually, running
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
@@ -49,9 +49,9 @@ def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
     """Damaged, newer or huge: the others are elected when their leader dies, that one when it is mended, by what the
     log has said of it, once."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with running(SMALL, 1, 2, 3) as cluster:
-            await until(cluster.online)
+            await eventually(cluster.online)
             one = cluster.nodes["n1"].controller
             dying = next(r.leader.node for r in one.records.values() if r.leader and r.leader.node != "n1")
             mine = [p for p, r in one.records.items() if r.leader and r.leader.node == dying]
@@ -59,9 +59,9 @@ def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
             with capture_logs() as logs:
                 was = overwrite(cluster.ensemble, f"/p/{damaged}", value)
                 living = [node for node in cluster.living if node.name != dying]
-                await until(lambda: all(n.controller.unread.partitions == {damaged} for n in living))
+                await eventually(lambda: all(n.controller.unread.partitions == {damaged} for n in living))
                 await cluster.nodes[dying].die()
-                await until(
+                await eventually(
                     lambda: all(
                         r.status is PartitionStatus.ONLINE and r.leader is not None and r.leader.node != dying
                         for p, r in one.records.items()
@@ -78,31 +78,31 @@ def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
             assert {each["last_version"] for each in told} == {found[1].version - 1}
             assert list(one.unread.samples()) == [("isthmus_metastore_unreadable_documents", {}, 1)]
             overwrite(cluster.ensemble, f"/p/{damaged}", told[0]["last"].encode())
-            await until(lambda: not one.unread.why)
-            await until(lambda: (r := one.records[damaged]).leader is not None and r.leader.node != dying)
+            await eventually(lambda: not one.unread.why)
+            await eventually(lambda: (r := one.records[damaged]).leader is not None and r.leader.node != dying)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_registration_that_cannot_be_read_is_no_live_node() -> None:
     """Nobody goes by what it may have said: what that node leads is led by others, and which one it is is told."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with running(SMALL, 1, 2, 3) as cluster:
-            await until(cluster.online)
+            await eventually(cluster.online)
             overwrite(cluster.ensemble, "/nodes/n2", b'{"v":99}')
             one = cluster.nodes["n1"].controller
-            await until(lambda: "version 99" in one.unread.why.get("/nodes/n2", ""))
-            await until(lambda: cluster.online() and not cluster.leads()["n2"])
+            await eventually(lambda: "version 99" in one.unread.why.get("/nodes/n2", ""))
+            await eventually(lambda: cluster.online() and not cluster.leads()["n2"])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
     """A process that never read a record neither makes a bucket type a second time nor plans without that partition;
     one that has read it knows what it was."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         ensemble = MemoryEnsemble()
         knows, new = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
         for each in (knows, new):
@@ -119,7 +119,7 @@ def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
         assert (await PlanningInput.read(new)).records.keys() == {0, 1}
         assert not new.unreadable
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> None:
@@ -140,7 +140,7 @@ def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.Mo
     """ZooKeeper that refuses to read one out (its rights) for a while: the book of properties and the controller's
     documents go by what they knew, and by what stands there as soon as it can be read."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         metastore = MemoryMetastore()
         await metastore.start(lambda _state: None)
         get = metastore.get
@@ -164,7 +164,7 @@ def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.Mo
         document.expire()
         await document.refresh()
         assert document.readable
-        await until(lambda: book.of_type(b"notes").of(b"b").last_write_wins)
+        await eventually(lambda: book.of_type(b"notes").of(b"b").last_write_wins)
         await book.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -45,7 +45,7 @@ ACTS = 6
 """Of each operator."""
 
 
-class Unruly(MemoryTree):
+class FaultyTree(MemoryTree):
     """Takes its time, and loses or delays some writes."""
 
     def __init__(self, ensemble: MemoryEnsemble, on_change: Callable[[str], None], rng: Random, share: float) -> None:
@@ -64,7 +64,7 @@ class Unruly(MemoryTree):
         return await super()._write(write)
 
 
-class Town:
+class OperatedCluster:
     """Five nodes, their metastore, and who acts on it."""
 
     def __init__(self, seed: int, *, takes_back: bool) -> None:
@@ -75,19 +75,19 @@ class Town:
         self.ensemble = MemoryEnsemble()
         self.last_acts = asyncio.Event()
 
-    async def joined(self, *, unruly: bool = True) -> MemoryMetastore:
+    async def joined(self, *, faulty: bool = True) -> MemoryMetastore:
         """One more session."""
         metastore = MemoryMetastore(self.ensemble)
-        if unruly:
-            metastore._memory = Unruly(self.ensemble, metastore._changed, self.rng, self.share)
+        if faulty:
+            metastore._memory = FaultyTree(self.ensemble, metastore._changed, self.rng, self.share)
         await metastore.start(lambda _state: None)
         return metastore
 
     async def run(self) -> None:
         """All of it, to the end."""
-        self.well = await self.joined(unruly=False)
+        self.well = await self.joined(faulty=False)
         for number, node in enumerate(NODES, 1):
-            session = await self.joined(unruly=False)
+            session = await self.joined(faulty=False)
             await session.register(Registration(node, 0, True, id=number, spare_log_id=50 + number))
         await create_bucket_type(self.well, BucketTypeSpec("default", 3, 2), dry_run=False)
         async with asyncio.timeout(15), asyncio.TaskGroup() as tasks:
@@ -178,25 +178,25 @@ def _gone_on(record: PartitionRecord) -> PartitionRecord:
 @pytest.mark.parametrize("seed", range(STORIES))
 def test_a_drained_node_holds_nothing_once_all_orders_are_over(seed: int) -> None:
     """Whatever was created, ordered and carried out beside the drain, in whatever order, and whoever got no answer."""
-    town = Town(seed, takes_back=False)
+    cluster = OperatedCluster(seed, takes_back=False)
 
-    async def story() -> None:
-        await town.run()
-        drained = (await read_placement(town.well)).drained.keys()
-        held = {node for record in (await town.well.records()).values() for node in record.replicas}
+    async def scenario() -> None:
+        await cluster.run()
+        drained = (await read_placement(cluster.well)).drained.keys()
+        held = {node for record in (await cluster.well.records()).values() for node in record.replicas}
         assert not held & drained
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(STORIES))
 def test_every_order_ends_and_leaves_no_change_behind(seed: int) -> None:
     """Also when orders are cancelled and nodes undrained at any moment: no partition changes without an order, and none
     was changed by somebody that its order does not know of."""
-    town = Town(seed, takes_back=True)
+    cluster = OperatedCluster(seed, takes_back=True)
 
-    async def story() -> None:
-        await town.run()
-        assert all(ended.outcome != "refused" for ended in (await read_placement(town.well)).ended)
+    async def scenario() -> None:
+        await cluster.run()
+        assert all(ended.outcome != "refused" for ended in (await read_placement(cluster.well)).ended)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

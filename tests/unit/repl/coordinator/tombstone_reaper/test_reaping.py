@@ -49,7 +49,7 @@ class Queues:
 
 
 @dataclass
-class World:
+class ReapingCluster:
     """A cluster of two nodes, each with its reaper."""
 
     made: Cluster
@@ -87,11 +87,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIterator[World]:
+async def reaping_cluster(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIterator[ReapingCluster]:
     with ThreadPoolExecutor(1) as pool:
         async with cluster() as made:
             queues = Queues()
-            found = World(made, {}, queues, TypeProperties(kind, {n.encode(): p for n, p in buckets.items()}))
+            found = ReapingCluster(made, {}, queues, TypeProperties(kind, {n.encode(): p for n, p in buckets.items()}))
             for node, runtime in made.runtimes.items():
                 reaper = found.reapers[node] = Reaper(
                     runtime,  # type: ignore[arg-type]
@@ -123,8 +123,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
     """Object, key row and change row are gone, the entry's offset is noted, and the key can be written anew."""
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             await w.delete()
             await w.gone()
             assert w.made.store.changes(0, 0, 100) == []
@@ -134,7 +134,7 @@ def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
             assert [s.value for s in decode_object(written.payload).siblings] == [b"again"]
             assert len(w.made.store.changes(0, 0, 100)) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -145,8 +145,8 @@ def test_a_request_takes_effect_once_though_its_key_was_reaped(
     the clock of the tombstone, as long as that is remembered."""
     monkeypatch.setattr("isthmus.repl.store.reaped_keys.REMEMBERED_MAX", 1)
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             n1, n2 = (w.made.coordinators[node] for node in ("n1", "n2"))
             request = WriteRequest(KEY, Content(b"v"), None, b"id-1")
             assert not (await n1.write(request)).repeated
@@ -162,7 +162,7 @@ def test_a_request_takes_effect_once_though_its_key_was_reaped(
                 assert again.clock == (deleted.clock if remembered else b"")
             assert await n1.get(KEY) is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -171,8 +171,8 @@ def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, la
     """R-WAIT: a push that says nothing new is superseded by a REAP that is not applied. It is told so when that is; if
     the entry is dropped nobody knows, and the change comes again."""
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             runtime, coordinator = w.made.runtimes["n1"], w.made.coordinators["n1"]
             value = write(None, (), Content(b"late"), (actor_of(OTHER, 0), 1), 5)
             assert (await coordinator.push([PushItem(KEY, OTHER, encode_object(value))]))[0].error is None
@@ -196,7 +196,7 @@ def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, la
             ((result),) = await push
             assert result.outcome is (PushOutcome.SUPERSEDED if applied else PushOutcome.FAILED)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +206,9 @@ def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch
     assert REMEMBERED_MAX / per_s * 1_000 > QueueSettings("q").lease_ms + ListenSettings().request_timeout_ms
     monkeypatch.setattr(tombstone_reaper, "TICK_S", 60.0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         keys = keys_of(0, tombstone_reaper.REAPS_AT_ONCE + 5)
-        async with world(IMMEDIATE) as w:
+        async with reaping_cluster(IMMEDIATE) as w:
             for key in keys:
                 await w.delete(key)
             reaper, place = w.reapers["n1"], w.made.runtimes["n1"].partitions[0]
@@ -216,15 +216,15 @@ def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch
             await w.gone(keys[0])
             assert sum(w.in_store(key) is not None for key in keys) == 5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_tombstones_are_kept_unless_their_bucket_says_otherwise() -> None:
     """`keep` is the default; a bucket's own delete_mode counts for it alone; values are never touched."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         (mine,) = keys_of(0, 1, b"mine")
-        async with world(mine=IMMEDIATE) as w:
+        async with reaping_cluster(mine=IMMEDIATE) as w:
             await w.delete()
             await w.delete(mine)
             await w.made.coordinators["n1"].write(WriteRequest(mine._replace(key=b"live" + mine.key), Content(b"v")))
@@ -233,14 +233,14 @@ def test_tombstones_are_kept_unless_their_bucket_says_otherwise() -> None:
             assert found is not None
             assert found.deleted
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
     """Each obstacle is told by name; the last to go lets the tombstone go."""
 
-    async def story() -> None:
-        async with world(DEFAULTS._replace(reap_after_ms=1_000)) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(DEFAULTS._replace(reap_after_ms=1_000)) as w:
             w.sync("n1")
             w.queues.offering, w.queues.waiting = True, "queue to-west: acknowledged below offset 1"
             await w.delete()
@@ -255,14 +255,14 @@ def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
             w.queues.waiting = ""
             await w.gone()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_was_deleted_before_is_found_by_a_walk() -> None:
     """Properties that change, and a new leader, find tombstones that apply told nobody of."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             for key in (KEY, SECOND, THIRD):
                 await w.delete(key)
             await asyncio.sleep(0.03)
@@ -271,7 +271,7 @@ def test_what_was_deleted_before_is_found_by_a_walk() -> None:
             w.reapers["n1"].properties_changed()
             await w.gone(KEY, SECOND, THIRD)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +280,8 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
     wait stays told."""
     monkeypatch.setattr(tombstone_reaper, "CHECKS_AT_ONCE", 2)
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             keys = keys_of(0, 7)
             turns: list[list[int]] = []
             reap_due = Reaper._reap_due
@@ -309,11 +309,11 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
             free += offsets
             await w.gone(*keys)
 
-    def asks(w: World, offset: int, free: list[int]) -> str:
+    def asks(w: ReapingCluster, offset: int, free: list[int]) -> str:
         w.queues.asked.append(offset)
         return "" if offset in free else "a queue waits"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,8 +321,8 @@ def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch
     monkeypatch.setattr(tombstone_reaper, "CANDIDATES_MAX", 1)
     monkeypatch.setattr(tombstone_reaper, "WALK_PAUSE_S", 0.01)
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             w.queues.waiting = "queue q: waits"
             for key in (KEY, SECOND, THIRD):
                 await w.delete(key)
@@ -330,14 +330,14 @@ def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch
             w.queues.waiting = ""
             await w.gone(KEY, SECOND, THIRD)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
     """Where there are queues it is written once more, as ours and with a dot of ours, and reaped by that offset."""
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             w.queues.offering, w.queues.waiting = True, "queue q: waits"
             dot = (actor_of(OTHER, 0), pack_counter(1, 1))
             theirs = encode_object(write(None, (), TOMBSTONE, dot, 1))
@@ -357,14 +357,14 @@ def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
             assert back.outcome is PushOutcome.SUPERSEDED, "a tombstone that went round ends where it was reaped"
             assert w.in_store() is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
     """The leader answers: reaped, what waits, or that there is no tombstone."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             ask = w.reapers["n2"].ask
             assert (await ask(KEY)).outcome == "no-tombstone"
             await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"v")))
@@ -379,15 +379,15 @@ def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
             with pytest.raises(OutcomeUnknown):
                 await ask(KEY)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
     """The other side may have an older value that only the tombstone can repair: asked for or due, it stays until the
     newest check finds the key equal."""
 
-    async def story() -> None:
-        async with world(IMMEDIATE) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE) as w:
             found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
             for reaper in w.reapers.values():
                 reaper.differs = lambda key: found.get(key, "")
@@ -399,14 +399,14 @@ def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
             found.clear()
             await w.gone(KEY)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
     """While the REAP entry waits, the key reads and writes as absent, and nothing is resurrected."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             await w.delete()
             runtime = w.made.runtimes["n1"]
             runtime.hold = True
@@ -423,7 +423,7 @@ def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
             assert found is not None
             assert [s.value for s in found.siblings] == [b"new"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
@@ -431,8 +431,8 @@ def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
     tombstone got to its source is refused as retryable, not stored; what comes again after that was fetched anew, and
     counts. Keys that we never wrote come at once."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             coordinator = w.made.coordinators["n1"]
             written = await coordinator.write(WriteRequest(KEY, Content(b"old")))
             stale = PushItem(KEY, OTHER, written.payload)
@@ -452,7 +452,7 @@ def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
             new = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dot, 1)))
             assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def a_value_and_its_tombstone() -> tuple[Object, Object]:
@@ -467,8 +467,8 @@ def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: 
     """I-NO-RESURRECT: a key that was reaped is written over its tombstone's clock, by us without a context, while the
     REAP is under way or after it, so that the late push is older than what is there."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
             value, tombstone = a_value_and_its_tombstone()
             late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
@@ -490,15 +490,15 @@ def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: 
             assert [sibling.value for sibling in found.siblings] == [b"new"]
             assert descends(found.clock, tombstone.clock)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> None:
     """I-NO-RESURRECT, I-CLOCK-STABLE: what has not seen the tombstone is taken as if that were still there: under both
     clocks and a dot of ours, which wins over the merge that a cluster makes which has the tombstone."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             coordinator = w.made.coordinators["n1"]
             value, tombstone = a_value_and_its_tombstone()
             late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
@@ -523,7 +523,7 @@ def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> 
             change = w.made.store.changes(0, 0, 10)[-1]
             assert change.origin == UUID
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -532,8 +532,8 @@ def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> No
     tombstone is not stored, or it would go round; what it has seen brings nothing back, though it comes late and twice.
     The same tombstone written once more makes no entry."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
             dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3, 4)]
             ours = decode_object((await coordinator.write(WriteRequest(KEY, Content(b"old")))).payload)
@@ -557,14 +557,14 @@ def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> No
             written = await coordinator.write(WriteRequest(KEY, Content(b"new")))
             assert descends(decode_object(written.payload).clock, second.clock)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
     """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             coordinator = w.made.coordinators["n1"]
             value, tombstone = a_value_and_its_tombstone()
             for obj in (value, tombstone):
@@ -576,14 +576,14 @@ def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
             assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
             assert w.in_store() is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
     """I-NO-RESURRECT: neither while the REAP is under way nor after it, in a batch of its own or with others."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with reaping_cluster() as w:
             coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
             dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
             value = write(None, (), Content(b"old"), dots[0], 1)
@@ -603,15 +603,15 @@ def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
             assert [result.outcome for result in both] == [PushOutcome.APPLIED, PushOutcome.SUPERSEDED]
             assert w.in_store() is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
     """`repl_reap`: an entry that says so comes first, once every queue has passed the tombstone; the REAP follows when
     every queue has passed that one. Without queues nobody need be told."""
 
-    async def story() -> None:
-        async with world(IMMEDIATE._replace(repl_reap=True)) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(IMMEDIATE._replace(repl_reap=True)) as w:
             w.queues.offering, w.queues.waiting = True, "queue west waits"
             await w.delete()
             await w.until_it_waits("queue west waits")
@@ -631,7 +631,7 @@ def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
             await w.gone(SECOND)
             assert reaper.announced_count == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -639,8 +639,8 @@ def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
     """Told by another cluster, a tombstone that ours has not seen beyond goes by our own rules, and is named while it
     waits; where `repl_reap` is off, it stays. After a later write, and of an unknown key, nothing is stored."""
 
-    async def story() -> None:
-        async with world(DEFAULTS._replace(repl_reap=taken)) as w:
+    async def scenario() -> None:
+        async with reaping_cluster(DEFAULTS._replace(repl_reap=taken)) as w:
             coordinator = w.made.coordinators["n1"]
             dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
             value = write(None, (), Content(b"old"), dots[0], 1)
@@ -662,4 +662,4 @@ def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
             unknown = leaving._replace(key=SECOND)
             assert [r.outcome for r in await coordinator.push([unknown])] == ["superseded" if taken else "applied"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -50,7 +50,7 @@ def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_confirmed
     """The refusal waits for a committed read's confirmation: a leader that was replaced knows nothing of its
     successor's writes, and a rejected push would end as a dead letter that the sink acknowledges."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             runtime = c.runtimes["n1"]
             runtime.reads = []
@@ -66,7 +66,7 @@ def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_confirmed
             if isinstance(outcome, PushResult):
                 assert outcome.outcome is PushOutcome.REJECTED
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @BOTH
@@ -77,7 +77,7 @@ def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
     is to be tried again later. Neither is a rejection."""
     monkeypatch.setattr(routing, "LEADER_WAIT_S", 0.05)
 
-    async def story(refused: bool) -> IsthmusError | None:
+    async def scenario(refused: bool) -> IsthmusError | None:
         async with cluster(request_timeout_ms=300) as c:
             runtime = c.runtimes["n1"]
             if refused:
@@ -89,8 +89,8 @@ def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
                 assert outcome.outcome is PushOutcome.FAILED, outcome
             return _error(outcome)
 
-    assert isinstance(asyncio.run(story(refused=True)), MOVING)
-    late = asyncio.run(story(refused=False))
+    assert isinstance(asyncio.run(scenario(refused=True)), MOVING)
+    late = asyncio.run(scenario(refused=False))
     assert isinstance(late, TimedOut)
     assert "nothing was written" in str(late)
 
@@ -99,7 +99,7 @@ def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
 def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked) -> None:
     """Nobody else appends in its epoch: no confirmation is asked for."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             runtime = c.runtimes["n1"]
             runtime.reads = []
@@ -109,4 +109,4 @@ def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked)
             written = await asked(c, core.epoch, core.leo - 1)
             assert _error(written) is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -40,7 +40,7 @@ async def is_alive(c: Cluster) -> None:
 def test_a_context_that_leaves_no_room_for_the_write_is_refused(there: bool) -> None:
     """With as many entries as a clock may have, and the write's own beside them, nobody could read the key again."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             node = c.coordinators["n1"]
             if there:
@@ -49,13 +49,13 @@ def test_a_context_that_leaves_no_room_for_the_write_is_refused(there: bool) -> 
                 await node.write(WriteRequest(KEY, Content(b"v"), clock_of(CLOCK_ENTRIES_MAX)))
             await is_alive(c)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_stored_clock_that_is_full_takes_no_write_more() -> None:
     """A write over it is refused, with the clock as its context too; what is there can be read."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             node, full = c.coordinators["n1"], clock_of(CLOCK_ENTRIES_MAX)
             (result,) = await node.push([pushed(full)])
@@ -67,27 +67,27 @@ def test_a_stored_clock_that_is_full_takes_no_write_more() -> None:
             assert data is not None
             assert decode_object(data).clock == full
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_push_whose_merge_no_clock_holds_is_rejected() -> None:
     """Two clocks that are well each by itself may be none together."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             half = CLOCK_ENTRIES_MAX // 2 + 1
             first, second = await c.coordinators["n1"].push([pushed(clock_of(half)), pushed(clock_of(half, b"b"))])
             assert (first.outcome, second.outcome) == (PushOutcome.APPLIED, PushOutcome.REJECTED)
             await is_alive(c)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
     """Tombstones that leave elsewhere, of a key that is not here, are remembered together only as far as a clock goes:
     the key can still be written."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             node, half = c.coordinators["n1"], CLOCK_ENTRIES_MAX // 2 + 1
             node._properties = FixedProperties(TypeProperties(DEFAULTS._replace(repl_reap=True), {}))
@@ -99,4 +99,4 @@ def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
                 assert result.outcome is outcome
             await is_alive(c)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

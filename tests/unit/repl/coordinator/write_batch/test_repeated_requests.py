@@ -44,7 +44,7 @@ async def pending(c: Cluster, count: int = 1) -> None:
 def test_an_applied_request_is_known_at_every_node() -> None:
     """The repeat writes nothing, whatever it contains, and is answered with what the key holds now."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             first = await c.coordinators["n1"].write(named(b"one"))
             assert not first.repeated
@@ -58,13 +58,13 @@ def test_an_applied_request_is_known_at_every_node() -> None:
             repeats = [v for n, labels, v in c.coordinators["n1"].metrics() if labels.get("kind") == "repeated"]
             assert repeats == [3]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_request_is_its_key_and_its_id() -> None:
     """The same id under another key of the partition, and another id under the same key, are other requests."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             one, two = keys_of(0, 2)
             results = await c.coordinators["n1"].write_batch(
@@ -74,13 +74,13 @@ def test_a_request_is_its_key_and_its_id() -> None:
             assert await values(c, one) == [b"1", b"3"]
             assert await values(c, two) == [b"2"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_pending_request_is_waited_for() -> None:
     """A repeat of what is not applied yet, and of what is in the same batch, is answered when the first is (R-WAIT)."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.runtimes["n1"].hold = True
             tasks = [asyncio.create_task(both(c)[0].write(named(b"one")))]
@@ -98,14 +98,14 @@ def test_a_pending_request_is_waited_for() -> None:
             assert [r.repeated for r in batch] == [False, True]
             assert await values(c) == [b"a", b"one"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
     """A repeat that waited for an entry which a change of leader dropped is unknown, as the first; the next one is
     written by the new leader, once."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.runtimes["n1"].hold = True
             tasks = [asyncio.create_task(c.coordinators["n1"].write(named(b"one")))]
@@ -125,14 +125,14 @@ def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
             assert (await c.coordinators["n1"].write(named(b"one"))).repeated
             assert await values(c) == [b"one"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
     """Repeats wait for the entry of the first, without one of their own and so outside the window: where nothing is
     committed for hours, those whose clients have gone are not kept."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(request_timeout_ms=100) as c:
             runtime = c.runtimes["n1"]
             runtime.hold = True
@@ -146,13 +146,13 @@ def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
             runtime.apply(runtime.partitions[0])
             assert (await late).repeated
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
     """A request that was pending when leadership ended, and is in no log any more, is written when it comes again."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"zero")))
             c.runtimes["n1"].hold = True
@@ -166,14 +166,14 @@ def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
             assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
             assert await values(c) == [b"one", b"zero"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_refused_request_stays_free() -> None:
     """An id whose write was refused was not used: the same write takes effect afterwards. So with a delete of
     nothing."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             c.runtimes["n1"].refusal = TooFewInSync("few")
             for asked in both(c):
@@ -188,13 +188,13 @@ def test_a_refused_request_stays_free() -> None:
             again = await c.coordinators["n1"].write(delete)
             assert (again.created, again.repeated, again.clock) == (True, True, gone.clock)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_window_forgets_by_offsets() -> None:
     """Within the window a repeat is known; once the partition's log has moved on by as much, it is a new write."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(window=5) as c:
             await c.coordinators["n1"].write(named(b"one"))
             fillers = keys_of(0, 6)[1:]
@@ -205,7 +205,7 @@ def test_the_window_forgets_by_offsets() -> None:
             assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
             assert await values(c) == [b"one", b"one"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -216,15 +216,15 @@ def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
             tmp_path, cluster_uuid=UUID, write_buffer_bytes=100_000, block_cache_bytes=100_000, boot_id="boot"
         )
 
-    async def story(value: bytes) -> tuple[WriteResult, list[bytes]]:
+    async def scenario(value: bytes) -> tuple[WriteResult, list[bytes]]:
         async with cluster(store=opened()) as c:
             try:
                 return await c.coordinators["n1"].write(named(value)), await values(c)
             finally:
                 c.store.close()
 
-    first, _ = asyncio.run(story(b"one"))
-    again, found = asyncio.run(story(b"two"))
+    first, _ = asyncio.run(scenario(b"one"))
+    again, found = asyncio.run(scenario(b"two"))
     assert again == first._replace(repeated=True)
     assert found == [b"one"]
 
@@ -232,21 +232,21 @@ def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
 def test_an_id_has_a_length() -> None:
     """Longer than 64 bytes is refused for that item alone, at the leader, whoever asks."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster() as c:
             for asked in both(c):
                 results = await asked.write_batch([named(b"x", b"i" * 65), named(b"y", b"i" * 64)])
                 assert isinstance(results[0], BadInput)
                 assert isinstance(results[1], WriteResult)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
     """One sibling too many, judged by entries that are not applied, is told when they are; unknown if they are
     dropped (R-WAIT)."""
 
-    async def story(applied: bool) -> IsthmusError:
+    async def scenario(applied: bool) -> IsthmusError:
         async with cluster() as c:
             c.runtimes["n1"].hold = True
             tasks = [
@@ -263,8 +263,8 @@ def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
             assert isinstance(error, IsthmusError)
             return error
 
-    assert isinstance(asyncio.run(story(True)), TooManySiblings)
-    assert isinstance(asyncio.run(story(False)), OutcomeUnknown)
+    assert isinstance(asyncio.run(scenario(True)), TooManySiblings)
+    assert isinstance(asyncio.run(scenario(False)), OutcomeUnknown)
 
 
 @pytest.mark.parametrize("ending", ["applied", "dropped", "late"])
@@ -276,7 +276,7 @@ def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied
         dot = (actor_of(OTHER, 0), pack_counter(1, 1))
         return PushItem(KEY, OTHER, encode_object(write(None, (), Content(value), dot, 1_700_000_000_000)))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with cluster(request_timeout_ms=100 if ending == "late" else 5_000) as c:
             runtime = c.runtimes["n1"]
             runtime.hold = True
@@ -296,4 +296,4 @@ def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied
             else:
                 assert (same.outcome, other.outcome) == (PushOutcome.FAILED, PushOutcome.FAILED)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

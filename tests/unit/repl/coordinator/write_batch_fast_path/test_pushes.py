@@ -24,7 +24,7 @@ LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=600, object_
 ROUNDS = 60
 
 
-class Both:
+class History:
     """One history of a cluster that gets what two others made, and writes itself."""
 
     def __init__(self, seed: int) -> None:
@@ -98,7 +98,7 @@ class Both:
         return batch, results, end
 
 
-def told(result: object) -> object:
+def comparable(result: object) -> object:
     """An answer as it can be compared."""
     return (type(result), str(result)) if isinstance(result, IsthmusError) else result
 
@@ -107,35 +107,35 @@ def told(result: object) -> object:
 def test_usual_pushes_are_what_the_way_of_all_pushes_makes_of_them(seed: int) -> None:
     """Over long histories of fresh keys, newer, older, concurrent, equal, forged, too large and broken objects, and
     writes of this cluster between them, taking many at once makes the same entries, byte for byte, and answers."""
-    both = Both(seed)
+    history = History(seed)
     outcomes: set[object] = set()
     for _ in range(ROUNDS):
-        items = [both.item() for _ in range(both.random.randrange(1, 12))]
-        expected, answers, end = both.one_by_one(items)
-        both.place.reaped_pushes = type(both.place.reaped_pushes)()
-        batch = both.batch()
+        items = [history.item() for _ in range(history.random.randrange(1, 12))]
+        expected, answers, end = history.one_by_one(items)
+        history.place.reaped_pushes = type(history.place.reaped_pushes)()
+        batch = history.batch()
         results: list[object] = [None] * len(items)
         hashes = [key_hash(item.key.bucket, item.key.key) for item in items]
         assert add_items(batch, items, range(len(items)), hashes, results) == end
         assert batch.entries == expected.entries
         assert batch.new_rows == expected.new_rows
-        assert list(map(told, results)) == list(map(told, answers))
+        assert list(map(comparable, results)) == list(map(comparable, answers))
         assert batch.warned == expected.warned
         outcomes |= {r.outcome if isinstance(r, PushResult) else type(r) for r in results}
-        place = both.place
+        place = history.place
         place.unapplied.add_pending_rows(batch.new_rows)
         place.pending += batch.entries
         place.replica.leo += len(batch.entries)
-        if both.random.random() < 0.3:
-            own = both.batch()
-            key = Key(b"default", b"b", b"key-%d" % both.random.randrange(6))
+        if history.random.random() < 0.3:
+            own = history.batch()
+            key = Key(b"default", b"b", b"key-%d" % history.random.randrange(6))
             with suppress(IsthmusError):
                 own.write(WriteRequest(key, Content(b"ours")), key_hash(key.bucket, key.key))
             place.unapplied.add_pending_rows(own.new_rows)
             place.pending += own.entries
             place.replica.leo += len(own.entries)
-        if both.random.random() < 0.5 and place.pending:
-            both.store.write([PartitionStep(0, tuple(place.pending))])
+        if history.random.random() < 0.5 and place.pending:
+            history.store.write([PartitionStep(0, tuple(place.pending))])
             place.replica.applied = place.replica.leo
             place.pending.clear()
             place.unapplied.clear_pending_rows()

@@ -30,7 +30,7 @@ PROPERTIES = TypeProperties(
 ROUNDS = 60
 
 
-class Both:
+class History:
     """One history, proposed in both ways, on one store."""
 
     def __init__(self, seed: int) -> None:
@@ -95,7 +95,7 @@ class Both:
         return batch, results, end
 
 
-def told(result: object) -> object:
+def comparable(result: object) -> object:
     """An answer as it can be compared."""
     return (type(result), str(result)) if isinstance(result, IsthmusError) else result
 
@@ -104,12 +104,12 @@ def told(result: object) -> object:
 def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) -> None:
     """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not,
     taking many at once makes the same entries, byte for byte, the same answers, counts and reports."""
-    both = Both(seed)
+    history = History(seed)
     usual = 0
     for _ in range(ROUNDS):
-        requests = [both.request() for _ in range(both.random.randrange(1, 12))]
-        expected, answers, end = both.one_by_one(requests)
-        batch = both.batch()
+        requests = [history.request() for _ in range(history.random.randrange(1, 12))]
+        expected, answers, end = history.one_by_one(requests)
+        batch = history.batch()
         results: list[object] = [None] * len(requests)
         hashes = [key_hash(request.key.bucket, request.key.key) for request in requests]
         ends = [0]
@@ -120,7 +120,7 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
         assert batch.entries == expected.entries
         assert batch.new_rows == expected.new_rows
         assert batch.new_requests == expected.new_requests
-        assert list(map(told, results)) == list(map(told, answers))
+        assert list(map(comparable, results)) == list(map(comparable, answers))
         assert (batch.put_count, batch.delete_count, batch.repeated_count) == (
             expected.put_count,
             expected.delete_count,
@@ -130,19 +130,19 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
         assert batch.needs_confirmation == expected.needs_confirmation
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, WriteResult) and result.clock:
-                both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
+                history.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
             usual += isinstance(result, WriteResult) or (isinstance(result, PushResult) and result.error is None)
         for entry in batch.entries:
             clock = decode_clock(decode_key_row(entry.row).clock)
-            both.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
-        both.now_ms += both.random.randrange(2_000)
-        place = both.place
+            history.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
+        history.now_ms += history.random.randrange(2_000)
+        place = history.place
         place.unapplied.add_pending_rows(batch.new_rows)
         if batch.entries:
             place.replica.leo = batch.entries[-1].offset + 1
             place.pending += batch.entries
-        if both.random.random() < 0.5 and place.pending:
-            both.store.write([PartitionStep(0, tuple(place.pending))])
+        if history.random.random() < 0.5 and place.pending:
+            history.store.write([PartitionStep(0, tuple(place.pending))])
             place.replica.applied = place.replica.leo
             place.pending.clear()
             place.unapplied.clear_pending_rows()
