@@ -15,7 +15,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 NODES = ("n1", "n2", "n3")
 
 
-class Together:
+class ReplicaGroup:
     """`logs` hold what each replica persisted; `mute` names nodes that nothing reaches and nothing leaves;
     `slow` nodes whose log is written and not reported durable."""
 
@@ -29,12 +29,12 @@ class Together:
         self.nodes = nodes
         self.now_ms = 0
         self.logs: dict[str, list[Entry]] = {node: [] for node in nodes}
-        self.mute: set[str] = set()
-        self.slow: set[str] = set()
+        self.isolated: set[str] = set()
+        self.slow_disks: set[str] = set()
         self.unregistered: set[str] = set()
         self.served: list[int] = []
         self.refused: list[int] = []
-        self.replicas = {node: self.made(node, options or ReplicaOptions()) for node in nodes}
+        self.replicas = {node: self.new_replica(node, options or ReplicaOptions()) for node in nodes}
         self.queue: deque[tuple[str, ev.Event]] = deque()
         self.record = PartitionRecord(
             0,
@@ -47,9 +47,9 @@ class Together:
             version=0,
         )
         for number, node in enumerate(nodes):
-            self.tell(node, ev.SessionStarted(100 + number))
+            self.deliver(node, ev.SessionStarted(100 + number))
 
-    def made(self, node: str, options: ReplicaOptions, log_id: int = 1) -> Replica:
+    def new_replica(self, node: str, options: ReplicaOptions, log_id: int = 1) -> Replica:
         """A replica of what its log holds; everything in it was durable, nothing is applied."""
         log = self.logs[node]
         table: list[tuple[int, int]] = []
@@ -72,10 +72,10 @@ class Together:
         """The metastore takes `record`, and everybody who can hear it sees it."""
         self.record = replace(record, version=self.record.version + 1)
         for node in self.nodes:
-            if node not in self.mute:
-                self.tell(node, ev.RecordSeen(self.record))
+            if node not in self.isolated:
+                self.deliver(node, ev.RecordSeen(self.record))
 
-    def tell(self, node: str, event: ev.Event) -> None:
+    def deliver(self, node: str, event: ev.Event) -> None:
         """One event, and everything that follows from it."""
         self.queue.append((node, event))
         while self.queue:
@@ -83,14 +83,14 @@ class Together:
             for effect in self.replicas[to].step(what, self.now_ms):
                 self.perform(to, effect)
 
-    def pass_time(self, until_ms: int, step_ms: int = 50) -> None:
+    def advance_time(self, until_ms: int, step_ms: int = 50) -> None:
         """Let time go by, ticking whoever has something due."""
         while self.now_ms < until_ms:
             self.now_ms += step_ms
             for node, replica in self.replicas.items():
                 due_ms = replica.deadline_ms()
                 if due_ms is not None and due_ms <= self.now_ms:
-                    self.tell(node, ev.Tick())
+                    self.deliver(node, ev.Tick())
 
     def append(self, count: int = 1) -> list[fx.Effect]:
         """The leader takes `count` entries; its own effects are returned after all that follows is done."""
@@ -103,7 +103,7 @@ class Together:
         for effect in effects:
             self.perform(leader.member.node, effect)
         while self.queue:
-            self.tell(*self.queue.popleft())
+            self.deliver(*self.queue.popleft())
         return effects
 
     def perform(self, node: str, effect: fx.Effect) -> None:
@@ -134,17 +134,17 @@ class Together:
                 self.served += tokens
             case fx.ReadRefused(tokens):
                 self.refused += tokens
-            case fx.ReadRecordSync(nonce) if node not in self.mute:
+            case fx.ReadRecordSync(nonce) if node not in self.isolated:
                 self.queue.append((node, ev.RecordSynced(nonce, self.record)))
             case _:
                 pass
 
     def durable(self, node: str) -> None:
-        if node not in self.slow:
+        if node not in self.slow_disks:
             self.queue.append((node, ev.Persisted(len(self.logs[node]))))
 
     def carry(self, node: str, to: str, message: object) -> None:
-        if not self.mute & {node, to}:
+        if not self.isolated & {node, to}:
             self.queue.append((to, ev.Received(node, message)))  # type: ignore[arg-type]
 
     def conditional(self, node: str, record: PartitionRecord, needs: tuple[Member, ...]) -> None:
@@ -155,5 +155,5 @@ class Together:
         self.record = replace(record, version=record.version + 1)
         self.queue.append((node, ev.WriteConfirmed(self.record)))
         for other in self.nodes:
-            if other not in self.mute:
+            if other not in self.isolated:
                 self.queue.append((other, ev.RecordSeen(self.record)))

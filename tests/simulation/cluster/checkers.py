@@ -1,7 +1,8 @@
 """Every named invariant, looked at after every event; what is expensive, after every so many and at restarts.
 
 The checks are `tests.simulation.cluster.invariants`; here is what they are fed: the disks, the metastore and the
-history as the world knows them, never what the core believes of itself, except for the few checks that are about that.
+history as the simulation knows them, never what the core believes of itself, except for the few checks that are about
+that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.disk import SimLog
     from tests.simulation.cluster.nodes import Node
     from tests.simulation.cluster.process import Process
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 DEEP_EVERY = 700
 """Whole logs are scanned after every so many events of cores, and at every start."""
@@ -34,10 +35,10 @@ LEADS = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
 
 class Checkers:
-    """The eyes of one world."""
+    """The eyes of one simulation."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self.simulation = simulation
         self.histories: dict[int, PartitionHistory] = {}
         """All that happened to each partition."""
         self._views: dict[tuple[str, int], PartitionRecord | None] = {}
@@ -78,14 +79,14 @@ class Checkers:
         if not self.declared.record_changed(before, after):
             invariants.min_guard(before, after)
         if not self.beyond_promise:
-            log_ids = {name: self.world.nodes[name].disk.log_ids[partition] for name in after.replicas}
+            log_ids = {name: self.simulation.nodes[name].disk.log_ids[partition] for name in after.replicas}
             invariants.some_guard(after, log_ids)
         if before.isr != after.isr or before.elr != after.elr:
             self.guard_complete(partition)
         self._count_change(before, after)
 
     def _count_change(self, before: PartitionRecord, after: PartitionRecord) -> None:
-        counts = self.world.counts
+        counts = self.simulation.counts
         if before.status is not after.status:
             counts[f"status_{after.status}"] += 1
         if before.leader is not None and after.leader is None and after.preferred is not None:
@@ -126,7 +127,9 @@ class Checkers:
         """A copy is about to be deleted: it is none that may be elected (I-CLEARED). A leader of before, which sleeps
         and has its acknowledgement, may yet count that."""
         self._lost_ends[node.name, partition, node.disk.log_ids[partition]] = self.kept(node.disk.logs[partition])
-        invariants.cleared(self.world.metastore.records[partition], Member(node.name, node.disk.log_ids[partition]))
+        invariants.cleared(
+            self.simulation.metastore.records[partition], Member(node.name, node.disk.log_ids[partition])
+        )
 
     def data_lost(self, node: Node) -> None:
         """A machine is about to lose its copies of all logs, or the belief in them."""
@@ -138,9 +141,9 @@ class Checkers:
     def disk_changed(self, node: Node) -> None:
         """A machine lost data, or what was thought to be there."""
         for partition in node.partitions:
-            record = self.world.metastore.records[partition]
+            record = self.simulation.metastore.records[partition]
             if not self.beyond_promise:
-                log_ids = {name: self.world.nodes[name].disk.log_ids[partition] for name in record.replicas}
+                log_ids = {name: self.simulation.nodes[name].disk.log_ids[partition] for name in record.replicas}
                 invariants.some_guard(record, log_ids)
             self.guard_complete(partition)
 
@@ -150,8 +153,8 @@ class Checkers:
             return
         history = self.history(partition)
         decided = len(history.committed)
-        for member in guard(self.world.metastore.records[partition]):
-            disk = self.world.nodes[member.node].disk
+        for member in guard(self.simulation.metastore.records[partition]):
+            disk = self.simulation.nodes[member.node].disk
             if disk.log_ids[partition] != member.log_id or partition not in disk.logs:
                 continue
             log = disk.logs[partition]
@@ -162,7 +165,7 @@ class Checkers:
 
     def kept(self, log: SimLog) -> int:
         """What of a log an acknowledgement may rest on."""
-        return log.end if self.world.plan.asynchronous else log.synced
+        return log.end if self.simulation.plan.asynchronous else log.synced
 
     def agreed(self, node: Node, partition: int) -> int:
         """How far a log agrees with what is committed."""
@@ -177,7 +180,7 @@ class Checkers:
     def goes_far(self, process: Process, partition: int) -> None:
         """A copy is about to be marked: nobody counts on it (I-FAR-GUARD)."""
         member = Member(process.node.name, process.node.disk.log_ids[partition])
-        if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
+        if member in guard(self.simulation.metastore.records[partition]) and not self.beyond_promise:
             raise Violation("I-FAR-GUARD", f"{member} may be elected, and its rows are about to be replaced")
 
     def left_far(self, process: Process, partition: int, end: int, latest: dict[int, Entry]) -> Sequence[Entry]:
@@ -205,7 +208,7 @@ class Checkers:
                 invariants.dot_unique(history, entry)
             invariants.no_false_nack(history, entries)
         else:
-            self.world.counts["entries_copied"] += len(entries)
+            self.simulation.counts["entries_copied"] += len(entries)
             invariants.log_leader(history, entries)
         invariants.log_match(history, self._epoch_below(process, partition, entries[0].offset), entries)
         if process.holds_directory():
@@ -283,7 +286,7 @@ class Checkers:
         name = type(message).__name__
         if isinstance(message, ms.FollowRejected):
             name += f"_{message.refusal}"
-        self.world.counts[name] += 1
+        self.simulation.counts[name] += 1
 
     def _check_view(
         self, process: Process, partition: int, known: PartitionRecord | None, record: PartitionRecord | None
@@ -303,7 +306,7 @@ class Checkers:
         """A process asks for a conditional write."""
         undecided = process.undecided[partition]
         if any(other is record for other in undecided):
-            self.world.counts["write_repeated"] += 1
+            self.simulation.counts["write_repeated"] += 1
             return
         refused = self._refused_versions.get((process.name, partition)) == record.version
         known = process.replicas[partition].record
@@ -315,14 +318,14 @@ class Checkers:
     def _check_truncate(self, process: Process, partition: int, effect: fx.Truncate) -> None:
         """A follower drops the end of its log."""
         disk = process.node.disk
-        self.world.counts["truncations"] += 1
+        self.simulation.counts["truncations"] += 1
         if process.holds_directory():
             before = self._hws[process.name, partition]
             invariants.trunc_safe(effect.to_offset, before, disk.stores[partition].applied, disk.logs[partition].start)
 
     def _check_role(self, process: Process, partition: int, event: ev.Event, effect: fx.RoleChanged) -> None:
         """A core changed its role."""
-        counts = self.world.counts
+        counts = self.simulation.counts
         counts[f"role_{effect.role}"] += 1
         if self.declared.role(process, partition, effect.role, effect.reason):
             return
@@ -371,7 +374,7 @@ class Checkers:
         undecided = process.undecided[partition]
         held = {}
         for member in invariants.maximal(record, undecided):
-            disk = self.world.nodes[member.node].disk
+            disk = self.simulation.nodes[member.node].disk
             if (
                 disk.log_ids[partition] != member.log_id or partition not in disk.logs
             ):  # what it lost since is another matter
@@ -387,7 +390,7 @@ class Checkers:
         invariants.commit_rule(record, undecided, who, held, barrier, end)
         for entry in entries:
             invariants.commit_agree(history, entry.offset, entry)
-        self.world.counts["commits"] += 1
+        self.simulation.counts["commits"] += 1
         self.guard_complete(partition)
 
     def _check_log(self, process: Process, partition: int, replica: Replica) -> None:
@@ -418,7 +421,7 @@ class Checkers:
         invariants.no_false_nack(history, log.entries)
         invariants.log_match(history, None, log.entries)
         member = Member(process.node.name, process.node.disk.log_ids[partition])
-        if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
+        if member in guard(self.simulation.metastore.records[partition]) and not self.beyond_promise:
             kept = log.read(log.start, self.kept(log)) if self.kept(log) > log.start else ()
             invariants.guard_complete(history, log.start, kept)
         if not process.log.truncates(partition) and replica.far_position is None:
@@ -446,7 +449,7 @@ class Checkers:
 
     def read_served(self, process: Process, partition: int, least: int) -> None:
         """A read is served from what is applied at this moment."""
-        self.world.counts["reads_served"] += 1
+        self.simulation.counts["reads_served"] += 1
         if self.declared.quarantines(process.node, partition):
             raise Violation("I-DIVERGED", f"{process.name} serves a read, and has another past")
         applied = process.replicas[partition].applied
@@ -457,9 +460,9 @@ class Checkers:
     # -- the end --------------------------------------------------------------------------------
 
     def unwell(self, writing: bool = False) -> str:
-        """What keeps the world from being well; empty when nothing does. While clients write (`writing`) logs grow, and
-        only who is in sync tells."""
-        for partition, record in self.world.metastore.records.items():
+        """What keeps the simulation from being well; empty when nothing does. While clients write (`writing`) logs
+        grow, and only who is in sync tells."""
+        for partition, record in self.simulation.metastore.records.items():
             found = self._unwell(partition, record, writing)
             if found:
                 return f"partition {partition}: {found}"
@@ -468,7 +471,7 @@ class Checkers:
     def _unwell(self, partition: int, record: PartitionRecord, writing: bool) -> str:
         if record.status is not PartitionStatus.ONLINE or record.leader is None:
             return f"{record.status}: {record.reason}"
-        leader = self.world.nodes[record.leader.node].current
+        leader = self.simulation.nodes[record.leader.node].current
         if leader is None or record.leader != leader.me() or leader.stopping:
             return f"led by {record.leader}, which is not the process there"
         leads = leader.replicas[partition]
@@ -479,7 +482,7 @@ class Checkers:
         if record.adding or record.removing:
             return f"a change of replicas does not end: {leads.reassigning}"
         for name in record.replicas:
-            node = self.world.nodes[name]
+            node = self.simulation.nodes[name]
             process = node.current
             if process is None:
                 return f"{name} does not run"
@@ -503,21 +506,23 @@ class Checkers:
             )
             if not writing and any(end != leads.leo for end in ends):
                 return f"{name} is at {ends} of {leads.leo}: {replica.role}, {replica.reason}"
-        left = [n.name for n in self.world.nodes.values() if partition in n.disk.logs and n.name not in record.replicas]
+        left = [
+            n.name for n in self.simulation.nodes.values() if partition in n.disk.logs and n.name not in record.replicas
+        ]
         if left and not writing:
             return f"copies are left at {left}"
-        sound = [n for n in record.replicas if not self.declared.quarantines(self.world.nodes[n], partition)]
-        in_sync = {Member(n, self.world.nodes[n].disk.log_ids[partition]) for n in sound}
+        sound = [n for n in record.replicas if not self.declared.quarantines(self.simulation.nodes[n], partition)]
+        in_sync = {Member(n, self.simulation.nodes[n].disk.log_ids[partition]) for n in sound}
         if record.isr != in_sync:
             return f"in sync are {sorted(record.isr)}, not {sorted(in_sync)}; {leads.reason}"
         return ""
 
     def final(self) -> None:
         """Everything that was ever acknowledged is in every state, once; nobody waits for an answer."""
-        for partition, record in self.world.metastore.records.items():
+        for partition, record in self.simulation.metastore.records.items():
             history = self.history(partition)
             for name in record.replicas:
-                node = self.world.nodes[name]
+                node = self.simulation.nodes[name]
                 store = node.disk.stores[partition]
                 assert node.current is not None
                 if Member(name, node.disk.log_ids[partition]) in record.isr:
@@ -528,4 +533,4 @@ class Checkers:
                 waiting = [token for token, read in node.current.reads.items() if read[0] == partition]
                 if waiting:
                     raise Violation("I-CONVERGE", f"reads {waiting} of partition {partition} at {name} got no answer")
-            self.world.counts["committed"] += len(history.committed)
+            self.simulation.counts["committed"] += len(history.committed)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 
 class Client:
     """A stream of batches for one partition; an operation counts as done when its last attempt was acknowledged."""
 
-    def __init__(self, world: World, partition: int) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation, partition: int) -> None:
+        self.simulation = simulation
         self.partition = partition
         self.done = False
         """An acknowledgement came since `begin`."""
@@ -30,12 +30,14 @@ class Client:
         """Write, and again after a while."""
         if self._stopped:
             return
-        world = self.world
-        gap_ms = world.plan.write_gap_ms
+        simulation = self.simulation
+        gap_ms = simulation.plan.write_gap_ms
         served = self._write()
-        if world.rng.random() < world.plan.reads:
+        if simulation.rng.random() < simulation.plan.reads:
             self._read()
-        world.after(world.rng.randint(1, gap_ms) if served else world.rng.randint(gap_ms, 4 * gap_ms), self.start)
+        simulation.after(
+            simulation.rng.randint(1, gap_ms) if served else simulation.rng.randint(gap_ms, 4 * gap_ms), self.start
+        )
 
     def stop(self) -> None:
         """No more writes and reads."""
@@ -47,7 +49,7 @@ class Client:
 
     def acknowledged(self) -> None:
         """An item was acknowledged."""
-        self.world.counts["acked"] += 1
+        self.simulation.counts["acked"] += 1
         self.done = True
 
     def unknown(self) -> None:
@@ -56,20 +58,20 @@ class Client:
 
     def _process(self, stray: float) -> Process | None:
         """Where to go: the leader's node by the record, or at times any; of two processes there, any."""
-        world, rng = self.world, self.world.rng
-        record = world.metastore.records[self.partition]
+        simulation, rng = self.simulation, self.simulation.rng
+        record = simulation.metastore.records[self.partition]
         if record.leader is not None and rng.random() >= stray:
             name = record.leader.node
         else:
             name = rng.choice(record.replicas)
-        awake = [p for p in world.nodes[name].processes if not p.paused and self.partition in p.replicas]
+        awake = [p for p in simulation.nodes[name].processes if not p.paused and self.partition in p.replicas]
         if not awake:
             return None
         return awake[0] if len(awake) == 1 else rng.choice(awake)
 
     def _write(self) -> bool:
         """Write once; False when nobody served it."""
-        world, rng = self.world, self.world.rng
+        simulation, rng = self.simulation, self.simulation.rng
         process = self._process(0.05)
         if process is None:
             return False
@@ -80,7 +82,7 @@ class Client:
         refused = process.submit(self, count, *shifts)
         assert (refused == "fenced") == misfit, f"a batch that was built for another state: {refused or 'appended'}"
         if refused is not None:
-            world.counts[f"refused_{refused}"] += 1
+            simulation.counts[f"refused_{refused}"] += 1
             self._owed = max(self._owed, count)
             return misfit
         self._owed = max(0, self._owed - count)

@@ -11,7 +11,7 @@ from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.metastore import Look
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 LOOK_MS = 500
 """Pause between two looks of a controller that heard of nothing."""
@@ -20,8 +20,8 @@ LOOK_MS = 500
 class Controller:
     """Reads, lets the rules decide, writes conditionally; remembers only its watches and what it heard."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation, name: str) -> None:
+        self.simulation = simulation
         self.name = name
         self.sleeps_until_ms = 0
         self._due_ms: set[int] = set()
@@ -34,11 +34,11 @@ class Controller:
     def start(self) -> None:
         """Look now and every LOOK_MS."""
         self.look()
-        self.world.after(LOOK_MS, self.start)
+        self.simulation.after(LOOK_MS, self.start)
 
     def look(self) -> None:
         """Ask the metastore how things are."""
-        self.world.metastore.read(self.name, self._decide)
+        self.simulation.metastore.read(self.name, self._decide)
 
     def heard(self, partition: int, promoted: fx.Promoted) -> None:
         """A candidate says that it promoted itself."""
@@ -49,54 +49,54 @@ class Controller:
             self.look()
 
     def _decide(self, look: Look) -> None:
-        world = self.world
-        if world.now_ms < self.sleeps_until_ms:
-            world.counts["controller_slept"] += 1
-            world.after(self.sleeps_until_ms - world.now_ms, self._decide, look)  # and wakes with an old look
+        simulation = self.simulation
+        if simulation.now_ms < self.sleeps_until_ms:
+            simulation.counts["controller_slept"] += 1
+            simulation.after(self.sleeps_until_ms - simulation.now_ms, self._decide, look)  # and wakes with an old look
             return
         records, registrations, life = look
-        if life != world.metastore.life:
+        if life != simulation.metastore.life:
             return  # its session is over with the metastore that it looked at
         for partition, record in records.items():
             before = self._watches.get(partition)
             if before is not None and record.epoch < before.epoch:
                 watch = before
             else:
-                watch = self._watches[partition] = watched(before, record, world.now_ms)
+                watch = self._watches[partition] = watched(before, record, simulation.now_ms)
             key = (partition, record.version)
             if record.status is PartitionStatus.ELECTION and key not in self._asked:
                 self._asked.add(key)
                 for name in asked(record, registrations):
                     self._ask(name, key)
-            decision = world.decide(
+            decision = simulation.decide(
                 record,
                 registrations,
-                world.now_ms,
+                simulation.now_ms,
                 watch.since_ms,
                 self._promoted.get(partition, set()),
                 attempt=watch.attempt,
                 reported=self._reported.get(key, {}),
             )
             if isinstance(decision, ProposeRecord):
-                world.tell(self.name, "writes", decision.record)
-                world.metastore.write(self.name, decision.record, (), self._written)
+                simulation.log_event(self.name, "writes", decision.record)
+                simulation.metastore.write(self.name, decision.record, (), self._written)
             elif isinstance(decision, WaitUntil) and decision.until_ms not in self._due_ms:
                 self._due_ms.add(decision.until_ms)
-                world.after(max(1, decision.until_ms - world.now_ms), self.look)
+                simulation.after(max(1, decision.until_ms - simulation.now_ms), self.look)
 
     def _ask(self, name: str, key: tuple[int, int]) -> None:
-        world = self.world
-        if world.network.both_open(self.name, name) and world.rng.random() >= world.plan.lost:
-            world.after(world.rng.randint(2, 20), self._answer, name, key)
+        simulation = self.simulation
+        if simulation.network.both_open(self.name, name) and simulation.rng.random() >= simulation.plan.lost:
+            simulation.after(simulation.rng.randint(2, 20), self._answer, name, key)
 
     def _answer(self, name: str, key: tuple[int, int]) -> None:
-        process = self.world.nodes[name].current
+        process = self.simulation.nodes[name].current
         replica = None if process is None or process.paused else process.replicas.get(key[0])
         if replica is not None:
             self._reported.setdefault(key, {})[name] = (last_epoch(replica.epoch_table), replica.leo)
-            self.world.after(self.world.rng.randint(2, 20), self.look)
+            self.simulation.after(self.simulation.rng.randint(2, 20), self.look)
 
     def _written(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
-        self.world.counts[f"controller_{kind}"] += 1
+        self.simulation.counts[f"controller_{kind}"] += 1
         if kind != "undecided":
             self.look()

@@ -40,13 +40,13 @@ class Act:
 
 
 class Declarations:
-    """Of one world; what counts is the newest act of each partition."""
+    """Of one simulation; what counts is the newest act of each partition."""
 
     def __init__(self, checkers: Checkers) -> None:
         self._checkers = checkers
         self._shown: dict[tuple[int, int, Member], int] = {}
         self.acts: dict[int, Act] = {}
-        """By partition; empty in most worlds."""
+        """By partition; empty in most simulations."""
         self.unfounded: set[tuple[str, int]] = set()
         """(node, partition) where a copy was forced whose store had rows of entries that its log had lost."""
 
@@ -57,7 +57,7 @@ class Declarations:
 
     def _has(self, member: Member, partition: int) -> int:
         """How far a copy has all that was decided, whatever happens to its machine."""
-        node = self._checkers.world.nodes[member.node]
+        node = self._checkers.simulation.nodes[member.node]
         if node.disk.log_ids[partition] != member.log_id or partition not in node.disk.logs:
             return 0
         return min(self._checkers.agreed(node, partition), self._checkers.kept(node.disk.logs[partition]))
@@ -79,16 +79,16 @@ class Declarations:
                 f"guard {sorted(guard(after))}",
             )
         (chosen,) = guard(after)
-        process = self._checkers.world.nodes[chosen.node].current
+        process = self._checkers.simulation.nodes[chosen.node].current
         replica = None if process is None else process.replicas.get(after.partition)
         if replica is not None and replica.unfounded:
-            self._checkers.world.counts["forced_unfounded"] += 1
+            self._checkers.simulation.counts["forced_unfounded"] += 1
             self.unfounded.add((chosen.node, after.partition))
         self._declare(before, after, chosen)
         return True
 
     def _declare(self, before: PartitionRecord, after: PartitionRecord, chosen: Member) -> None:
-        partition, counts = after.partition, self._checkers.world.counts
+        partition, counts = after.partition, self._checkers.simulation.counts
         shown, end = self._shown.get((partition, before.version, chosen)), self._has(chosen, partition)
         if shown is None:
             raise Violation("I-FORCED", f"{chosen} is forced, and no operator ordered that")
@@ -111,7 +111,7 @@ class Declarations:
     def _compare(self, act: Act, partition: int) -> None:
         """Note which copies know of more."""
         act.diverged.clear()
-        for node in self._checkers.world.holders(partition):
+        for node in self._checkers.simulation.holders(partition):
             hws = [
                 process.replicas[partition].high_watermark
                 for process in node.processes
@@ -179,7 +179,7 @@ class Declarations:
         if role in (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING):
             raise Violation("I-DIVERGED", f"{process.name} has another past, and is {role}")
         if role is ReplicaRole.FAILED and reason.startswith(DIVERGED):
-            self._checkers.world.counts["quarantined"] += 1
+            self._checkers.simulation.counts["quarantined"] += 1
             return True
         return False
 

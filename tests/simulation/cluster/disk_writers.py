@@ -1,7 +1,7 @@
 """What a process has its disk do: one writer of the log and one of the store, each one batch at a time.
 
-The log's writer writes what was asked for by all partitions in order, syncs, and only then says what is durable
-(in `async` worlds: as soon as it is written). A process that lost the directory's lock gets errors from the disk; one
+The log's writer writes what was asked for by all partitions in order, syncs, and only then says what is durable (in
+`async` simulations: as soon as it is written). A process that lost the directory's lock gets errors from the disk; one
 that is killed leaves what it was amid done, half done, or not.
 """
 
@@ -35,7 +35,7 @@ class Writer:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.world = process.world
+        self.simulation = process.simulation
 
     @property
     def disk(self) -> Disk:
@@ -44,13 +44,13 @@ class Writer:
 
     def disk_ms(self, low: int, high: int) -> int:
         """How long the disk takes for something."""
-        return self.world.rng.randint(low, high) * self.disk.slow
+        return self.simulation.rng.randint(low, high) * self.disk.slow
 
     def obeyed(self) -> bool:
         """True when the disk does what this process asked for; an error is told otherwise."""
         process = self.process
         if process.alive and not process.holds_directory():
-            self.world.counts["stale_handle"] += 1
+            self.simulation.counts["stale_handle"] += 1
             process.disk_error("the directory has another owner")
         return process.holds_directory()
 
@@ -72,12 +72,12 @@ class LogWriter(Writer):
     def sync_recovered(self, ends: dict[int, int]) -> None:
         """Make durable what recovery found written and not synced."""
         self._busy = True
-        self.world.after(self.disk_ms(1, 25), self._sync, [], ends)
+        self.simulation.after(self.disk_ms(1, 25), self._sync, [], ends)
 
     def note_epoch(self, partition: int, epoch: int, owner: Incarnation | None) -> None:
         """Make `epoch` durable as the highest seen."""
         self._epochs_in_flight[partition] = (epoch, owner)
-        self.world.after(self.disk_ms(2, 20), self._epoch_written, partition, epoch, owner)
+        self.simulation.after(self.disk_ms(2, 20), self._epoch_written, partition, epoch, owner)
 
     def truncates(self, partition: int) -> bool:
         """True while a truncation of the partition's log, or a new beginning, waits to be written."""
@@ -89,7 +89,7 @@ class LogWriter(Writer):
 
     def leave_behind(self) -> None:
         """The process ends amid its work."""
-        rng, disk = self.world.rng, self.disk
+        rng, disk = self.simulation.rng, self.disk
         jobs = self.unwritten
         if jobs:
             done = rng.randint(0, len(jobs))
@@ -106,7 +106,7 @@ class LogWriter(Writer):
     def _go_on(self) -> None:
         if self.unwritten and not self._busy:
             self._busy = True
-            self.world.after(self.disk_ms(0, 2), self._write)
+            self.simulation.after(self.disk_ms(0, 2), self._write)
 
     def _write(self) -> None:
         if not self.obeyed():
@@ -114,15 +114,15 @@ class LogWriter(Writer):
         batch, self.unwritten = self.unwritten, []
         for partition, job in batch:
             self._write_job(partition, job)
-        if self.world.plan.asynchronous:
+        if self.simulation.plan.asynchronous:
             for partition, job in batch:
                 if isinstance(job, Start):
                     self.disk.logs[partition].sync()
             self._busy = False
-            self.tell_durable(batch, {})
+            self.report_durable(batch, {})
             self._go_on()
         else:
-            self.world.after(self.disk_ms(1, 20), self._sync, batch, {})
+            self.simulation.after(self.disk_ms(1, 20), self._sync, batch, {})
 
     def _write_job(self, partition: int, job: Job) -> None:
         log = self.disk.logs[partition]
@@ -139,22 +139,22 @@ class LogWriter(Writer):
             return
         if disk.fails:
             disk.fails = False
-            self.world.counts["sync_failed"] += 1
+            self.simulation.counts["sync_failed"] += 1
             self.process.disk_error("EIO")
             return
         for log in disk.logs.values():
             log.sync()
         self._busy = False
         self._go_on()
-        self.tell_durable(batch, ends)
+        self.report_durable(batch, ends)
 
-    def tell_durable(self, batch: list[tuple[int, Job]], ends: dict[int, int]) -> None:
+    def report_durable(self, batch: list[tuple[int, Job]], ends: dict[int, int]) -> None:
         """Tell each partition's core, in the order in which it asked, what is durable now."""
         facts: dict[int, list[ev.Event]] = {partition: [ev.Persisted(end)] for partition, end in ends.items()}
         for partition, job in batch:
             told = facts.setdefault(partition, [])
             if isinstance(job, Start):
-                self.world.after(0, self.process.far.log_restarted, partition)
+                self.simulation.after(0, self.process.far.log_restarted, partition)
             elif isinstance(job, int):
                 told.append(ev.Truncated(job))
             else:
@@ -192,13 +192,13 @@ class StoreWriter(Writer):
 
     def leave_behind(self) -> None:
         """The process ends amid its work."""
-        if self._amid is not None and self.world.rng.random() < 0.5:
+        if self._amid is not None and self.simulation.rng.random() < 0.5:
             self._apply(self._amid)
 
     def _go_on(self) -> None:
         if self._amid is None and self._asked:
             self._amid, self._asked = self._asked, {}
-            self.world.after(self.disk_ms(0, 6), self._write)
+            self.simulation.after(self.disk_ms(0, 6), self._write)
 
     def _write(self) -> None:
         if not self.obeyed():
@@ -216,6 +216,6 @@ class StoreWriter(Writer):
             store = self.disk.stores[partition]
             if end > store.applied:
                 entries = process.read_log(partition, store.applied, end)
-                self.world.checkers.applied(process, partition, entries)
+                self.simulation.checkers.applied(process, partition, entries)
                 store.write(entries)
             process.forget_tail(partition, end)

@@ -23,7 +23,7 @@ from tests.simulation.cluster.plan import KINDS
 if TYPE_CHECKING:
     from tests.simulation.cluster.nodes import Node
     from tests.simulation.cluster.process import Process
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 AMBUSHES = (
     fx.PersistEpoch,
@@ -41,10 +41,10 @@ AMBUSHES = (
 
 
 class Faults:
-    """Breaks the world until `end`."""
+    """Breaks the simulation until `end`."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self.simulation = simulation
         self.over = False
         self._open_losses: dict[int, dict[str, int]] = {}
         """partition -> node -> the gen that it has since it lost its data."""
@@ -52,18 +52,18 @@ class Faults:
 
     def start(self) -> None:
         """The first fault comes after a while, unless none is planned."""
-        for partition, record in self.world.metastore.records.items():
+        for partition, record in self.simulation.metastore.records.items():
             self._least_min_isr[partition] = record.effective_min_isr
-        if any(self.world.plan.weights):
+        if any(self.simulation.plan.weights):
             self._next()
 
     def end(self, nodes: frozenset[str] | None = None) -> None:
         """Everything that is broken is mended (or all of `nodes` and the metastore); nothing new breaks."""
         self.over = True
-        world = self.world
-        if world.metastore.down:
-            world.metastore.outage_over()
-        for name, node in world.nodes.items():
+        simulation = self.simulation
+        if simulation.metastore.down:
+            simulation.metastore.outage_over()
+        for name, node in simulation.nodes.items():
             if nodes is not None and name not in nodes:
                 continue
             node.ambush = None
@@ -76,42 +76,44 @@ class Faults:
                 elif process.paused:
                     process.resume()
             node.start()
-        ends = None if nodes is None else nodes | {METASTORE, *(controller.name for controller in world.controllers)}
-        world.network.join_all(ends)
+        ends = (
+            None if nodes is None else nodes | {METASTORE, *(controller.name for controller in simulation.controllers)}
+        )
+        simulation.network.join_all(ends)
 
     def _next(self) -> None:
-        world = self.world
-        world.after(1 + int(world.rng.expovariate(1 / world.plan.gap_ms)), self._strike)
+        simulation = self.simulation
+        simulation.after(1 + int(simulation.rng.expovariate(1 / simulation.plan.gap_ms)), self._strike)
 
     def _strike(self) -> None:
         if self.over:
             return
-        world, rng = self.world, self.world.rng
-        kind = rng.choices(KINDS, world.plan.weights)[0]
+        simulation, rng = self.simulation, self.simulation.rng
+        kind = rng.choices(KINDS, simulation.plan.weights)[0]
         self._inflict(kind, self._victim())
         self._next()
 
     def _victim(self) -> Node:
         """Any node, a leader's rather than another's."""
-        world, rng = self.world, self.world.rng
+        simulation, rng = self.simulation, self.simulation.rng
         if rng.random() < 0.4:
-            record = rng.choice(list(world.metastore.records.values()))
+            record = rng.choice(list(simulation.metastore.records.values()))
             if record.leader is not None:
-                return world.nodes[record.leader.node]
-        return rng.choice(list(world.nodes.values()))
+                return simulation.nodes[record.leader.node]
+        return rng.choice(list(simulation.nodes.values()))
 
     def ambushed(self, node: Node) -> None:
         """A process walked into the ambush that was laid at its node."""
         assert node.ambush is not None
-        self.world.counts[f"ambush_{node.ambush.__name__}"] += 1
+        self.simulation.counts[f"ambush_{node.ambush.__name__}"] += 1
         node.ambush = None
-        kind = self.world.rng.choice(("kill", "power_loss", "power_loss", "take_over", "long_pause"))
-        self.world.after(self.world.rng.randint(0, 20), self._inflict, kind, node)
+        kind = self.simulation.rng.choice(("kill", "power_loss", "power_loss", "take_over", "long_pause"))
+        self.simulation.after(self.simulation.rng.randint(0, 20), self._inflict, kind, node)
 
     def _inflict(self, kind: str, node: Node) -> None:
         if self.over:
             return
-        self.world.tell("faults", kind, node.name)
+        self.simulation.log_event("faults", kind, node.name)
         getattr(self, f"_{kind}")(node)
 
     # -- crashes --------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ class Faults:
         node.kill()
 
     def _power_loss(self, node: Node) -> None:
-        if self.world.plan.asynchronous:
+        if self.simulation.plan.asynchronous:
             if not all(self._may_lose(node, partition) for partition in node.partitions):
                 node.kill()
                 return
@@ -131,9 +133,9 @@ class Faults:
 
     def _blackout(self, _node: Node) -> None:
         """All machines at once: where acknowledged means synced, nothing of it is lost."""
-        if not self.world.plan.asynchronous:
-            self.world.counts["blackout"] += 1
-            for node in self.world.nodes.values():
+        if not self.simulation.plan.asynchronous:
+            self.simulation.counts["blackout"] += 1
+            for node in self.simulation.nodes.values():
                 node.power_loss()
 
     def _replace_disk(self, node: Node) -> None:
@@ -143,26 +145,26 @@ class Faults:
 
     def _may_lose(self, node: Node, partition: int) -> bool:
         """True when one more copy without its data is within the promise: min-ISR - 1 at once (and never the last)."""
-        world = self.world
-        record = world.metastore.records[partition]
+        simulation = self.simulation
+        record = simulation.metastore.records[partition]
         lost = self._open_losses.setdefault(partition, {})
         for name, log_id in list(lost.items()):
             if Member(name, log_id) in record.isr or name not in record.replicas:
                 del lost[name]
-        acts = record.lineage or world.counts["guard_lost"]
-        if acts and not any(world.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
+        acts = record.lineage or simulation.counts["guard_lost"]
+        if acts and not any(simulation.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
             return False  # whom an operator forced stands alone until others join it
         return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
 
     def _may_copy(self, node: Node, partition: int) -> bool:
         """True when the other copies can be copied from the start, or so many agree that nobody needs this one."""
-        world = self.world
-        others = [other for other in world.holders(partition) if other is not node]
+        simulation = self.simulation
+        others = [other for other in simulation.holders(partition) if other is not node]
         start = max((other.disk.logs[partition].start for other in others), default=0)
         if start == 0:
             return True
-        reach = [other for other in others if world.checkers.agreed(other, partition) >= start]
-        return world.plan.harsh_trims and len(reach) >= world.metastore.records[partition].effective_min_isr
+        reach = [other for other in others if simulation.checkers.agreed(other, partition) >= start]
+        return simulation.plan.harsh_trims and len(reach) >= simulation.metastore.records[partition].effective_min_isr
 
     def _lost(self, node: Node) -> None:
         for partition in node.partitions:
@@ -173,25 +175,25 @@ class Faults:
         return bool(self._open_losses.get(partition))
 
     def _pause(self, node: Node) -> None:
-        node.pause(self.world.rng.randint(100, 1_500))
+        node.pause(self.simulation.rng.randint(100, 1_500))
 
     def _long_pause(self, node: Node) -> None:
-        node.pause(self.world.rng.randint(2_800, 6_000))
+        node.pause(self.simulation.rng.randint(2_800, 6_000))
 
     def _take_over(self, node: Node) -> None:
-        node.take_over(self.world.rng.randint(200, 6_000))
+        node.take_over(self.simulation.rng.randint(200, 6_000))
 
     def _stop(self, node: Node) -> None:
         node.stop()
 
     def _ambush(self, node: Node) -> None:
-        node.ambush = self.world.rng.choice(AMBUSHES)
+        node.ambush = self.simulation.rng.choice(AMBUSHES)
 
     # -- disks ----------------------------------------------------------------------------------
 
     def _slow_disk(self, node: Node) -> None:
-        node.disk.slow = self.world.rng.choice((8, 30, 100))
-        self.world.after(self.world.rng.randint(500, 4_000), self._mend_disk, node)
+        node.disk.slow = self.simulation.rng.choice((8, 30, 100))
+        self.simulation.after(self.simulation.rng.randint(500, 4_000), self._mend_disk, node)
 
     def _mend_disk(self, node: Node) -> None:
         node.disk.slow = 1
@@ -202,159 +204,161 @@ class Faults:
     # -- the network ----------------------------------------------------------------------------
 
     def _for_ms(self) -> int:
-        """How long a cut lasts: in worlds of churn, through elections."""
-        rng = self.world.rng
-        return rng.randint(2_500, 9_000) if self.world.plan.churn else rng.randint(150, 4_000)
+        """How long a cut lasts: in simulations of churn, through elections."""
+        rng = self.simulation.rng
+        return rng.randint(2_500, 9_000) if self.simulation.plan.churn else rng.randint(150, 4_000)
 
     def _cut_nodes(self, node: Node) -> None:
         """Two nodes, one way or both."""
-        world, rng = self.world, self.world.rng
-        others = [name for name in world.nodes if name != node.name]
+        simulation, rng = self.simulation, self.simulation.rng
+        others = [name for name in simulation.nodes if name != node.name]
         if others:
             other, for_ms = rng.choice(others), self._for_ms()
-            world.counts["cut_nodes"] += 1
-            world.network.cut(node.name, other, for_ms)
+            simulation.counts["cut_nodes"] += 1
+            simulation.network.cut(node.name, other, for_ms)
             if rng.random() < 0.5:
-                world.network.cut(other, node.name, for_ms)
+                simulation.network.cut(other, node.name, for_ms)
 
     def _cut_metastore(self, node: Node) -> None:
         """A node and the metastore, one way or both; the other nodes hear it well."""
-        world, rng = self.world, self.world.rng
+        simulation, rng = self.simulation, self.simulation.rng
         for_ms, ways = self._for_ms(), rng.randint(1, 3)
-        world.counts["cut_metastore"] += 1
+        simulation.counts["cut_metastore"] += 1
         if ways & 1:
-            world.network.cut(node.name, METASTORE, for_ms)
+            simulation.network.cut(node.name, METASTORE, for_ms)
         if ways & 2:
-            world.network.cut(METASTORE, node.name, for_ms)
+            simulation.network.cut(METASTORE, node.name, for_ms)
 
     def _isolate(self, node: Node) -> None:
         """A node alone, with or without the metastore."""
-        world, rng = self.world, self.world.rng
+        simulation, rng = self.simulation, self.simulation.rng
         for_ms, alone = self._for_ms(), rng.random() < 0.7
-        world.counts["isolate"] += 1
-        for other in (*world.nodes, *((METASTORE,) if alone else ())):
+        simulation.counts["isolate"] += 1
+        for other in (*simulation.nodes, *((METASTORE,) if alone else ())):
             if other != node.name:
-                world.network.cut(node.name, other, for_ms)
-                world.network.cut(other, node.name, for_ms)
+                simulation.network.cut(node.name, other, for_ms)
+                simulation.network.cut(other, node.name, for_ms)
 
     def _swizzle(self, _node: Node) -> None:
         """Cut many ways, then heal them in another order."""
-        world, rng = self.world, self.world.rng
-        ends = [*world.nodes, METASTORE]
+        simulation, rng = self.simulation, self.simulation.rng
+        ends = [*simulation.nodes, METASTORE]
         ways = [(a, b) for a in ends for b in ends if a != b]
-        world.counts["swizzle"] += 1
+        simulation.counts["swizzle"] += 1
         rng.shuffle(ways)
         for a, b in ways[: rng.randint(2, len(ways))]:
-            world.network.cut(a, b, rng.randint(300, 6_000))
+            simulation.network.cut(a, b, rng.randint(300, 6_000))
 
     def _flap(self, node: Node) -> None:
-        others = [name for name in self.world.nodes if name != node.name]
+        others = [name for name in self.simulation.nodes if name != node.name]
         if others:
-            self.world.counts["flap"] += 1
-            self.world.network.flap(node.name, self.world.rng.choice(others))
+            self.simulation.counts["flap"] += 1
+            self.simulation.network.flap(node.name, self.simulation.rng.choice(others))
 
     def _slow_link(self, node: Node) -> None:
-        world, rng = self.world, self.world.rng
-        others = [name for name in world.nodes if name != node.name]
+        simulation, rng = self.simulation, self.simulation.rng
+        others = [name for name in simulation.nodes if name != node.name]
         if others:
             way = (node.name, rng.choice(others))
-            world.network.slow_down(*(way if rng.random() < 0.5 else way[::-1]), rng.randint(100, 900), self._for_ms())
+            simulation.network.slow_down(
+                *(way if rng.random() < 0.5 else way[::-1]), rng.randint(100, 900), self._for_ms()
+            )
 
     # -- metastore and controllers --------------------------------------------------------------
 
     def _outage(self, _node: Node) -> None:
-        metastore = self.world.metastore
+        metastore = self.simulation.metastore
         if not metastore.down:
             metastore.down = True
-            self.world.counts["outage"] += 1
-            self.world.after(self.world.rng.randint(300, 5_000), self._outage_over)
+            self.simulation.counts["outage"] += 1
+            self.simulation.after(self.simulation.rng.randint(300, 5_000), self._outage_over)
 
     def _outage_over(self) -> None:
-        if self.world.metastore.down:
-            self.world.tell("faults", "the metastore is back")
-            self.world.metastore.outage_over()
+        if self.simulation.metastore.down:
+            self.simulation.log_event("faults", "the metastore is back")
+            self.simulation.metastore.outage_over()
 
     def _sleeping_controller(self, _node: Node) -> None:
-        controller = self.world.rng.choice(self.world.controllers)
-        controller.sleeps_until_ms = self.world.now_ms + self.world.rng.randint(500, 6_000)
+        controller = self.simulation.rng.choice(self.simulation.controllers)
+        controller.sleeps_until_ms = self.simulation.now_ms + self.simulation.rng.randint(500, 6_000)
 
     def _cut_controller(self, node: Node) -> None:
-        world, rng = self.world, self.world.rng
-        name, other = rng.choice(world.controllers).name, rng.choice((node.name, METASTORE))
-        world.network.cut(name, other, self._for_ms())
+        simulation, rng = self.simulation, self.simulation.rng
+        name, other = rng.choice(simulation.controllers).name, rng.choice((node.name, METASTORE))
+        simulation.network.cut(name, other, self._for_ms())
         if rng.random() < 0.5:
-            world.network.cut(other, name, self._for_ms())
+            simulation.network.cut(other, name, self._for_ms())
 
     # -- operators ------------------------------------------------------------------------------
 
     def _hand_over(self, _node: Node) -> None:
         """A leader is asked to give a partition to somebody, who need not even be in sync."""
-        world, rng = self.world, self.world.rng
-        record = rng.choice(list(world.metastore.records.values()))
+        simulation, rng = self.simulation, self.simulation.rng
+        record = rng.choice(list(simulation.metastore.records.values()))
         process = self._leader(record)
         if process is not None:
             target = rng.choice((*record.replicas, *record.replicas, None))
-            world.counts["hand_over"] += 1
-            process.post(record.partition, ev.TransferLeadership(target, world.now_ms + rng.randint(100, 3_000)))
+            simulation.counts["hand_over"] += 1
+            process.post(record.partition, ev.TransferLeadership(target, simulation.now_ms + rng.randint(100, 3_000)))
 
     def _leader(self, record: PartitionRecord) -> Process | None:
-        return None if record.leader is None else self.world.nodes[record.leader.node].current
+        return None if record.leader is None else self.simulation.nodes[record.leader.node].current
 
     def _min_isr(self, _node: Node) -> None:
         """Somebody sets min-ISR, by a conditional write that leaves the rest as it is (H22)."""
-        world, rng = self.world, self.world.rng
-        record = rng.choice(list(world.metastore.records.values()))
-        least = 2 if world.plan.loses_data else 1
-        if len(record.replicas) < least or world.plan.harsh_trims:
+        simulation, rng = self.simulation, self.simulation.rng
+        record = rng.choice(list(simulation.metastore.records.values()))
+        least = 2 if simulation.plan.loses_data else 1
+        if len(record.replicas) < least or simulation.plan.harsh_trims:
             return
         chosen = rng.randint(least, len(record.replicas))
         if chosen != record.min_isr:
-            world.counts["min_isr_asked"] += 1
+            simulation.counts["min_isr_asked"] += 1
             partition = record.partition
             self._least_min_isr[partition] = min(chosen, self._least_min_isr[partition])
             if self.lossy(partition):
                 return
-            asker = rng.choice(world.controllers).name
-            world.metastore.write(asker, replace(record, min_isr=chosen), (), self._min_isr_set)
+            asker = rng.choice(simulation.controllers).name
+            simulation.metastore.write(asker, replace(record, min_isr=chosen), (), self._min_isr_set)
 
     def _min_isr_set(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
-        self.world.counts[f"min_isr_{kind}"] += 1
+        self.simulation.counts[f"min_isr_{kind}"] += 1
 
     def _reassign(self, _node: Node) -> None:
         """An operator moves replicas, sets another replication factor, or takes such a change back."""
-        world, rng = self.world, self.world.rng
-        record = rng.choice(list(world.metastore.records.values()))
+        simulation, rng = self.simulation, self.simulation.rng
+        record = rng.choice(list(simulation.metastore.records.values()))
         if not (record.adding or record.removing):
             changed = self._other_replicas(record)
         else:
-            changed = self._redirected(record) if world.plan.redirects else self._taken_back(record)
+            changed = self._redirected(record) if simulation.plan.redirects else self._taken_back(record)
         if changed is not None and not self.lossy(record.partition):
-            world.counts["reassign_asked"] += 1
+            simulation.counts["reassign_asked"] += 1
             partition = record.partition
             self._least_min_isr[partition] = min(changed.effective_min_isr, self._least_min_isr[partition])
-            world.metastore.write(rng.choice(world.controllers).name, changed, (), self._reassigned)
+            simulation.metastore.write(rng.choice(simulation.controllers).name, changed, (), self._reassigned)
 
     def _reassigned(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
-        self.world.counts[f"reassign_{kind}"] += 1
+        self.simulation.counts[f"reassign_{kind}"] += 1
 
     def _taken_back(self, record: PartitionRecord) -> PartitionRecord | None:
         back = wanted(record, record.replicas_before, "taken back")
-        return None if self.world.rng.random() < 0.5 or back == replace(record, reason=back.reason) else back
+        return None if self.simulation.rng.random() < 0.5 or back == replace(record, reason=back.reason) else back
 
     def _redirected(self, record: PartitionRecord) -> PartitionRecord | None:
         """The change under way goes elsewhere: back, with other newcomers, or with those of before again."""
-        rng, before = self.world.rng, record.replicas_before
-        others = [name for name in self.world.nodes if name not in before]
+        rng, before = self.simulation.rng, record.replicas_before
+        others = [name for name in self.simulation.nodes if name not in before]
         target = (*before, *rng.sample(others, rng.randint(0, len(others))))
         if set(target) == {*record.staying}:
             return None
-        self.world.counts["redirected"] += 1
+        self.simulation.counts["redirected"] += 1
         return wanted(record, target, "sent elsewhere")
 
     def _other_replicas(self, record: PartitionRecord) -> PartitionRecord | None:
-        rng, before = self.world.rng, record.replicas
-        others = [name for name in self.world.nodes if name not in before]
-        least = 2 if self.world.plan.loses_data else 1
+        rng, before = self.simulation.rng, record.replicas
+        others = [name for name in self.simulation.nodes if name not in before]
+        least = 2 if self.simulation.plan.loses_data else 1
         adding = tuple(rng.sample(others, rng.randint(0, min(2, len(others)))))
         going = rng.randint(0, max(0, min(2, len(before) + len(adding) - least)))
         removing = tuple(rng.sample(before, min(going, len(before) - (not adding))))
@@ -364,21 +368,21 @@ class Faults:
 
     def _balance(self, _node: Node) -> None:
         """The controller's plan for even leaderships is carried out: each leader is asked to hand over."""
-        world = self.world
-        for move in plan(seats(world.metastore.records, world.metastore.registrations)):
-            record = world.metastore.records[move.partition]
+        simulation = self.simulation
+        for move in plan(seats(simulation.metastore.records, simulation.metastore.registrations)):
+            record = simulation.metastore.records[move.partition]
             process = self._leader(record)
             if process is not None and move.partition in process.replicas:
-                world.counts["balance_move"] += 1
-                process.post(record.partition, ev.TransferLeadership(move.target, world.now_ms + 3_000))
+                simulation.counts["balance_move"] += 1
+                process.post(record.partition, ev.TransferLeadership(move.target, simulation.now_ms + 3_000))
 
     # -- for good -------------------------------------------------------------------------------
 
     def leave_broken(self, names: list[str]) -> None:
         """These nodes are lost to the others for good, each in a way of its own."""
-        world, rng = self.world, self.world.rng
+        simulation, rng = self.simulation, self.simulation.rng
         for name in names:
-            node = world.nodes[name]
+            node = simulation.nodes[name]
             match rng.randint(0, 3):
                 case 0:
                     node.gone = True
@@ -388,14 +392,14 @@ class Faults:
                     node.gone = True
                     for process in node.processes:
                         process.paused = True
-                    world.network.links_changed()
+                    simulation.network.links_changed()
                 case 2:
-                    world.network.cut(name, METASTORE, FOR_GOOD_MS)
-                    for other in world.nodes:
+                    simulation.network.cut(name, METASTORE, FOR_GOOD_MS)
+                    for other in simulation.nodes:
                         if other != name and rng.random() < 0.7:
-                            world.network.cut(other, name, FOR_GOOD_MS)
+                            simulation.network.cut(other, name, FOR_GOOD_MS)
                 case _:
-                    for other in (*world.nodes, METASTORE):
+                    for other in (*simulation.nodes, METASTORE):
                         if other != name:
-                            world.network.cut(name, other, FOR_GOOD_MS)
-                            world.network.cut(other, name, FOR_GOOD_MS)
+                            simulation.network.cut(name, other, FOR_GOOD_MS)
+                            simulation.network.cut(other, name, FOR_GOOD_MS)

@@ -1,7 +1,7 @@
-"""An event loop in a world's virtual time, one for each simulated process: the product's own coroutines run on it.
+"""An event loop in a simulation's virtual time, one for each simulated process: the product's own coroutines run on it.
 
-What is called soon happens as an event of the world, what is called later at its virtual time. A paused process's calls
-wait until it goes on; a dead one's tasks are cancelled, and whatever they still do reaches nobody.
+What is called soon happens as an event of the simulation, what is called later at its virtual time. A paused process's
+calls wait until it goes on; a dead one's tasks are cancelled, and whatever they still do reaches nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._world = process.world
+        self._world = process.simulation
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._soon: dict[events.Handle, None] = {}
         """Calls that are due and have not happened."""
@@ -116,7 +116,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         """See asyncio; a cancelled call comes and is passed over."""
 
-    # -- the world ------------------------------------------------------------------------------
+    # -- the simulation ------------------------------------------------------------------------------
 
     def _run(self, handle: events.Handle) -> None:
         if handle.cancelled() or not self._process.alive or self._ending is not None:

@@ -16,7 +16,7 @@ from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 METASTORE = "metastore"
 """Its name among the ends of the network."""
@@ -38,8 +38,8 @@ Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
 class SimMetastore:
     """All truth about who leads; `down` is an outage."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self.simulation = simulation
         self.records: dict[int, PartitionRecord] = {}
         self.registrations: dict[str, Registration] = {}
         self._owners: dict[str, Process] = {}
@@ -50,7 +50,7 @@ class SimMetastore:
         self.life = 0
         """How often it went back."""
         self._void_inc = 0
-        world.after(200, self._expire)
+        simulation.after(200, self._expire)
 
     def create(self, record: PartitionRecord) -> None:
         """A new partition's record."""
@@ -68,61 +68,61 @@ class SimMetastore:
     # -- the way --------------------------------------------------------------------------------
 
     def _delay_ms(self) -> int:
-        rng, plan = self.world.rng, self.world.plan
+        rng, plan = self.simulation.rng, self.simulation.plan
         dice = rng.random()
         if dice < plan.store_held:
-            self.world.counts["held"] += 1
+            self.simulation.counts["held"] += 1
             return rng.randint(ANSWER_TIMEOUT_MS, HELD_MAX_MS)
         return 1 + int(dice * 12)
 
     def _lost(self) -> bool:
-        return self.world.rng.random() < self.world.plan.store_lost
+        return self.simulation.rng.random() < self.simulation.plan.store_lost
 
     def _hears(self, asker: str) -> bool:
         """A request of `asker` gets here."""
-        return not self.down and self.world.network.open(asker, METASTORE)
+        return not self.down and self.simulation.network.open(asker, METASTORE)
 
     def _reaches(self, asker: str) -> bool:
         """An answer gets to `asker`."""
-        return self.world.network.open(METASTORE, asker)
+        return self.simulation.network.open(METASTORE, asker)
 
     # -- conditional writes ---------------------------------------------------------------------
 
     def write(self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer) -> None:
         """A conditional write; `answer(kind, asked, found)` is called once: "confirmed" with what was written,
         "refused" with what is there, "undecided" with what was asked."""
-        world = self.world
-        if not world.network.open(asker, METASTORE) or self._lost():
-            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+        simulation = self.simulation
+        if not simulation.network.open(asker, METASTORE) or self._lost():
+            simulation.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
             return
         delay_ms = self._delay_ms()
         if delay_ms >= ANSWER_TIMEOUT_MS:
-            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
-            world.after(delay_ms, self._arrive_late, record, needs, self.life)
+            simulation.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+            simulation.after(delay_ms, self._arrive_late, record, needs, self.life)
         else:
-            world.after(delay_ms, self._arrive, asker, record, needs, answer, self.life)
-            if world.rng.random() < world.plan.store_held:
-                world.after(world.rng.randint(1, HELD_MAX_MS), self._arrive_late, record, needs, self.life)
+            simulation.after(delay_ms, self._arrive, asker, record, needs, answer, self.life)
+            if simulation.rng.random() < simulation.plan.store_held:
+                simulation.after(simulation.rng.randint(1, HELD_MAX_MS), self._arrive_late, record, needs, self.life)
 
     def _arrive(
         self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer, life: int
     ) -> None:
-        world = self.world
+        simulation = self.simulation
         if self.down or life != self.life:
-            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+            simulation.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
             return
         written = self._store(record, needs)
         if self._lost() or not self._reaches(asker):
-            world.counts["answer_lost"] += 1
-            world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
+            simulation.counts["answer_lost"] += 1
+            simulation.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
         elif written is not None:
-            world.after(world.rng.randint(1, 12), answer, "confirmed", record, written)
+            simulation.after(simulation.rng.randint(1, 12), answer, "confirmed", record, written)
         else:
-            world.after(world.rng.randint(1, 12), answer, "refused", record, self.records[record.partition])
+            simulation.after(simulation.rng.randint(1, 12), answer, "refused", record, self.records[record.partition])
 
     def _arrive_late(self, record: PartitionRecord, needs: Collection[Member], life: int) -> None:
         if not self.down and life == self.life:
-            self.world.counts["late_write_done" if self._store(record, needs) else "late_write_refused"] += 1
+            self.simulation.counts["late_write_done" if self._store(record, needs) else "late_write_refused"] += 1
 
     def _store(self, record: PartitionRecord, needs: Collection[Member]) -> PartitionRecord | None:
         """The one place where a record changes."""
@@ -130,16 +130,16 @@ class SimMetastore:
         if before.version != record.version:
             return None
         if not self._fulfilled(record.partition, needs):
-            self.world.counts["needs_unmet"] += 1
+            self.simulation.counts["needs_unmet"] += 1
             return None
         after = replace(record, version=before.version + 1)
         self.records[record.partition] = after
-        self.world.tell(METASTORE, after)
-        self.world.checkers.record_changed(before, after)
-        for node in self.world.nodes.values():
+        self.simulation.log_event(METASTORE, after)
+        self.simulation.checkers.record_changed(before, after)
+        for node in self.simulation.nodes.values():
             for process in node.processes:
                 if not self._lost() and self._reaches(node.name) and not self.void(process.session.session_id):
-                    self.world.after(self._delay_ms(), self._watched, process, after, self.life)
+                    self.simulation.after(self._delay_ms(), self._watched, process, after, self.life)
         self._hint_controllers()
         return after
 
@@ -159,29 +159,31 @@ class SimMetastore:
 
     def read(self, asker: str, answer: Callable[[Look], None]) -> None:
         """A look: the records, and then the registrations; may never be answered."""
-        if self.world.network.open(asker, METASTORE) and not self._lost():
-            self.world.after(self._delay_ms(), self._read_records, asker, answer)
+        if self.simulation.network.open(asker, METASTORE) and not self._lost():
+            self.simulation.after(self._delay_ms(), self._read_records, asker, answer)
 
     def _read_records(self, asker: str, answer: Callable[[Look], None]) -> None:
         if not self.down:
             records = dict(self.records)
-            self.world.after(self.world.rng.randint(0, 5), self._read_registrations, asker, records, answer, self.life)
+            self.simulation.after(
+                self.simulation.rng.randint(0, 5), self._read_registrations, asker, records, answer, self.life
+            )
 
     def _read_registrations(
         self, asker: str, records: Mapping[int, PartitionRecord], answer: Callable[[Look], None], life: int
     ) -> None:
         if not self.down and self._reaches(asker):
             look = (records, dict(self.registrations), life)
-            self.world.after(self._delay_ms(), answer, look)
+            self.simulation.after(self._delay_ms(), answer, look)
 
     def read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
         """One record, as new as anything confirmed before the call; may never be answered."""
         if self._hears(asker) and self._reaches(asker) and not self._lost():
-            self.world.after(self._delay_ms(), self._read_synced, asker, partition, answer)
+            self.simulation.after(self._delay_ms(), self._read_synced, asker, partition, answer)
 
     def _read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
         if not self.down and self._reaches(asker):
-            self.world.after(self._delay_ms(), self._answer_synced, self.records[partition], answer, self.life)
+            self.simulation.after(self._delay_ms(), self._answer_synced, self.records[partition], answer, self.life)
 
     def _answer_synced(self, record: PartitionRecord, answer: Callable[[PartitionRecord], None], life: int) -> None:
         if life == self.life:
@@ -192,7 +194,7 @@ class SimMetastore:
     def register(self, process: Process, answer: Callable[[int], None]) -> None:
         """Begin a session and register the process's node; may never be answered."""
         if self._hears(process.node.name) and not self._lost():
-            self.world.after(self._delay_ms(), self._arrive_registration, process, answer)
+            self.simulation.after(self._delay_ms(), self._arrive_registration, process, answer)
 
     def _arrive_registration(self, process: Process, answer: Callable[[int], None]) -> None:
         name = process.node.name
@@ -200,26 +202,26 @@ class SimMetastore:
         if not self._hears(name) or not self._reaches(name):
             return
         if (not process.alive and owner is not None) or (process.session.session_id is not None and owner is process):
-            self.world.counts["late_registration_refused"] += 1
+            self.simulation.counts["late_registration_refused"] += 1
             return  # a session that is over cannot replace what stands there
         if owner is not None and owner is not process:
-            self.world.counts["registration_replaced"] += 1
+            self.simulation.counts["registration_replaced"] += 1
         self._last_inc += 1
         session_id = self._last_inc
         self.registrations[name] = Registration(
             name, session_id, not process.stopping, log_ids=dict(process.node.disk.log_ids)
         )
         self._owners[name] = process
-        self._heard_ms[session_id] = self.world.now_ms
-        self.world.tell(METASTORE, f"{name} registers as {session_id}")
+        self._heard_ms[session_id] = self.simulation.now_ms
+        self.simulation.log_event(METASTORE, f"{name} registers as {session_id}")
         self._hint_controllers()
-        self.world.after(self.world.rng.randint(1, 12), answer, session_id)
+        self.simulation.after(self.simulation.rng.randint(1, 12), answer, session_id)
 
     def renew(self, process: Process, answer: Callable[[], None]) -> None:
         """Register the same session again with what its directory holds now and whether it is leaving; may never be
         answered."""
         if self._hears(process.node.name) and not self._lost():
-            self.world.after(self._delay_ms(), self._arrive_renewal, process, answer)
+            self.simulation.after(self._delay_ms(), self._arrive_renewal, process, answer)
 
     def _arrive_renewal(self, process: Process, answer: Callable[[], None]) -> None:
         name, session_id = process.node.name, process.session.session_id
@@ -227,10 +229,10 @@ class SimMetastore:
         if self.down or not process.alive or known is None or known.session_id != session_id:
             return
         self.registrations[name] = replace(known, active=not process.stopping, log_ids=dict(process.node.disk.log_ids))
-        self.world.tell(METASTORE, f"{name} is {'leaving' if process.stopping else 'registered anew'}")
+        self.simulation.log_event(METASTORE, f"{name} is {'leaving' if process.stopping else 'registered anew'}")
         self._hint_controllers()
         if self._reaches(name) and not self._lost():
-            self.world.after(self.world.rng.randint(1, 12), answer)
+            self.simulation.after(self.simulation.rng.randint(1, 12), answer)
 
     def ping(self, name: str, session_id: int) -> bool | None:
         """A heartbeat: True when the session and its registration stand, False when they are over, None when there
@@ -240,7 +242,7 @@ class SimMetastore:
         known = self.registrations.get(name)
         if known is None or known.session_id != session_id:
             return False
-        self._heard_ms[session_id] = self.world.now_ms
+        self._heard_ms[session_id] = self.simulation.now_ms
         return True
 
     def close(self, name: str, session_id: int | None) -> None:
@@ -253,7 +255,7 @@ class SimMetastore:
         """Up again; a new metastore leader starts all session timers anew."""
         self.down = False
         for session_id in self._heard_ms:
-            self._heard_ms[session_id] = self.world.now_ms
+            self._heard_ms[session_id] = self.simulation.now_ms
 
     def go_back(self, records: dict[int, PartitionRecord]) -> None:
         """It is what it was once, and all sessions are over; what was under way to it before does not arrive."""
@@ -266,18 +268,18 @@ class SimMetastore:
     def _expire(self) -> None:
         if not self.down:
             for name, registration in list(self.registrations.items()):
-                if self.world.now_ms - self._heard_ms[registration.session_id] > SESSION_MS:
-                    self.world.counts["session_expired"] += 1
+                if self.simulation.now_ms - self._heard_ms[registration.session_id] > SESSION_MS:
+                    self.simulation.counts["session_expired"] += 1
                     self._end(name)
-        self.world.after(200, self._expire)
+        self.simulation.after(200, self._expire)
 
     def _end(self, name: str) -> None:
-        self.world.tell(METASTORE, f"session {self.registrations[name].session_id} of {name} is over")
+        self.simulation.log_event(METASTORE, f"session {self.registrations[name].session_id} of {name} is over")
         del self.registrations[name]
         del self._owners[name]
         self._hint_controllers()
 
     def _hint_controllers(self) -> None:
-        for controller in self.world.controllers:
+        for controller in self.simulation.controllers:
             if not self._lost() and self._reaches(controller.name):
-                self.world.after(self._delay_ms(), controller.look)
+                self.simulation.after(self._delay_ms(), controller.look)

@@ -1,6 +1,7 @@
 """Small values of the simulated metastore, as source queues ask for them: see `repl.metastore.port.Metastore`.
 
-One tree for the world; each process has its own way to it, which is cut, slow or down as its way to the records is.
+One tree for the simulation; each process has its own way to it, which is cut, slow or down as its way to the records
+is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.simulation.cluster.metastore import METASTORE
 if TYPE_CHECKING:
     from tests.simulation.cluster.loop import SimLoop
     from tests.simulation.cluster.process import Process
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 WAY_MS = (1, 6)
 """One way to the metastore and back takes so long."""
@@ -30,8 +31,8 @@ HINT_LATE_MS = 1_500
 class Values:
     """All values, and who wants to hear of changes."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self.simulation = simulation
         self.found: dict[str, Versioned] = {}
         self.ways: list[ValuesOf] = []
         self._version = 0
@@ -88,29 +89,29 @@ class ValuesOf:
 
     async def _write(self, path: str, value: bytes | None, version: int | None) -> int:
         await self._way()
-        world = self._values.world
+        simulation = self._values.simulation
         written = self._values.write(path, value, version)
-        if not world.faults.over and world.rng.random() < world.plan.store_lost:
+        if not simulation.faults.over and simulation.rng.random() < simulation.plan.store_lost:
             raise Ambiguous(path)
         return written
 
     async def _way(self) -> None:
-        world = self._values.world
-        await asyncio.sleep(world.rng.randint(*WAY_MS) / 1000)
-        if world.metastore.down or not world.network.both_open(self._process.node.name, METASTORE):
+        simulation = self._values.simulation
+        await asyncio.sleep(simulation.rng.randint(*WAY_MS) / 1000)
+        if simulation.metastore.down or not simulation.network.both_open(self._process.node.name, METASTORE):
             raise Unavailable("cut off")
 
     def changed(self, path: str) -> None:
         """Tell the process, in a while, whenever there is a way."""
-        world = self._values.world
-        late = not world.faults.over and world.rng.randrange(HINTS_LATE) == 0
-        world.after(HINT_LATE_MS if late else world.rng.randint(1, HINT_MS), self._tell, path)
+        simulation = self._values.simulation
+        late = not simulation.faults.over and simulation.rng.randrange(HINTS_LATE) == 0
+        simulation.after(HINT_LATE_MS if late else simulation.rng.randint(1, HINT_MS), self._tell, path)
 
     def _tell(self, path: str) -> None:
         if not self._process.alive:
             return
-        if not self._values.world.network.open(METASTORE, self._process.node.name):
-            self._values.world.after(HINT_LATE_MS, self._tell, path)
+        if not self._values.simulation.network.open(METASTORE, self._process.node.name):
+            self._values.simulation.after(HINT_LATE_MS, self._tell, path)
             return
         for hear in self._hear:
             self._loop.call_soon(hear, path)

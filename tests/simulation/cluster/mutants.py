@@ -46,7 +46,7 @@ from tests.simulation.cluster.metastore import SimMetastore
 from tests.simulation.cluster.nodes import Node
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.process import Process
-from tests.simulation.cluster.state_transfer import Far
+from tests.simulation.cluster.state_transfer import StateTransfers
 
 Patch = pytest.MonkeyPatch
 
@@ -427,7 +427,7 @@ def says_durable_before_the_sync(patch: Patch) -> None:
         batch = list(self.unwritten)
         sound(self)
         if self.process.holds_directory():
-            self.tell_durable(batch, {})
+            self.report_durable(batch, {})
 
     sound = LogWriter._write
     patch.setattr(LogWriter, "_write", write)
@@ -435,7 +435,7 @@ def says_durable_before_the_sync(patch: Patch) -> None:
 
 def never_says_that_it_trimmed(patch: Patch) -> None:
     """The core is not told where its log begins."""
-    patch.setattr(Process, "tell_trimmed", lambda self, partition: None)
+    patch.setattr(Process, "report_trimmed", lambda self, partition: None)
 
 
 def answers_when_appended(patch: Patch) -> None:
@@ -466,24 +466,24 @@ def writes_unconditionally(patch: Patch) -> None:
 
 def sends_rows_of_now(patch: Patch) -> None:
     """A leader reads a round's chunks from the store as it is, not as it was when the round began (against R-FAR)."""
-    sound = Far._chunk
+    sound = StateTransfers._chunk
 
-    def chunk(self: Far, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
+    def chunk(self: StateTransfers, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
         of = self.snapshots.get((partition, to))
         if of is not None:
             of.rows = self.snapshot(partition).rows
         return sound(self, partition, to, asked)
 
-    patch.setattr(Far, "_chunk", chunk)
+    patch.setattr(StateTransfers, "_chunk", chunk)
 
 
 def forgets_that_it_is_far(patch: Patch) -> None:
     """A process does not look at the far mark of its store when it starts (against R-FAR)."""
 
-    def found(_self: Far, _store: Any) -> None:
+    def found(_self: StateTransfers, _store: Any) -> None:
         return None
 
-    patch.setattr(Far, "found", found)
+    patch.setattr(StateTransfers, "found", found)
 
 
 def skips_to_the_end(patch: Patch) -> None:

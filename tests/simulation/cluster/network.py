@@ -3,7 +3,7 @@
 A message may be lost, repeated, overtaken, or held and delivered many seconds later, to another process even. A cut
 goes one way; it may swallow what comes, or hold it until it is healed. Between two ends of which nothing
 is cut, and in calm weather, messages arrive in order after DELAY_MS. The ends are nodes, the metastore and the
-controllers. What shells hear of connections is a hint: it may be late, and in some worlds it is at times missing.
+controllers. What shells hear of connections is a hint: it may be late, and in some simulations it is at times missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.repl.isr.messages import Message
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 DELAY_MS = 2
 """One way, in calm weather."""
@@ -33,8 +33,8 @@ FOR_GOOD_MS = 10**9
 class Network:
     """All ways between all ends."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self.simulation = simulation
         self._cuts: dict[tuple[str, str], int] = {}
         self._slow: dict[tuple[str, str], int] = {}
         self._links_checked = True
@@ -55,11 +55,11 @@ class Network:
 
     def cut(self, sender: str, to: str, for_ms: int) -> None:
         """Nothing passes from `sender` to `to` for so long."""
-        until_ms = self.world.now_ms + for_ms
+        until_ms = self.simulation.now_ms + for_ms
         self._cuts[sender, to] = max(until_ms, self._cuts.get((sender, to), 0))
         self.links_changed()
         if for_ms < FOR_GOOD_MS:
-            self.world.after(for_ms, self._join, sender, to)
+            self.simulation.after(for_ms, self._join, sender, to)
 
     def join(self, sender: str, to: str) -> None:
         """Messages pass from `sender` to `to` again."""
@@ -78,53 +78,53 @@ class Network:
     def slow_down(self, sender: str, to: str, delay_ms: int, for_ms: int) -> None:
         """Messages from `sender` to `to` take so much longer, for so long."""
         self._slow[sender, to] = delay_ms
-        self.world.after(for_ms, self._slow.pop, (sender, to), None)
+        self.simulation.after(for_ms, self._slow.pop, (sender, to), None)
 
     def _join(self, sender: str, to: str) -> None:
-        if self._cuts.get((sender, to), FOR_GOOD_MS) <= self.world.now_ms:
+        if self._cuts.get((sender, to), FOR_GOOD_MS) <= self.simulation.now_ms:
             self.join(sender, to)
 
     # -- messages -------------------------------------------------------------------------------
 
     def send(self, sender: Process, to: str, partition: int, message: Message) -> None:
         """A message on its way; nobody hears what became of it."""
-        world, name = self.world, sender.node.name
+        simulation, name = self.simulation, sender.node.name
         assert to != name, "a message to oneself"
         delay_ms = DELAY_MS + self._slow.get((name, to), 0)
         if (name, to) in self._cuts:
-            if world.rng.random() < world.plan.held:
+            if simulation.rng.random() < simulation.plan.held:
                 self._hold(name, to, partition, message)
             return
         if self.calm:
-            world.after(delay_ms, self._arrive, name, to, partition, message)
+            simulation.after(delay_ms, self._arrive, name, to, partition, message)
             return
-        plan, dice = world.plan, world.rng.random()
+        plan, dice = simulation.plan, simulation.rng.random()
         if dice < plan.lost:
-            world.counts["message_lost"] += 1
+            simulation.counts["message_lost"] += 1
             return
         dice -= plan.lost
         if dice < plan.repeated:
-            world.counts["message_repeated"] += 1
-            world.after(delay_ms + world.rng.randint(1, 300), self._arrive, name, to, partition, message)
+            simulation.counts["message_repeated"] += 1
+            simulation.after(delay_ms + simulation.rng.randint(1, 300), self._arrive, name, to, partition, message)
         elif dice < plan.repeated + plan.overtaken:
-            delay_ms += world.rng.randint(1, 60)
+            delay_ms += simulation.rng.randint(1, 60)
         elif dice < plan.repeated + plan.overtaken + plan.held:
             self._hold(name, to, partition, message)
-            if world.rng.random() < 0.5:
+            if simulation.rng.random() < 0.5:
                 return
-        world.after(delay_ms, self._arrive, name, to, partition, message)
+        simulation.after(delay_ms, self._arrive, name, to, partition, message)
 
     def _hold(self, name: str, to: str, partition: int, message: Message) -> None:
-        world = self.world
-        world.counts["message_held"] += 1
-        delay_ms = world.rng.randint(HELD_MIN_MS, HELD_MAX_MS)
-        self.held_until_ms = max(self.held_until_ms, world.now_ms + delay_ms)
-        world.after(delay_ms, self._arrive, name, to, partition, message)
+        simulation = self.simulation
+        simulation.counts["message_held"] += 1
+        delay_ms = simulation.rng.randint(HELD_MIN_MS, HELD_MAX_MS)
+        self.held_until_ms = max(self.held_until_ms, simulation.now_ms + delay_ms)
+        simulation.after(delay_ms, self._arrive, name, to, partition, message)
 
     def _arrive(self, name: str, to: str, partition: int, message: Message) -> None:
         if (name, to) in self._cuts:
             return
-        for process in self.world.nodes[to].processes:
+        for process in self.simulation.nodes[to].processes:
             process.receive(partition, ev.Received(name, message))
 
     # -- connections ----------------------------------------------------------------------------
@@ -133,19 +133,19 @@ class Network:
         """A node, a process or a way came or went: shells will hear of it after a while."""
         if self._links_checked:
             self._links_checked = False
-            self.world.after(LINK_CHECK_MS, self._check_links)
+            self.simulation.after(LINK_CHECK_MS, self._check_links)
 
     def flap(self, one: str, other: str) -> None:
         """The connections between two nodes break and are made again at once."""
-        world = self.world
+        simulation = self.simulation
         for name, peer in ((one, other), (other, one)):
-            for process in world.nodes[name].processes:
+            for process in simulation.nodes[name].processes:
                 process.link_down(peer)
         self.links_changed()
 
     def _check_links(self) -> None:
         self._links_checked = True
-        nodes = self.world.nodes
+        nodes = self.simulation.nodes
         for name, node in nodes.items():
             for process in list(node.processes):
                 for peer in nodes:
@@ -155,5 +155,5 @@ class Network:
                             (process.link_up if stands else process.link_down)(peer)
 
     def _stands(self, name: str, peer: str) -> bool:
-        process = self.world.nodes[peer].current
+        process = self.simulation.nodes[peer].current
         return process is not None and not process.paused and self.both_open(name, peer)

@@ -17,7 +17,7 @@ from tests.simulation.cluster.disk import Disk
 from tests.simulation.cluster.process import Process
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 ZOMBIE_LIMIT_MS = 2_500
 """How long a process that lost its directory may go on after it woke up."""
@@ -31,12 +31,12 @@ LEADS = (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 class Node:
     """One machine."""
 
-    def __init__(self, world: World, name: str, partitions: Sequence[int]) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation, name: str, partitions: Sequence[int]) -> None:
+        self.simulation = simulation
         self.name = name
-        self.disk = Disk(partitions, world.new_store)
-        for partition in range(world.plan.partition_count):
-            self.disk.log_ids[partition] = world.metastore.new_log_id()
+        self.disk = Disk(partitions, simulation.new_store)
+        for partition in range(simulation.plan.partition_count):
+            self.disk.log_ids[partition] = simulation.metastore.new_log_id()
         self.processes: list[Process] = []
         """Living ones, the one that holds the directory last."""
         self.ambush: type[fx.Effect] | None = None
@@ -61,113 +61,113 @@ class Node:
         if self.gone:
             return
         if self.disk.holder is not None:
-            self.world.counts["lock_refused"] += 1
+            self.simulation.counts["lock_refused"] += 1
             return
         self._started += 1
-        process = self.world.shell(self.world, self, self._started)
+        process = self.simulation.shell(self.simulation, self, self._started)
         self.processes.append(process)
-        self.world.tell(process.name, "starts")
+        self.simulation.log_event(process.name, "starts")
         process.boot()
-        self.world.network.links_changed()
+        self.simulation.network.links_changed()
 
     def died(self, process: Process) -> None:
         """A process ended; another one follows after a while."""
         self.processes.remove(process)
-        self.world.network.links_changed()
-        delay_ms = self.world.rng.randint(30, 1_200)
-        if self.world.faults.over:
+        self.simulation.network.links_changed()
+        delay_ms = self.simulation.rng.randint(30, 1_200)
+        if self.simulation.faults.over:
             delay_ms = 50
-        self.world.after(delay_ms, self.start)
+        self.simulation.after(delay_ms, self.start)
 
     # -- what may happen to it ------------------------------------------------------------------
 
     def kill(self) -> None:
         """SIGKILL."""
         if self.current is not None:
-            self.world.counts["kill"] += 1
+            self.simulation.counts["kill"] += 1
             self.current.die("killed")
 
     def power_loss(self) -> None:
         """The machine loses power and everything that was not synced. Where that may be acknowledged data, its copies
         of the log are not believed any more."""
-        world = self.world
-        world.counts["power_loss"] += 1
+        simulation = self.simulation
+        simulation.counts["power_loss"] += 1
         for process in list(self.processes):
             process.die("power lost")
-        world.checkers.data_lost(self)
-        if self.disk.power_loss(world.rng):
-            world.counts["tail_lost"] += 1
+        simulation.checkers.data_lost(self)
+        if self.disk.power_loss(simulation.rng):
+            simulation.counts["tail_lost"] += 1
         for partition, log in self.disk.logs.items():
-            if world.plan.asynchronous and partition not in self.disk.condemned:
+            if simulation.plan.asynchronous and partition not in self.disk.condemned:
                 before = self.disk.log_ids[partition]
                 self.take_new_log_id(partition)
-                world.checkers.declared.renamed(self, partition, before)
+                simulation.checkers.declared.renamed(self, partition, before)
             log.sync()  # what is left is what the disk has
-        world.checkers.disk_changed(self)
+        simulation.checkers.disk_changed(self)
 
     def replace_disk(self) -> None:
         """The machine comes back with an empty disk."""
-        world = self.world
-        world.counts["disk_replaced"] += 1
+        simulation = self.simulation
+        simulation.counts["disk_replaced"] += 1
         for process in list(self.processes):
             process.die("its disk is replaced")
-        world.checkers.data_lost(self)
-        here = [p for p, record in world.metastore.records.items() if self.name in record.replicas]
-        self.disk = Disk(here, world.new_store)
-        for partition in world.metastore.records:
+        simulation.checkers.data_lost(self)
+        here = [p for p, record in simulation.metastore.records.items() if self.name in record.replicas]
+        self.disk = Disk(here, simulation.new_store)
+        for partition in simulation.metastore.records:
             self.take_new_log_id(partition)
-        world.checkers.disk_changed(self)
+        simulation.checkers.disk_changed(self)
 
     def take_new_log_id(self, partition: int) -> None:
         """The copy of `partition` here is another log from now on (R-GEN)."""
-        world = self.world
-        self.disk.log_ids[partition] = world.metastore.new_log_id()
-        world.counts["gen_lost"] += 1
+        simulation = self.simulation
+        self.disk.log_ids[partition] = simulation.metastore.new_log_id()
+        simulation.counts["gen_lost"] += 1
 
     def pause(self, for_ms: int) -> None:
         """SIGSTOP, and SIGCONT later; somebody may try to start the node meanwhile."""
         process = self.current
         if process is not None and not process.paused:
             process.paused = True
-            self.world.counts["pause"] += 1
-            self.world.tell(process.name, f"sleeps for {for_ms} ms")
+            self.simulation.counts["pause"] += 1
+            self.simulation.log_event(process.name, f"sleeps for {for_ms} ms")
             if for_ms > 1_000:
-                self.world.network.links_changed()
-            self.world.after(for_ms // 2, self.start)
-            self.world.after(for_ms, self._wake, process)
+                self.simulation.network.links_changed()
+            self.simulation.after(for_ms // 2, self.start)
+            self.simulation.after(for_ms, self._wake, process)
 
     def _wake(self, process: Process) -> None:
         if process.alive and process.paused and not self.gone:
             process.resume()
-            self.world.network.links_changed()
+            self.simulation.network.links_changed()
             if not process.holds_directory():
-                self.world.after(ZOMBIE_LIMIT_MS, process.die, "its place is taken")
+                self.simulation.after(ZOMBIE_LIMIT_MS, process.die, "its place is taken")
 
     def take_over(self, sleep_ms: int) -> None:
         """The process sleeps, its lock is lost, another one starts; then the first wakes up."""
         process = self.current
         if process is not None and not process.paused:
             process.paused = True
-            self.world.counts["take_over"] += 1
-            self.world.tell(process.name, f"sleeps for {sleep_ms} ms and loses its lock")
+            self.simulation.counts["take_over"] += 1
+            self.simulation.log_event(process.name, f"sleeps for {sleep_ms} ms and loses its lock")
             self.disk.holder = None
             self.start()
-            self.world.after(sleep_ms, self._wake, process)
+            self.simulation.after(sleep_ms, self._wake, process)
 
     def stop(self, patience: int = 10) -> None:
         """Ask the process to leave in order, if need be a little later, when it has something to give up."""
         process = self.current
-        if process is None or process.stopping or process.paused or self.world.faults.over:
+        if process is None or process.stopping or process.paused or self.simulation.faults.over:
             return
         if patience and not any(replica.ready for replica in process.replicas.values()):
-            self.world.after(150, self.stop, patience - 1)
+            self.simulation.after(150, self.stop, patience - 1)
         else:
             process.stopping = True
-            self.world.counts["stop"] += 1
-            self.world.tell(process.name, "is asked to stop")
+            self.simulation.counts["stop"] += 1
+            self.simulation.log_event(process.name, "is asked to stop")
             process.session.say_again()
             process.post_all(ev.Resign())
-            self._stopped(process, self.world.now_ms + STOP_LIMIT_MS)
+            self._stopped(process, self.simulation.now_ms + STOP_LIMIT_MS)
 
     def _stopped(self, process: Process, limit_ms: int) -> None:
         """Let it end once it gave everything up."""
@@ -179,12 +179,12 @@ class Node:
             for partition, replica in process.replicas.items()
         )
         if done and not process.paused:
-            self.world.counts["stopped_clean"] += 1
+            self.simulation.counts["stopped_clean"] += 1
             process.checkpoint()
-            self.world.metastore.close(self.name, process.session.session_id)
+            self.simulation.metastore.close(self.name, process.session.session_id)
             process.die("stopped in order")
-        elif self.world.now_ms >= limit_ms and not process.paused:
-            self.world.counts["stop_forced"] += 1
+        elif self.simulation.now_ms >= limit_ms and not process.paused:
+            self.simulation.counts["stop_forced"] += 1
             process.die("did not stop in time")
         else:
-            self.world.after(40, self._stopped, process, limit_ms)
+            self.simulation.after(40, self._stopped, process, limit_ms)

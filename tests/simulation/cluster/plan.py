@@ -1,4 +1,4 @@
-"""A world's mix of faults and its shape: how many nodes, how many copies, what goes wrong and how often."""
+"""A simulation's mix of faults and its shape: how many nodes, how many copies, what goes wrong and how often."""
 
 from __future__ import annotations
 

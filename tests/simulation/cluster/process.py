@@ -20,14 +20,14 @@ from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.simulation.cluster.declared_losses import DIVERGED
 from tests.simulation.cluster.disk_writers import LogWriter, StoreWriter
-from tests.simulation.cluster.replicas import Copies
+from tests.simulation.cluster.replicas import ReplicaManager
 from tests.simulation.cluster.session import Session
-from tests.simulation.cluster.state_transfer import Far
+from tests.simulation.cluster.state_transfer import StateTransfers
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.clients import Client
     from tests.simulation.cluster.nodes import Node
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 INBOX_LIMIT = 600
 """What a paused process's connections hold; more is lost."""
@@ -40,8 +40,8 @@ ORIGIN = bytes(16)
 class Process:
     """A running program on `node`."""
 
-    def __init__(self, world: World, node: Node, number: int) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation, node: Node, number: int) -> None:
+        self.simulation = simulation
         self.node = node
         self.name = f"{node.name}#{number}"
         self.alive = True
@@ -50,8 +50,8 @@ class Process:
         self.session = Session(self)
         self.log = LogWriter(self)
         self.store = StoreWriter(self)
-        self.far = Far(self)
-        self.copies = Copies(self)
+        self.far = StateTransfers(self)
+        self.copies = ReplicaManager(self)
         self.links: set[str] = set()
         """Nodes to which a connection stands, as far as this process could know."""
         self.replicas: dict[int, Replica] = {}
@@ -72,7 +72,7 @@ class Process:
 
     def boot(self) -> None:
         """Take the directory, recover, begin a session."""
-        world, disk = self.world, self.node.disk
+        simulation, disk = self.simulation, self.node.disk
         assert disk.holder is None
         disk.holder = self
         unsynced = {}
@@ -80,13 +80,13 @@ class Process:
         for partition in self.node.partitions:
             log, store = disk.logs[partition], disk.stores[partition]
             if log.synced < log.end:
-                world.counts["unsynced_tail_found"] += 1
-                if world.plan.sync_on_open:
+                simulation.counts["unsynced_tail_found"] += 1
+                if simulation.plan.sync_on_open:
                     log.sync()
                 else:
                     unsynced[partition] = log.end
             if store.target:
-                world.counts["replay"] += 1
+                simulation.counts["replay"] += 1
             self.attach(partition)
         if unsynced:
             self.log.sync_recovered(unsynced)
@@ -95,9 +95,9 @@ class Process:
 
     def attach(self, partition: int) -> None:
         """Make the replica of what is on the disk."""
-        world, disk = self.world, self.node.disk
+        simulation, disk = self.simulation, self.node.disk
         log, store = disk.logs[partition], disk.stores[partition]
-        self.replicas[partition] = world.replica_class(
+        self.replicas[partition] = simulation.replica_class(
             partition=partition,
             node=self.node.name,
             log_id=disk.log_ids[partition],
@@ -106,8 +106,8 @@ class Process:
             applied=store.applied,
             epoch_seen=disk.epochs_seen[partition],
             epoch_owner=disk.owner_of(partition),
-            options=world.plan.options,
-            durable=log.end if world.plan.asynchronous else log.synced,
+            options=simulation.plan.options,
+            durable=log.end if simulation.plan.asynchronous else log.synced,
             log_start=log.start,
             nonce_base=self.nonce_base(),
             far=self.far.found(store),
@@ -118,11 +118,11 @@ class Process:
         self.undecided[partition] = []
         self.tails[partition] = {}
         self.waiting[partition] = deque()
-        world.checkers.attached(self, partition)
+        simulation.checkers.attached(self, partition)
 
     def nonce_base(self) -> int:
         """Where this process's nonces begin."""
-        return self.world.rng.getrandbits(60)
+        return self.simulation.rng.getrandbits(60)
 
     def holds_directory(self) -> bool:
         """True while the disk obeys this process."""
@@ -133,7 +133,7 @@ class Process:
         if not self.alive:
             return
         self.alive = False
-        self.world.tell(self.name, f"dies: {why}")
+        self.simulation.log_event(self.name, f"dies: {why}")
         if self.holds_directory():
             self.log.leave_behind()
             self.store.leave_behind()
@@ -148,7 +148,7 @@ class Process:
     def resume(self) -> None:
         """Go on after a pause with all that came meanwhile."""
         self.paused = False
-        self.world.tell(self.name, "goes on")
+        self.simulation.log_event(self.name, "goes on")
         while self._inbox and not self.paused and self.alive:
             self.post(*self._inbox.popleft())
 
@@ -182,24 +182,24 @@ class Process:
     def link_up(self, peer: str) -> None:
         """The connection dialled to `peer` stands; whether anybody says so is another matter."""
         self.links.add(peer)
-        if self.world.network.calm or self.world.rng.random() >= self.world.plan.link_silence:
+        if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
             self.post_all(ev.LinkUp(peer))
 
     def link_down(self, peer: str) -> None:
         """A connection with `peer` broke."""
         self.links.discard(peer)
-        if self.world.network.calm or self.world.rng.random() >= self.world.plan.link_silence:
-            self.world.counts["link_down"] += 1
+        if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
+            self.simulation.counts["link_down"] += 1
             self.post_all(ev.LinkDown(peer))
 
     def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
         replica = self.replicas[partition]
-        world = self.world
+        simulation = self.simulation
         if partition in self._untold_trims and type(event) is ev.Received and type(event.message) is ms.FollowRequest:
-            self.tell_trimmed(partition)
-        effects = replica.step(event, world.now_ms)
-        world.story.append((world.now_ms, self.name, partition, event, effects))
-        world.checkers.stepped(self, partition, event, effects)
+            self.report_trimmed(partition)
+        effects = replica.step(event, simulation.now_ms)
+        simulation.trace.append((simulation.now_ms, self.name, partition, event, effects))
+        simulation.checkers.stepped(self, partition, event, effects)
         made_here = type(event) is ev.Append
         self.stepped(partition, event)
         for effect in effects:
@@ -209,7 +209,7 @@ class Process:
         due_ms = replica.deadline_ms()
         if due_ms is not None and (self._tick_at_ms is None or due_ms < self._tick_at_ms):
             self._tick_at_ms = due_ms
-            world.after(max(1, due_ms - world.now_ms), self._tick, due_ms)
+            simulation.after(max(1, due_ms - simulation.now_ms), self._tick, due_ms)
         return effects
 
     def stepped(self, partition: int, event: ev.Event) -> None:
@@ -217,14 +217,14 @@ class Process:
 
     def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
         """Do what the core asked for."""
-        world = self.world
+        simulation = self.simulation
         if self.node.ambush is type(effect) and self.holds_directory():
-            world.faults.ambushed(self.node)
+            simulation.faults.ambushed(self.node)
         match effect:
             case fx.Send(to, message):
-                world.network.send(self, to, partition, message)
+                simulation.network.send(self, to, partition, message)
             case fx.Replicate():
-                world.after(1 if effect.live else world.rng.randint(2, 12), self.replicate, partition, effect)
+                simulation.after(1 if effect.live else simulation.rng.randint(2, 12), self.replicate, partition, effect)
             case fx.Persist(entries):
                 self._append(partition, entries, made_here)
             case fx.Apply(end):
@@ -233,7 +233,7 @@ class Process:
                 self.log.note_epoch(partition, epoch, owner)
             case fx.AppendBarrier(epoch, offset):
                 barrier = make_entry(
-                    EntryKind.BARRIER, epoch, offset, request_id=b"", origin=ORIGIN, time_ms=world.now_ms
+                    EntryKind.BARRIER, epoch, offset, request_id=b"", origin=ORIGIN, time_ms=simulation.now_ms
                 )
                 self._append(partition, (barrier,), True)
             case fx.Truncate(to_offset, _):
@@ -247,26 +247,28 @@ class Process:
             case fx.ReadRefused(tokens, reason):
                 for token in tokens:
                     del self.reads[token]
-                    world.counts[f"read_refused_{reason}"] += 1
+                    simulation.counts[f"read_refused_{reason}"] += 1
             case fx.ReadRecordSync(nonce):
                 self.session.sync_record(partition, nonce)
             case fx.RefreshRecord():
                 self.session.look()
             case fx.NewLogIdentity():
-                world.counts["gen_renewed"] += 1
-                world.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
+                simulation.counts["gen_renewed"] += 1
+                simulation.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
             case fx.Promoted():
-                for controller in world.controllers:
-                    if world.rng.random() >= world.plan.lost and world.network.open(self.node.name, controller.name):
-                        world.after(world.rng.randint(1, 30), controller.heard, partition, effect)
+                for controller in simulation.controllers:
+                    if simulation.rng.random() >= simulation.plan.lost and simulation.network.open(
+                        self.node.name, controller.name
+                    ):
+                        simulation.after(simulation.rng.randint(1, 30), controller.heard, partition, effect)
             case fx.SteppedDown(_, unknown_from, _):
                 waiting = self.waiting[partition]
                 while waiting and waiting[-1][0] >= unknown_from:
                     waiting.pop()[2].unknown()
-                    world.counts["unknown"] += 1
+                    simulation.counts["unknown"] += 1
             case fx.RoleChanged(role, _, reason):
                 if role is ReplicaRole.FAILED and not reason.startswith(DIVERGED):
-                    world.after(30, self.die, "its disk failed")
+                    simulation.after(30, self.die, "its disk failed")
             case (
                 fx.BeginTransfer()
                 | fx.InstallRows()
@@ -284,7 +286,7 @@ class Process:
         if self._tick_at_ms != due_ms:
             return  # an earlier one was asked for meanwhile, and has asked for the next
         self._tick_at_ms = None
-        now_ms = self.world.now_ms
+        now_ms = self.simulation.now_ms
         for partition, replica in list(self.replicas.items()):
             due = replica.deadline_ms()
             if due is None:
@@ -293,7 +295,7 @@ class Process:
                 self.post(partition, ev.Tick())
             elif self._tick_at_ms is None or due < self._tick_at_ms:
                 self._tick_at_ms = due
-                self.world.after(due - now_ms, self._tick, due)
+                self.simulation.after(due - now_ms, self._tick, due)
 
     def disk_error(self, what: str) -> None:
         """The disk failed; every core hears of it."""
@@ -301,7 +303,7 @@ class Process:
 
     def _renew_gen(self, partition: int) -> None:
         if self.alive and self.holds_directory() and partition in self.replicas:
-            log_id = self.world.metastore.new_log_id()
+            log_id = self.simulation.metastore.new_log_id()
             self.node.disk.log_ids[partition] = log_id
             self._renewed[partition] = log_id
             self.session.say_again()
@@ -325,9 +327,9 @@ class Process:
                 EntryKind.DATA,
                 max(1, epoch),
                 max(0, offset + step),
-                request_id=self.world.request_id(),
+                request_id=self.simulation.request_id(),
                 origin=ORIGIN,
-                time_ms=self.world.now_ms,
+                time_ms=self.simulation.now_ms,
             )
             for step in range(count)
         )
@@ -335,7 +337,7 @@ class Process:
         refused = next((effect for effect in effects if type(effect) is fx.AppendRefused), None)
         if refused is not None:
             assert refused.count == count
-            self.world.checkers.refused(partition, entries)
+            self.simulation.checkers.refused(partition, entries)
             return refused.reason
         self.waiting[partition].extend((entry.offset, entry.request_id, client) for entry in entries)
         return None
@@ -344,25 +346,25 @@ class Process:
         waiting = self.waiting[partition]
         while waiting and waiting[0][0] < end:
             offset, request_id, client = waiting.popleft()
-            self.world.checkers.acknowledged(self, partition, request_id, offset)
+            self.simulation.checkers.acknowledged(self, partition, request_id, offset)
             client.acknowledged()
 
     def read(self, partition: int) -> None:
         """Somebody asks this process for committed state."""
-        token = self.world.token()
-        self.reads[token] = (partition, self.world.checkers.read_begins(partition))
+        token = self.simulation.token()
+        self.reads[token] = (partition, self.simulation.checkers.read_begins(partition))
         alone = self.replicas[partition].confirms_alone
         effects = self._step(partition, ev.ReadRequested(token))
         assert not alone or fx.ReadReady((token,)) in effects, "a read that was confirmed unasked would not have been"
 
     def _read(self, token: int) -> None:
         partition, least = self.reads.pop(token)
-        self.world.checkers.read_served(self, partition, least)
+        self.simulation.checkers.read_served(self, partition, least)
 
     # -- the log --------------------------------------------------------------------------------
 
     def _append(self, partition: int, entries: tuple[Entry, ...], made_here: bool) -> None:
-        self.world.checkers.appended(self, partition, entries, made_here)
+        self.simulation.checkers.appended(self, partition, entries, made_here)
         tail = self.tails[partition]
         for entry in entries:
             tail[entry.offset] = entry
@@ -379,11 +381,11 @@ class Process:
         """Send entries as they are now, if this is still what was asked for."""
         head = effect.head
         if not self.may_replicate(partition, head):
-            self.world.counts["replicate_dropped"] += 1
+            self.simulation.counts["replicate_dropped"] += 1
             return
-        end = min(effect.end, head.start + self.world.plan.message_entries)
+        end = min(effect.end, head.start + self.simulation.plan.message_entries)
         entries = tuple(self.read_log(partition, head.start, end))
-        self.world.network.send(self, effect.to, partition, head._replace(entries=entries))
+        self.simulation.network.send(self, effect.to, partition, head._replace(entries=entries))
 
     def may_replicate(self, partition: int, head: ms.AppendEntries) -> bool:
         """The check at the time of sending: it leads still in this epoch, and the log reaches back."""
@@ -421,11 +423,11 @@ class Process:
             return
         if not self.paused and self.holds_directory():
             self.checkpoint()
-        self.world.after(self.world.rng.randint(600, 2_500), self._checkpoint)
+        self.simulation.after(self.simulation.rng.randint(600, 2_500), self._checkpoint)
 
     def checkpoint(self) -> None:
         """Move the store's floors up to what is applied, then trim the log below them."""
-        rng, plan = self.world.rng, self.world.plan
+        rng, plan = self.simulation.rng, self.simulation.plan
         for partition in self.replicas:
             store = self.node.disk.stores[partition]
             if plan.asynchronous:
@@ -434,7 +436,7 @@ class Process:
                 store.floor = store.applied
             log = self.node.disk.logs[partition]
             if rng.random() < plan.trims:
-                limit = self.world.trim_limit(partition)
+                limit = self.simulation.trim_limit(partition)
                 pin = self.far.pin(partition)
                 limit = limit if pin is None else min(limit, pin)
                 to = min(store.floor, log.synced, limit, rng.randint(log.start, log.end))
@@ -443,12 +445,12 @@ class Process:
 
     def trim(self, partition: int, to: int) -> None:
         """Free the log below `to`; the core is told, at the latest before the next FollowRequest."""
-        self.world.counts["trim"] += 1
+        self.simulation.counts["trim"] += 1
         self.node.disk.logs[partition].trim(to)
         self._untold_trims.add(partition)
-        self.world.after(self.world.rng.randint(0, 600), self.tell_trimmed, partition)
+        self.simulation.after(self.simulation.rng.randint(0, 600), self.report_trimmed, partition)
 
-    def tell_trimmed(self, partition: int) -> None:
+    def report_trimmed(self, partition: int) -> None:
         """Tell the core where its log begins."""
         if partition in self._untold_trims and partition in self.replicas:
             self._untold_trims.discard(partition)

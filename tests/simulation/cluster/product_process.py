@@ -39,12 +39,12 @@ from tests.simulation.cluster.invariants import Violation
 from tests.simulation.cluster.loop import SimLoop
 from tests.simulation.cluster.metastore_values import ValuesOf
 from tests.simulation.cluster.process import ORIGIN, Process
-from tests.simulation.cluster.reaps import LIMITS, PROPERTIES, TYPE, P, RowFar, RowStore
+from tests.simulation.cluster.reaps import LIMITS, PROPERTIES, TYPE, P, RowStateTransfers, RowStore
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.nodes import Node
-    from tests.simulation.cluster.queues import Asked, QueueWorld
+    from tests.simulation.cluster.queues import Asked, QueueSimulation
 
 WALL_MS = 1_700_000_000_000
 SOFT_INTERVAL_MS = 1_000
@@ -63,15 +63,15 @@ class Riding(NamedTuple):
 class Clock:
     """Virtual time."""
 
-    def __init__(self, world: QueueWorld) -> None:
-        self._world = world
+    def __init__(self, simulation: QueueSimulation) -> None:
+        self._world = simulation
 
     def now_ms(self) -> int:
-        """Of the world."""
+        """Of the simulation."""
         return self._world.now_ms
 
     def wall_ms(self) -> int:
-        """Of the world."""
+        """Of the simulation."""
         return WALL_MS + self._world.now_ms
 
 
@@ -126,7 +126,7 @@ class Queues(QueueService):
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and self.process.alive:
-            self.process.world.broken = self.process.world.broken or error
+            self.process.simulation.broken = self.process.simulation.broken or error
         super()._ended(task)
 
     def tick(self) -> None:
@@ -147,16 +147,16 @@ class Listeners(ApplyListeners):
 class QueueProcess(Process):
     """See the module's text. It stands for the product's runtime, too, as the coordinator knows that."""
 
-    world: QueueWorld
+    simulation: QueueSimulation
     store: SoftStoreWriter
 
-    def __init__(self, world: QueueWorld, node: Node, number: int) -> None:
-        super().__init__(world, node, number)
-        self.far = RowFar(self)
+    def __init__(self, simulation: QueueSimulation, node: Node, number: int) -> None:
+        super().__init__(simulation, node, number)
+        self.far = RowStateTransfers(self)
         self.store = SoftStoreWriter(self)
         self.loop = SimLoop(self)
         self.rows: Any = Shelves(self)
-        self.time = Clock(world)
+        self.time = Clock(simulation)
         self.partitions: dict[int, Partition] = {}
         self.listeners = Listeners()
         self.latency = ReplicationLatency()
@@ -179,13 +179,13 @@ class QueueProcess(Process):
                 properties=FixedProperties(PROPERTIES),
             )
             self.queues = Queues(
-                world.settings,
+                simulation.settings,
                 node=node.name,
                 enabled=True,
                 store=self.rows,
                 cursors=self.coordinator,
                 kv=self.coordinator,
-                metastore=cast(Any, ValuesOf(self, self.loop, world.values)),
+                metastore=cast(Any, ValuesOf(self, self.loop, simulation.values)),
                 cluster_uuid=ORIGIN,
                 cluster_name="ours",
                 partitions=lambda: dict.fromkeys(self.replicas, TYPE),
@@ -222,7 +222,7 @@ class QueueProcess(Process):
     def attach(self, partition: int) -> None:
         """See Process."""
         super().attach(partition)
-        record = self.world.metastore.records[partition]
+        record = self.simulation.metastore.records[partition]
         place = Partition(record, self.replicas[partition], actor_of(ORIGIN, partition), 0, self.window)
         self.partitions[partition] = place
         self.store.untold.pop(partition, None)
@@ -235,7 +235,7 @@ class QueueProcess(Process):
         asked, self.asked = self.asked, {}
         for each in asked:
             each.client.lost(each)
-        self.world.after(0, self.loop.wind_up)
+        self.simulation.after(0, self.loop.wind_up)
 
     def resume(self) -> None:
         """See Process."""
@@ -271,7 +271,7 @@ class QueueProcess(Process):
         replica = self.replicas.get(partition)
         if replica is not None and replica.following and forward.epoch == replica.epoch:
             for queue, payload in cursors.items():
-                self.world.counts["soft_taken"] += 1
+                self.simulation.counts["soft_taken"] += 1
                 self.soft_cursor(partition, queue, payload)
         super().post(partition, ev.Received(event.node, forward))
 
@@ -329,11 +329,13 @@ class QueueProcess(Process):
         if place is None:
             return forward
         self._heads[partition, to] = forward._replace(entries=())
-        cursors = place.cursor_gossip.due(to, self.world.now_ms, at_once=place.replica.role is ReplicaRole.RESIGNING)
+        cursors = place.cursor_gossip.due(
+            to, self.simulation.now_ms, at_once=place.replica.role is ReplicaRole.RESIGNING
+        )
         if cursors is NO_CURSORS or not cursors:
             return forward
-        place.cursor_gossip.sent(to, self.world.now_ms)
-        self.world.counts["soft_sent"] += 1
+        place.cursor_gossip.sent(to, self.simulation.now_ms)
+        self.simulation.counts["soft_sent"] += 1
         return Riding(forward, dict(cursors))
 
     def link_down(self, peer: str) -> None:
@@ -347,8 +349,8 @@ class QueueProcess(Process):
         for follower in place.replica.followers():
             head = self._heads.get((place.id, follower.node))
             stands = head is not None and head.epoch == place.replica.epoch and follower.linked
-            if stands and place.cursor_gossip.due(follower.node, self.world.now_ms, at_once=at_once):
-                self.world.network.send(self, follower.node, place.id, head)
+            if stands and place.cursor_gossip.due(follower.node, self.simulation.now_ms, at_once=at_once):
+                self.simulation.network.send(self, follower.node, place.id, head)
 
     def _each_second(self) -> None:
         self.loop.call_later(SOFT_INTERVAL_MS / 1000, self._each_second)
@@ -374,14 +376,14 @@ class QueueProcess(Process):
 
     def read(self, partition: int) -> None:
         """See Process; the waiting is the product's."""
-        least, place = self.world.checkers.read_begins(partition), self.partitions[partition]
+        least, place = self.simulation.checkers.read_begins(partition), self.partitions[partition]
 
         def served(confirmed: asyncio.Future[None]) -> None:
             error = confirmed.exception()
             if error is None and partition in self.replicas:
-                self.world.checkers.read_served(self, partition, least)
+                self.simulation.checkers.read_served(self, partition, least)
             elif isinstance(error, IsthmusError):
-                self.world.counts[f"read_refused_{error.reason}"] += 1
+                self.simulation.counts[f"read_refused_{error.reason}"] += 1
 
         with self.loop.entered():
             self.runtime.committed(place).add_done_callback(served)
@@ -419,7 +421,7 @@ class Runtime:
         if refused is not None:
             return place.refusal(refused.reason)
         for entry in entries:
-            process.world.counts[f"appended_{EntryKind(entry.kind).name.lower()}"] += 1
+            process.simulation.counts[f"appended_{EntryKind(entry.kind).name.lower()}"] += 1
             if entry.request_id:
                 process.appended_ids.add(entry.request_id)
         return None

@@ -1,4 +1,4 @@
-"""Deliberate defects of the promises and of the source queues, each of which the world of queues must catch.
+"""Deliberate defects of the promises and of the source queues, each of which the simulation of queues must catch.
 
 As in `mutants.py`: each puts a defect in by patching what the product does; its first line says what is wrong.
 """

@@ -1,4 +1,5 @@
-"""A world whose processes run the product's promises and source queues: clients write, other clusters fetch and push.
+"""A simulation whose processes run the product's promises and source queues: clients write, other clusters fetch and
+push.
 
 Each process is a `QueueProcess`. Clients write, delete, send requests again and bring pushes; the sinks of two other
 clusters fetch from every leader, acknowledge (late, twice, or not at all), restart, and refuse some changes for good.
@@ -45,7 +46,7 @@ from tests.simulation.cluster.network import Network
 from tests.simulation.cluster.process import ORIGIN, Process
 from tests.simulation.cluster.product_process import QueueProcess
 from tests.simulation.cluster.reaps import BUCKET, LIMITS, PROPERTIES, TYPE, P, RowStore
-from tests.simulation.cluster.simulator import World
+from tests.simulation.cluster.simulator import ClusterSimulation
 
 KEY_COUNT = 4
 """Keys of a partition: few, so that each is written, deleted and reaped many times."""
@@ -76,7 +77,7 @@ ACTS: tuple[tuple[str, ...], ...] = (
     ("clear", "suspend", "resume", "resume"),
     ("release", "place", "clear", "register", "suspend", "stop", "resume", "resume"),
 )
-"""What an operator does in a world."""
+"""What an operator does in a simulation."""
 
 
 class Asked:
@@ -94,10 +95,10 @@ class Asked:
 class QueueClient(Client):
     """Writes of one partition, and what the sinks' clusters push there."""
 
-    world: QueueWorld
+    simulation: QueueSimulation
 
-    def __init__(self, world: World, partition: int) -> None:
-        super().__init__(world, partition)
+    def __init__(self, simulation: ClusterSimulation, partition: int) -> None:
+        super().__init__(simulation, partition)
         self._sent: deque[WriteRequest] = deque(maxlen=REMEMBERED)
         self.asked: deque[Asked] = deque(maxlen=REMEMBERED)
         self.resent: set[bytes] = set()
@@ -107,20 +108,20 @@ class QueueClient(Client):
     @property
     def keys(self) -> list[bytes]:
         """Names that lie in the partition."""
-        return self.world.keys[self.partition]
+        return self.simulation.keys[self.partition]
 
     def _write(self) -> bool:
         process = self._process(0.05)
         if not isinstance(process, QueueProcess) or not process.holds_directory():
             return False
-        rng = self.world.chance
+        rng = self.simulation.chance
         dice = rng.random()
         if dice < 0.12:
             return self._reap(process)
         requests: list[WriteRequest | PushItem] = []
         for _ in range(rng.randint(1, 3)):
             if dice < 0.35:
-                item = self.world.say_again(self.keys)
+                item = self.simulation.say_again(self.keys)
                 requests += [] if item is None else [item]
             else:
                 requests.append(self._request(process))
@@ -128,12 +129,12 @@ class QueueClient(Client):
             return True
         asked = Asked(self, process, requests)
         self.asked.append(asked)
-        self.world.counts["asked"] += 1
+        self.simulation.counts["asked"] += 1
         process.ask(asked)
         return process.replicas[self.partition].ready
 
     def _request(self, process: QueueProcess) -> WriteRequest:
-        rng = self.world.chance
+        rng = self.simulation.chance
         if self._sent and rng.random() < 0.15:
             return rng.choice(self._sent)
         key = rng.choice(self.keys)
@@ -143,7 +144,7 @@ class QueueClient(Client):
             context = self._seen.get(key, context)
         if data is not None:
             self._seen[key] = decode_object(data).clock
-        request_id = self.world.request_id()
+        request_id = self.simulation.request_id()
         content = TOMBSTONE if rng.random() < 0.3 else Content(request_id)
         return WriteRequest(Key(TYPE, BUCKET, key), content, context, request_id)
 
@@ -165,9 +166,9 @@ class QueueClient(Client):
             if change.origin != ORIGIN:
                 reaps.restate(Key(TYPE, BUCKET, key), hash64, found.offset, leaving=False)
             elif process.settled.waits(self.partition, found.offset, TYPE, BUCKET):
-                self.world.counts["reap_waits_for_queues"] += 1
+                self.simulation.counts["reap_waits_for_queues"] += 1
             else:
-                self.world.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), hash64, found.offset)
+                self.simulation.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), hash64, found.offset)
         if batch.entries:
             with process.loop.entered():
                 refused = process.runtime.append(place, batch.entries)
@@ -186,13 +187,13 @@ class QueueClient(Client):
         for request, result in zip(asked.requests, results, strict=True):
             if isinstance(request, PushItem):
                 name = result.outcome if isinstance(result, PushResult) else type(result).__name__
-                self.world.counts[f"push_{name}"] += 1
+                self.simulation.counts[f"push_{name}"] += 1
             else:
                 self._written(asked.process, request, result)
 
     def _written(self, process: QueueProcess, request: WriteRequest, result: object) -> None:
-        counts, request_id = self.world.counts, request.request_id
-        checkers = self.world.checkers
+        counts, request_id = self.simulation.counts, request.request_id
+        checkers = self.simulation.checkers
         if isinstance(result, WriteResult):
             if not result.created:
                 counts["nothing_to_delete"] += 1
@@ -237,8 +238,8 @@ class QueueClient(Client):
 class Sink:
     """One cluster's links with one queue: a session with each source node, and what arrived."""
 
-    def __init__(self, world: QueueWorld, cluster: bytes, queue: str) -> None:
-        self.world = world
+    def __init__(self, simulation: QueueSimulation, cluster: bytes, queue: str) -> None:
+        self.simulation = simulation
         self.cluster = cluster
         self.queue = queue
         self.active = False
@@ -250,31 +251,31 @@ class Sink:
 
     def start(self) -> None:
         """Fetch, and again after a while."""
-        world = self.world
-        if self.active and (names := [name for name in world.nodes if name not in self._fetching]):
-            self._fetch(world.chance.choice(names))
-        if not world.faults.over and world.chance.random() < 0.004:
+        simulation = self.simulation
+        if self.active and (names := [name for name in simulation.nodes if name not in self._fetching]):
+            self._fetch(simulation.chance.choice(names))
+        if not simulation.faults.over and simulation.chance.random() < 0.004:
             self._restart()
-        world.after(world.chance.randint(10, 150), self.start)
+        simulation.after(simulation.chance.randint(10, 150), self.start)
 
     def _restart(self) -> None:
         """Its process ends with all that it had not acknowledged."""
-        self.world.counts["sink_restarted"] += 1
+        self.simulation.counts["sink_restarted"] += 1
         self._life += 1
         self._acks.clear()
         self._holding.clear()
         self._fetching.clear()
 
     def _fetch(self, name: str) -> None:
-        world, rng = self.world, self.world.chance
-        awake = [process for process in world.nodes[name].processes if not process.paused]
+        simulation, rng = self.simulation, self.simulation.chance
+        awake = [process for process in simulation.nodes[name].processes if not process.paused]
         if not awake:
             return
         process = rng.choice(awake)
         assert isinstance(process, QueueProcess)
         acks = tuple(self._acks.pop(name, ()))
-        if acks and not world.faults.over and rng.random() < 0.2:
-            world.counts["ack_again"] += 1
+        if acks and not simulation.faults.over and rng.random() < 0.2:
+            simulation.counts["ack_again"] += 1
             self._acks[name] = list(acks)  # it does not know that they arrived
         for ack in acks:
             if ack.batch in self._holding.get(name, ()):
@@ -289,11 +290,11 @@ class Sink:
             wait_ms=rng.choice((0, 100, 400)),
         )
         self._fetching.add(name)
-        world.after(2_500, self._gives_up, name, self._life)
-        if not world.faults.over and rng.random() < 0.08:
-            world.counts["fetch_lost"] += 1
+        simulation.after(2_500, self._gives_up, name, self._life)
+        if not simulation.faults.over and rng.random() < 0.08:
+            simulation.counts["fetch_lost"] += 1
             return
-        world.after(rng.randint(1, 30), self._arrives, process, name, request, self._life)
+        simulation.after(rng.randint(1, 30), self._arrives, process, name, request, self._life)
 
     def _gives_up(self, name: str, life: int) -> None:
         if life == self._life:
@@ -305,32 +306,32 @@ class Sink:
                 process.loop.create_task(self._serve(process, name, request, life))
 
     async def _serve(self, process: QueueProcess, name: str, request: FetchRequest, life: int) -> None:
-        world = self.world
+        simulation = self.simulation
         try:
             reply = await process.queues.fetch(self.queue, request)
         except OwnedByOther:
-            world.counts["fetch_owned_by_other"] += 1
+            simulation.counts["fetch_owned_by_other"] += 1
             return
         except IsthmusError as error:
-            world.counts[f"fetch_{error.reason}"] += 1
+            simulation.counts[f"fetch_{error.reason}"] += 1
             return
         except Exception as bug:  # noqa: BLE001 - whatever it is, it is a finding
-            world.broken = world.broken or bug
+            simulation.broken = simulation.broken or bug
             return
         if process.alive:
             self._check(process, reply)
-            world.look_at_cursors(process)
-            if not world.faults.over and world.chance.random() < 0.1:
-                world.counts["reply_lost"] += 1
+            simulation.look_at_cursors(process)
+            if not simulation.faults.over and simulation.chance.random() < 0.1:
+                simulation.counts["reply_lost"] += 1
                 return
-            world.after(world.chance.randint(1, 40), self._take, process, name, reply, life)
+            simulation.after(simulation.chance.randint(1, 40), self._take, process, name, reply, life)
 
     def _check(self, process: QueueProcess, reply: FetchReply) -> None:
         """I-Q-COMMITTED."""
-        committed = self.world.checkers.payloads
+        committed = self.simulation.checkers.payloads
         for item in reply.items:
             if item[8] not in committed.get((item[1], item[5]), ()):
-                self.world.fail(
+                self.simulation.fail(
                     Violation(
                         "I-Q-COMMITTED", f"{process.name} offers {item[5]!r} at {item[2]}, which is not committed"
                     )
@@ -342,15 +343,15 @@ class Sink:
         self._fetching.discard(name)
         if not reply.items:
             return
-        self.world.counts["batches"] += 1
+        self.simulation.counts["batches"] += 1
         self._holding.setdefault(name, []).append(reply.batch)
-        self.world.after(self.world.chance.randint(1, 60), self._apply, process, name, reply, life)
+        self.simulation.after(self.simulation.chance.randint(1, 60), self._apply, process, name, reply, life)
 
     def _apply(self, process: QueueProcess, name: str, reply: FetchReply, life: int) -> None:
         if life != self._life:
             return
-        world, rng = self.world, self.world.chance
-        calm = world.faults.over
+        simulation, rng = self.simulation, self.simulation.chance
+        calm = simulation.faults.over
         failed, given_up = [], []
         for at, item in enumerate(reply.items):
             dice = 1.0 if calm else rng.random()
@@ -359,9 +360,9 @@ class Sink:
             elif dice < 0.04:
                 given_up.append(at)
             else:
-                world.counts["delivered"] += 1
+                simulation.counts["delivered"] += 1
                 self.keep(item[5], decode_object(item[8]))
-        world.counts["given_up"] += len(given_up)
+        simulation.counts["given_up"] += len(given_up)
         ack = BatchAck(reply.batch, reply.owner_version, tuple(failed), None, tuple(given_up))
         self._acks.setdefault(name, []).append(ack)
 
@@ -373,53 +374,53 @@ class Sink:
     def has_seen(self, key: bytes) -> int:
         """The newest write of ours in what it has of a key, for each of our partitions' actors."""
         obj = self.objects.get(key)
-        return 0 if obj is None else counter_of(obj.clock, self.world.actor_of_key[key])
+        return 0 if obj is None else counter_of(obj.clock, self.simulation.actor_of_key[key])
 
     def act(self, keys: Sequence[bytes]) -> None:
         """A client of that cluster writes."""
-        world, rng = self.world, self.world.chance
+        simulation, rng = self.simulation, self.simulation.chance
         key = rng.choice(keys)
         current = self.objects.get(key)
-        world.writes_there += 1
+        simulation.writes_there += 1
         context: Clock = current.clock if current is not None and rng.random() < 0.7 else ()
-        content = TOMBSTONE if current is not None and rng.random() < 0.3 else Content(b"p%d" % world.writes_there)
-        dot = (actor_of(self.cluster, 0), pack_counter(1, world.writes_there))
-        self.objects[key] = write(current, context, content, dot, world.now_ms)
-        world.said.append(PushItem(Key(TYPE, BUCKET, key), self.cluster, encode_object(self.objects[key])))
+        content = TOMBSTONE if current is not None and rng.random() < 0.3 else Content(b"p%d" % simulation.writes_there)
+        dot = (actor_of(self.cluster, 0), pack_counter(1, simulation.writes_there))
+        self.objects[key] = write(current, context, content, dot, simulation.now_ms)
+        simulation.said.append(PushItem(Key(TYPE, BUCKET, key), self.cluster, encode_object(self.objects[key])))
 
 
 class Operator:
     """Acts on queues at some node; what fails is not done again, but that everything runs in the end."""
 
-    def __init__(self, world: QueueWorld) -> None:
-        self.world = world
+    def __init__(self, simulation: QueueSimulation) -> None:
+        self.simulation = simulation
 
     def start(self) -> None:
         """Act, and again after a while."""
-        world = self.world
-        if world.faults.over:
+        simulation = self.simulation
+        if simulation.faults.over:
             return
-        if self.world.acts and world.now_ms > 1_500 and world.chance.random() < 0.5:
-            self._act(world.chance.choice(world.acts))
-        world.after(world.chance.randint(*world.act_pause_ms), self.start)
+        if self.simulation.acts and simulation.now_ms > 1_500 and simulation.chance.random() < 0.5:
+            self._act(simulation.chance.choice(simulation.acts))
+        simulation.after(simulation.chance.randint(*simulation.act_pause_ms), self.start)
 
     def _act(self, what: str) -> None:
-        processes = [node.current for node in self.world.nodes.values()]
+        processes = [node.current for node in self.simulation.nodes.values()]
         awake = [p for p in processes if isinstance(p, QueueProcess) and not p.paused]
         if awake:
-            process = self.world.chance.choice(awake)
+            process = self.simulation.chance.choice(awake)
             with process.loop.entered():
                 process.loop.create_task(self._carry_out(process, what))
 
     async def _carry_out(self, process: QueueProcess, what: str) -> None:
-        world = self.world
-        name = world.chance.choice(list(process.queues.machines()) or [FIRST])
+        simulation = self.simulation
+        name = simulation.chance.choice(list(process.queues.machines()) or [FIRST])
         by = AuditInfo("me", process.time.wall_ms(), "so")
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "release": lambda: self._release(process, name, by),
             "place": lambda: self._place(process, name, by),
             "clear": lambda: process.acts.clear(name, by),
-            "register": lambda: process.acts.register(LATE, {"lease_ms": world.settings[0].lease_ms}, 0, by),
+            "register": lambda: process.acts.register(LATE, {"lease_ms": simulation.settings[0].lease_ms}, 0, by),
             "suspend": lambda: process.acts.suspend(name, SERVING, None, by),
             "stop": lambda: process.acts.suspend(name, PUBLISHING, None, by),
             "resume": lambda: process.acts.resume(name, (SERVING, PUBLISHING), None, by),
@@ -427,23 +428,23 @@ class Operator:
         try:
             await work[what]()
         except IsthmusError as error:
-            world.counts[f"act_refused_{error.reason}"] += 1
+            simulation.counts[f"act_refused_{error.reason}"] += 1
         else:
-            world.counts[f"act_{what}"] += 1
+            simulation.counts[f"act_{what}"] += 1
             if what == "register":
-                world.sink(CLUSTERS[LATE][0], LATE).active = True
+                simulation.sink(CLUSTERS[LATE][0], LATE).active = True
 
     async def _release(self, process: QueueProcess, name: str, by: AuditInfo) -> None:
         await process.acts.release(name, 0, by)
         for cluster in CLUSTERS[name]:
-            self.world.sink(cluster, name).active = True
+            self.simulation.sink(cluster, name).active = True
 
     async def _place(self, process: QueueProcess, name: str, by: AuditInfo) -> None:
         """What the leaders here have applied is brought to the owner by other means, then the queue goes on behind."""
         owner = process.queues.named(name).machine.owner
         if owner == NO_OWNER:
             raise BadInput("nobody has it")
-        sink, positions = self.world.sink(owner, name), []
+        sink, positions = self.simulation.sink(owner, name), []
         for partition, end in process.queues.applied_upto().items():
             rows = process.rows.changes(partition, 0, ALL_ROWS)
             for row in rows:
@@ -455,10 +456,10 @@ class Operator:
 
     def end(self) -> None:
         """Let everything run, again until it does."""
-        world = self.world
-        if any(self._suspended(node.current) for node in world.nodes.values()):
+        simulation = self.simulation
+        if any(self._suspended(node.current) for node in simulation.nodes.values()):
             self._act("resume")
-        world.after(400, self.end)
+        simulation.after(400, self.end)
 
     @staticmethod
     def _suspended(process: Process | None) -> bool:
@@ -472,8 +473,8 @@ class Operator:
 class QueueCheckers(Checkers):
     """Also looks at requests, at what changes stand on, and at what may be offered."""
 
-    def __init__(self, world: QueueWorld) -> None:
-        super().__init__(world)
+    def __init__(self, simulation: QueueSimulation) -> None:
+        super().__init__(simulation)
         self.offsets: dict[tuple[int, bytes], int] = {}
         """(partition, request id) -> offset of the entry by which it took effect."""
         self.payloads: dict[tuple[int, bytes], set[bytes]] = {}
@@ -524,14 +525,14 @@ class QueueCheckers(Checkers):
     def final(self) -> None:
         """See Checkers; and everybody got an answer, and it stayed as it was."""
         super().final()
-        world = self.world
-        assert isinstance(world, QueueWorld)
-        for client in world.clients:
+        simulation = self.simulation
+        assert isinstance(simulation, QueueSimulation)
+        for client in simulation.clients:
             assert isinstance(client, QueueClient)
             changed = [asked for asked in client.asked if asked.results is not None and asked.results != asked.was]
             if changed:
                 raise Violation("I-ANSWER", f"an answer was changed: {changed[0].was}, {changed[0].results}")
-        for node in world.nodes.values():
+        for node in simulation.nodes.values():
             process = node.current
             if isinstance(process, QueueProcess):
                 reads = [place.waiters._reads for place in process.partitions.values() if place.waiters._reads]
@@ -549,7 +550,7 @@ class CursorNetwork(Network):
         super().send(sender, to, partition, message)
 
 
-class QueueWorld(World):
+class QueueSimulation(ClusterSimulation):
     """See the module's text. `mixes`: an operator does what one of them says, with such pauses."""
 
     checkers: QueueCheckers
@@ -613,14 +614,14 @@ class QueueWorld(World):
     # -- the run --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See World."""
+        """See Simulation."""
         super().start()
         for sink in self.sinks.values():
             sink.start()
         self.steward.start()
 
     def run(self) -> Counter[str]:
-        """See World; the product's log is not wanted."""
+        """See Simulation; the product's log is not wanted."""
         logging = structlog.get_config()
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
         try:
@@ -634,12 +635,12 @@ class QueueWorld(World):
                         process.loop.wind_up()
 
     def heal(self) -> None:
-        """See World."""
+        """See Simulation."""
         self.steward.end()
         super().heal()
 
     def quiet(self) -> None:
-        """See World; the owners get what there is."""
+        """See Simulation; the owners get what there is."""
         super().quiet()
         if not self.wait_for(DELIVERY_LIMIT_MS, lambda: not self.undelivered()):
             raise Violation("I-ALO", f"{DELIVERY_LIMIT_MS} ms after the last write: {self.undelivered()}")

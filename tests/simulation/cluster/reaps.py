@@ -1,4 +1,4 @@
-"""A world whose rows are real: clients write, delete and reap keys, and another cluster pushes what is late.
+"""A simulation whose rows are real: clients write, delete and reap keys, and another cluster pushes what is late.
 
 Writes go through the product: write batches over what the leader has in its store and in its log, REAP entries, the
 rows of `MemoryStore` with what is remembered of reaped keys, carried to copies that are far. Around it is the
@@ -36,8 +36,8 @@ from tests.simulation.cluster.clients import Client
 from tests.simulation.cluster.disk import SimStore
 from tests.simulation.cluster.invariants import Violation
 from tests.simulation.cluster.process import ORIGIN, Process
-from tests.simulation.cluster.simulator import World
-from tests.simulation.cluster.state_transfer import Far, Snapshot
+from tests.simulation.cluster.simulator import ClusterSimulation
+from tests.simulation.cluster.state_transfer import Snapshot, StateTransfers
 from tests.support.memory_store import MemoryStore
 
 TYPE, BUCKET = b"default", b"b"
@@ -113,7 +113,7 @@ class RowStore(SimStore):
             raise Violation("I-FAR-COMMITTED", f"has rows of {sorted(found)}, the log leaves {sorted(self.latest)}")
 
 
-class RowFar(Far):
+class RowStateTransfers(StateTransfers):
     """Gives and takes what is not rows as it is."""
 
     def snapshot(self, partition: int) -> Snapshot:
@@ -149,7 +149,7 @@ class RowProcess(Process):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.far = RowFar(self)
+        self.far = RowStateTransfers(self)
         self.refused_pushes = ReapedPushes()
         self._repeated: dict[tuple[int, bytes, int], int] = {}
         """(partition, request id, what its answer waits for) -> offset of the entry by which it took effect."""
@@ -175,15 +175,15 @@ class RowProcess(Process):
             unapplied=SimpleNamespace(pending_rows=pending),
             reaped_pushes=self.refused_pushes,
         )
-        return WriteBatch(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.world.now_ms, requests)
+        return WriteBatch(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.simulation.now_ms, requests)
 
     def refused_as_ahead(self, partition: int, error: BadInput) -> None:
-        """A clock was refused as naming writes that were never made. All clocks in this world are sound, so that must
-        not be certain: it needs a confirmation of leadership, which never comes (R-FORGED)."""
-        self.world.counts["clock_ahead"] += 1
+        """A clock was refused as naming writes that were never made. All clocks in this simulation are sound, so that
+        must not be certain: it needs a confirmation of leadership, which never comes (R-FORGED)."""
+        self.simulation.counts["clock_ahead"] += 1
         if not error.needs_confirmation:
             raise Violation("R-FORGED", f"{self.name} refuses a sound clock for good: {error}")
-        token = self.world.token()
+        token = self.simulation.token()
         self.reads[token] = (partition, 0)
         self._ahead[token] = str(error)
         self._step(partition, ev.ReadRequested(token))
@@ -196,12 +196,12 @@ class RowProcess(Process):
     def answer_repeated(self, client: Client, request_id: bytes, offset: int, end: int) -> None:
         """A repeated request is answered once all below `end` is applied; what it rests on may yet be dropped (R-WAIT,
         H40)."""
-        self.world.counts["repeated"] += 1
+        self.simulation.counts["repeated"] += 1
         waiting = self.waiting[client.partition]
         if end <= self.replicas[client.partition].applied:
-            self.world.checkers.acknowledged(self, client.partition, request_id, offset)
+            self.simulation.checkers.acknowledged(self, client.partition, request_id, offset)
             return
-        self.world.counts["repeated_waits"] += 1
+        self.simulation.counts["repeated_waits"] += 1
         self._repeated[client.partition, request_id, end - 1] = offset
         waiting.append((end - 1, request_id, client))
         self.waiting[client.partition] = deque(sorted(waiting, key=lambda each: each[0]))
@@ -211,7 +211,7 @@ class RowProcess(Process):
         while waiting and waiting[0][0] < end:
             at, request_id, client = waiting.popleft()
             offset = self._repeated.get((partition, request_id, at), at)
-            self.world.checkers.acknowledged(self, partition, request_id, offset)
+            self.simulation.checkers.acknowledged(self, partition, request_id, offset)
             client.acknowledged()
 
     def append(self, client: Client, batch: WriteBatch) -> str | None:
@@ -224,7 +224,7 @@ class RowProcess(Process):
         named = [entry for entry in entries if entry.request_id]
         if refused is not None:
             resent = client.resent if isinstance(client, RowClient) else set()
-            self.world.checkers.refused(partition, [entry for entry in named if entry.request_id not in resent])
+            self.simulation.checkers.refused(partition, [entry for entry in named if entry.request_id not in resent])
             return refused.reason
         self.waiting[partition].extend((entry.offset, entry.request_id, client) for entry in named)
         for entry in named:
@@ -237,8 +237,8 @@ class RowProcess(Process):
 class Peer:
     """Another cluster, of one node that never fails. It keeps its tombstones."""
 
-    def __init__(self, world: World, partition: int) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation, partition: int) -> None:
+        self.simulation = simulation
         self.actor = actor_of(PEER, partition)
         self.objects: dict[bytes, Object] = {}
         self.cursor = 0
@@ -262,18 +262,18 @@ class Peer:
 
     def act(self) -> None:
         """A client of its own writes, blindly or not, or deletes."""
-        rng, key = self.world.rng, self.world.rng.choice(KEYS)
+        rng, key = self.simulation.rng, self.simulation.rng.choice(KEYS)
         current = self.objects.get(key)
         self._writes += 1
         deletes = current is not None and rng.random() < 0.4
         context: Clock = current.clock if current is not None and (deletes or rng.random() < 0.7) else ()
         content = TOMBSTONE if deletes else Content(b"p%d" % self._writes)
         dot = (self.actor, pack_counter(1, self._writes))
-        self._keep(key, write(current, context, content, dot, self.world.now_ms), told=True)
+        self._keep(key, write(current, context, content, dot, self.simulation.now_ms), told=True)
 
     def say_again(self) -> PushItem | None:
         """Something that it has to say, or had, at any time."""
-        rng = self.world.rng
+        rng = self.simulation.rng
         if self.objects and rng.random() < 0.3:
             key = rng.choice(sorted(self.objects))
             return self._item(key)
@@ -291,13 +291,13 @@ class Peer:
 class RowClient(Client):
     """Writes, deletes and reaps of one partition, and what another cluster pushes there."""
 
-    world: RowWorld
+    simulation: RowSimulation
 
-    def __init__(self, world: World, partition: int) -> None:
-        super().__init__(world, partition)
-        self.peer = Peer(world, partition)
-        self._chance = Random(world.seed * 1_000 + partition)
-        """Of its own, so that the world's schedule does not depend on it."""
+    def __init__(self, simulation: ClusterSimulation, partition: int) -> None:
+        super().__init__(simulation, partition)
+        self.peer = Peer(simulation, partition)
+        self._chance = Random(simulation.seed * 1_000 + partition)
+        """Of its own, so that the simulation's schedule does not depend on it."""
         self._last: WriteRequest | None = None
         self._sent: deque[WriteRequest] = deque(maxlen=UNDER_WAY)
         self.resent: set[bytes] = set()
@@ -307,7 +307,7 @@ class RowClient(Client):
 
     def start(self) -> None:
         """See Client; the other cluster acts at the same pace."""
-        if self.world.rng.random() < 0.3 and not self._stopped:
+        if self.simulation.rng.random() < 0.3 and not self._stopped:
             self.peer.act()
         super().start()
 
@@ -316,20 +316,20 @@ class RowClient(Client):
         if not isinstance(process, RowProcess) or not process.holds_directory():
             return False
         if not process.replicas[self.partition].ready:
-            self.world.counts["refused_not_ready"] += 1
+            self.simulation.counts["refused_not_ready"] += 1
             return False
-        rng = self.world.rng
+        rng = self.simulation.rng
         if rng.random() < 0.4:
             self.peer.fetch(process.rows_of(self.partition), rng.randint(1, 6))
         act = rng.choice((self._put, self._put, self._delete, self._push, self._push, self._reap, self._reap))
         refused = act(process)
         if refused is not None:
-            self.world.counts[f"refused_{refused}"] += 1
+            self.simulation.counts[f"refused_{refused}"] += 1
         return refused is None
 
     def _put(self, process: RowProcess) -> str | None:
         batch = process.batch(self.partition)
-        self._request(batch, process, Content(b"v%d" % self.world.now_ms))
+        self._request(batch, process, Content(b"v%d" % self.simulation.now_ms))
         return process.append(self, batch)
 
     def _delete(self, process: RowProcess) -> str | None:
@@ -339,15 +339,15 @@ class RowClient(Client):
 
     def _request(self, batch: WriteBatch, process: RowProcess, content: Content) -> None:
         """With what was read a moment ago, or without."""
-        rng, key = self.world.rng, self.world.rng.choice(KEYS)
+        rng, key = self.simulation.rng, self.simulation.rng.choice(KEYS)
         data = process.rows_of(self.partition).object(P, BUCKET, key)
         context = decode_object(data).clock if data is not None and rng.random() < 0.7 else None
-        if self._chance.random() < self.world.recalls:
+        if self._chance.random() < self.simulation.recalls:
             context = self._seen.get(key, context)
         if data is not None:
             self._seen[key] = decode_object(data).clock
-        request = WriteRequest(Key(TYPE, BUCKET, key), content, context, self.world.request_id())
-        if self._sent and self._chance.random() < self.world.repeats:
+        request = WriteRequest(Key(TYPE, BUCKET, key), content, context, self.simulation.request_id())
+        if self._sent and self._chance.random() < self.simulation.repeats:
             request = self._chance.choice(self._sent)
             self.resent.add(request.request_id)
         self._last = request
@@ -370,7 +370,7 @@ class RowClient(Client):
 
     def _push(self, process: RowProcess) -> str | None:
         batch = process.batch(self.partition)
-        for _ in range(self.world.rng.randint(1, 3)):
+        for _ in range(self.simulation.rng.randint(1, 3)):
             item, before = self.peer.say_again(), len(batch.entries)
             if item is None:
                 break
@@ -384,9 +384,9 @@ class RowClient(Client):
                 process.refused_as_ahead(self.partition, answer)
             for entry in batch.entries[before:]:
                 if entry.kind == EntryKind.REAP:
-                    self.world.counts["reaps"] += 1
-                    self.world.counts["reaps_remembered"] += 1
-            self.world.counts[f"push_{getattr(answer, 'outcome', None) or type(answer).__name__}"] += 1
+                    self.simulation.counts["reaps"] += 1
+                    self.simulation.counts["reaps_remembered"] += 1
+            self.simulation.counts[f"push_{getattr(answer, 'outcome', None) or type(answer).__name__}"] += 1
         return process.append(self, batch)
 
     def _reap(self, process: RowProcess) -> str | None:
@@ -394,13 +394,15 @@ class RowClient(Client):
         record = process.replicas[self.partition].record
         assert record is not None
         if {member.node for member in record.isr} != {*record.replicas}:
-            self.world.counts["reap_waits_for_copies"] += 1
+            self.simulation.counts["reap_waits_for_copies"] += 1
             return None
         reaps = ReapBatch(process.batch(self.partition))
         for _, key, row in process.rows_of(self.partition).list_keys(P, BUCKET, None):
             found = decode_key_row(row)
             if found.tombstone and self.may_reap(found.offset):
-                self.world.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), key_hash(BUCKET, key), found.offset)
+                self.simulation.counts["reaps"] += reaps.reap(
+                    Key(TYPE, BUCKET, key), key_hash(BUCKET, key), found.offset
+                )
         return process.append(self, reaps.batch)
 
     def may_reap(self, offset: int) -> bool:
@@ -411,8 +413,8 @@ class RowClient(Client):
 class RowCheckers(Checkers):
     """Also looks at what is deleted."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        super().__init__(simulation)
         self._looked: dict[int, int] = {}
         self._offsets: dict[tuple[int, bytes], int] = {}
         """(partition, request id) -> offset of the entry by which it took effect."""
@@ -435,7 +437,7 @@ class RowCheckers(Checkers):
                     raise Violation("I-NO-RESURRECT", f"key {entry.key!r} is reaped, and the other cluster has it yet")
 
     def _peer(self, partition: int) -> Peer:
-        client = self.world.clients[partition]
+        client = self.simulation.clients[partition]
         assert isinstance(client, RowClient)
         return client.peer
 
@@ -453,9 +455,9 @@ class RowCheckers(Checkers):
     def final(self) -> None:
         """See Checkers; and all copies remember what the log says, and the other cluster has all deletes."""
         super().final()
-        for partition, record in self.world.metastore.records.items():
+        for partition, record in self.simulation.metastore.records.items():
             for name in record.replicas:
-                store = self.world.nodes[name].disk.stores[partition]
+                store = self.simulation.nodes[name].disk.stores[partition]
                 assert isinstance(store, RowStore)
                 store.look()
             peer = self._peer(partition)
@@ -468,7 +470,7 @@ class RowCheckers(Checkers):
                     )
 
 
-class RowWorld(World):
+class RowSimulation(ClusterSimulation):
     """See the module's text. `recalls`: how often a client writes with the clock of an earlier read, perhaps from
     another leader, instead of what it reads at the leader that it writes to. `repeats`: how often it sends a request
     once more, under the same id, whatever became of it."""

@@ -16,7 +16,7 @@ from isthmus.repl.isr import reassignment
 from isthmus.repl.isr.effects import Effects
 from isthmus.repl.isr.reassignment import DurabilityCheck, Reassignment
 from isthmus.repl.model.record import PartitionRecord
-from tests.simulation.cluster.replicas import Copies
+from tests.simulation.cluster.replicas import ReplicaManager
 
 Patch = pytest.MonkeyPatch
 
@@ -96,16 +96,16 @@ def lets_a_controller_remove(record: PartitionRecord, *args: Any, **options: Any
 
 def deletes_what_is_still_to_go(patch: Patch) -> None:
     """A process deletes its copy when it hears that it is to go, not when it has read that it went (against R-RF)."""
-    sound = Copies.seen
+    sound = ReplicaManager.seen
 
-    def seen(self: Copies, record: PartitionRecord) -> None:
+    def seen(self: ReplicaManager, record: PartitionRecord) -> None:
         sound(self, record)
         if self.process.node.name in record.removing and record.partition in self.process.replicas:
             self.condemn(record.partition)
 
-    patch.setattr(Copies, "seen", seen)
+    patch.setattr(ReplicaManager, "seen", seen)
 
 
 def goes_on_following_where_it_is_none(patch: Patch) -> None:
     """A removed replica stays what it was, and its copy is never deleted."""
-    patch.setattr(Copies, "_removed", lambda _self, _partition: False)
+    patch.setattr(ReplicaManager, "_removed", lambda _self, _partition: False)

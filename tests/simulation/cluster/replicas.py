@@ -24,12 +24,12 @@ AGAIN_MS = 400
 """Pause before a copy that could not be condemned is looked at again."""
 
 
-class Copies:
+class ReplicaManager:
     """Of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.world = process.world
+        self.simulation = process.simulation
         self._records: dict[int, PartitionRecord] = {}
         self._looked_after: set[int] = set()
 
@@ -38,11 +38,11 @@ class Copies:
         process = self.process
         disk = process.node.disk
         for partition in sorted(disk.condemned):
-            self.world.after(process.store.disk_ms(1, 40), self._delete, partition)
+            self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
         for partition in process.node.partitions:
-            named = process.node.name in self.world.metastore.records[partition].replicas
+            named = process.node.name in self.simulation.metastore.records[partition].replicas
             if disk.stores[partition].target and not named and disk.stores[partition].far is None:
-                self.world.counts["removed_copy_emptied"] += 1
+                self.simulation.counts["removed_copy_emptied"] += 1
                 disk.stores[partition].begin_far(empty=True)
 
     def seen(self, record: PartitionRecord) -> None:
@@ -56,11 +56,11 @@ class Copies:
             self._want(partition)
         elif partition in process.replicas and partition not in self._looked_after:
             self._looked_after.add(partition)
-            self.world.after(self.world.rng.randint(1, GRACE_MS), self.consider, partition)
+            self.simulation.after(self.simulation.rng.randint(1, GRACE_MS), self.consider, partition)
 
     def _want(self, partition: int) -> None:
         if partition not in self.process.replicas:
-            self.world.after(self.process.store.disk_ms(1, 20), self._make, partition)
+            self.simulation.after(self.process.store.disk_ms(1, 20), self._make, partition)
 
     def _make(self, partition: int) -> None:
         process, disk = self.process, self.process.node.disk
@@ -68,11 +68,11 @@ class Copies:
         if not process.alive or not process.holds_directory() or partition in process.replicas:
             return
         if process.paused or partition in disk.condemned:
-            self.world.after(AGAIN_MS, self._make, partition)
+            self.simulation.after(AGAIN_MS, self._make, partition)
             return
         if process.node.name not in record.replicas:
             return
-        self.world.counts["copy_made"] += 1
+        self.simulation.counts["copy_made"] += 1
         disk.make_copy(partition)
         process.attach(partition)
         if process.session.session_id is not None:
@@ -90,10 +90,10 @@ class Copies:
             return
         self._looked_after.add(partition)
         if process.paused or not self._removed(partition) or not self._idle(partition):
-            self.world.after(AGAIN_MS, self.consider, partition)
+            self.simulation.after(AGAIN_MS, self.consider, partition)
             return
-        self.world.after(3 * AGAIN_MS, self.consider, partition)  # the answer may be lost
-        self.world.metastore.read_synced(process.node.name, partition, self._read)
+        self.simulation.after(3 * AGAIN_MS, self.consider, partition)  # the answer may be lost
+        self.simulation.metastore.read_synced(process.node.name, partition, self._read)
 
     def _removed(self, partition: int) -> bool:
         replica = self.process.replicas.get(partition)
@@ -127,27 +127,27 @@ class Copies:
     def condemn(self, partition: int) -> None:
         """There is no way back: another gen, then everything goes."""
         process, disk = self.process, self.process.node.disk
-        self.world.checkers.condemned(process.node, partition)
-        self.world.counts["copy_condemned"] += 1
-        self.world.tell(process.name, f"condemns its copy of partition {partition}")
+        self.simulation.checkers.condemned(process.node, partition)
+        self.simulation.counts["copy_condemned"] += 1
+        self.simulation.log_event(process.name, f"condemns its copy of partition {partition}")
         disk.condemn(partition, self.next_gen(partition))
         for kept in (process.replicas, process.undecided, process.tails, process.waiting):
             kept.pop(partition, None)  # type: ignore[attr-defined]
         process.session.say_again()
-        self.world.after(process.store.disk_ms(1, 40), self._delete, partition)
+        self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
 
     def next_gen(self, _partition: int) -> int:
         """The gen of a copy that may be made here later."""
-        return self.world.metastore.new_log_id()
+        return self.simulation.metastore.new_log_id()
 
     def _delete(self, partition: int) -> None:
         process, disk = self.process, self.process.node.disk
         if not process.alive or not process.holds_directory() or partition not in disk.condemned:
             return
         if process.paused:
-            self.world.after(AGAIN_MS, self._delete, partition)
+            self.simulation.after(AGAIN_MS, self._delete, partition)
             return
-        self.world.counts["copy_deleted"] += 1
+        self.simulation.counts["copy_deleted"] += 1
         disk.delete_copy(partition)
         for zombie in process.node.processes:
             zombie.replicas.pop(partition, None)

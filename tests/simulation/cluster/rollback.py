@@ -1,7 +1,7 @@
-"""A world whose metastore goes back: from one moment on its records are what they were some time before (H32).
+"""A simulation whose metastore goes back: from one moment on its records are what they were some time before (H32).
 
 All sessions are over then, as after a restore of the metastore's data; faults go on for a while, and then stop. No
-operator acts. What may be claimed is less than in other worlds: nobody can know of a forgotten epoch whose every
+operator acts. What may be claimed is less than in other simulations: nobody can know of a forgotten epoch whose every
 witness is away. `settle` says what holds. The invariants about one history of epochs do not: an epoch may exist twice.
 """
 
@@ -17,7 +17,7 @@ from isthmus.repl.isr.replica import Replica
 from tests.simulation.cluster import invariants
 from tests.simulation.cluster.invariants import Violation
 from tests.simulation.cluster.plan import Plan
-from tests.simulation.cluster.simulator import World
+from tests.simulation.cluster.simulator import ClusterSimulation
 
 ONE_HISTORY = (
     "epoch_one", "dot_unique", "log_leader", "log_match", "guard_complete", "some_guard", "min_guard", "epoch_mono",
@@ -35,7 +35,7 @@ SETTLE_MS = 20_000
 """Virtual time after the last fault within which the partition is led again or says why it is not."""
 
 
-class RolledBack(World):
+class RollbackSimulation(ClusterSimulation):
     """The metastore forgets so much as happened in a time out of `gaps_ms`. `calm`: the last fault is over then."""
 
     gaps_ms = (300, 5_000)
@@ -62,7 +62,7 @@ class RolledBack(World):
             self._go_back(copy)
             if not self.calm:
                 self.run_until(back_ms + self.rng.randint(2_000, 9_000))
-            self.tell("world", "the last fault is over")
+            self.log_event("world", "the last fault is over")
             self.faults.end()
             self.run_until(self.now_ms + SETTLE_MS)
             self.settle()
@@ -73,7 +73,7 @@ class RolledBack(World):
         if metastore.down:
             metastore.outage_over()
         self.moved = {p: (old.epoch, metastore.records[p].epoch) for p, old in copy.items()}
-        self.tell("faults", "the metastore goes back", self.moved)
+        self.log_event("faults", "the metastore goes back", self.moved)
         metastore.go_back(copy)
         self.rolled = True
         self.checkers.beyond_promise = True

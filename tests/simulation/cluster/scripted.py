@@ -1,4 +1,4 @@
-"""A world that a test leads step by step: nothing breaks by itself, nobody writes unless told to.
+"""A simulation that a test leads step by step: nothing breaks by itself, nobody writes unless told to.
 
 The processes, the metastore, the network and the controllers are the simulator's; time goes on in `wait`.
 """
@@ -14,19 +14,19 @@ from tests.simulation.cluster.metastore import METASTORE
 from tests.simulation.cluster.network import FOR_GOOD_MS
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.process import Process
-from tests.simulation.cluster.simulator import World
+from tests.simulation.cluster.simulator import ClusterSimulation
 
 PATIENCE_MS = 30_000
 """Virtual time within which what a test waits for comes: sessions, elections and their longest timers."""
 
 
-class Stage:
+class ScriptedCluster:
     """One partition, three nodes, RF 3, min-ISR 2 unless `plan` says otherwise; led when it begins."""
 
     def __init__(self, **plan: Any) -> None:
-        self.world = World(1, plan=Plan.only(**{"trims": 0.0, **plan}))
-        self.world.clients = []
-        self.world.start()
+        self.simulation = ClusterSimulation(1, plan=Plan.only(**{"trims": 0.0, **plan}))
+        self.simulation.clients = []
+        self.simulation.start()
         self.client = _Writer()
         self.wait(lambda: self.leads() is not None and len(self.record.isr) == len(self.record.replicas))
 
@@ -35,11 +35,11 @@ class Stage:
     @property
     def record(self) -> PartitionRecord:
         """The record as the metastore has it."""
-        return self.world.metastore.records[0]
+        return self.simulation.metastore.records[0]
 
     def process(self, name: str) -> Process:
         """The process that runs on a node."""
-        process = self.world.nodes[name].current
+        process = self.simulation.nodes[name].current
         assert process is not None
         return process
 
@@ -50,7 +50,7 @@ class Stage:
     def leads(self) -> str | None:
         """The node whose process leads and serves, by the record and by itself."""
         leader = self.record.leader
-        if leader is None or self.world.nodes[leader.node].current is None:
+        if leader is None or self.simulation.nodes[leader.node].current is None:
             return None
         process = self.process(leader.node)
         return leader.node if process.me() == leader and process.replicas[0].ready else None
@@ -67,14 +67,14 @@ class Stage:
 
     def wait(self, done: Callable[[], object]) -> None:
         """Let things happen until `done()`; every event is checked against the invariants."""
-        limit_ms = self.world.now_ms + PATIENCE_MS
+        limit_ms = self.simulation.now_ms + PATIENCE_MS
         while not done():
-            assert self.world.now_ms < limit_ms, self.world.narrate()[-6_000:]
-            self.world.run_until(self.world.now_ms + 5)
+            assert self.simulation.now_ms < limit_ms, self.simulation.rendered_trace()[-6_000:]
+            self.simulation.run_until(self.simulation.now_ms + 5)
 
     def pass_ms(self, time_ms: int) -> None:
         """Let so much time pass."""
-        self.world.run_until(self.world.now_ms + time_ms)
+        self.simulation.run_until(self.simulation.now_ms + time_ms)
 
     def write(self, name: str, count: int = 1) -> str | None:
         """A client's batch at a node; the code of its refusal, or None when it was appended."""
@@ -87,16 +87,16 @@ class Stage:
     def cut(self, *ways: tuple[str, str]) -> None:
         """Nothing passes these ways until `join`."""
         for sender, to in ways:
-            self.world.network.cut(sender, to, FOR_GOOD_MS)
+            self.simulation.network.cut(sender, to, FOR_GOOD_MS)
 
     def cut_off(self, name: str) -> None:
         """A node hears and reaches nobody."""
-        others = (*(other for other in self.world.nodes if other != name), METASTORE, "c1", "c2")
+        others = (*(other for other in self.simulation.nodes if other != name), METASTORE, "c1", "c2")
         self.cut(*((name, other) for other in others), *((other, name) for other in others))
 
     def join(self) -> None:
         """Nothing is cut any more."""
-        self.world.network.join_all()
+        self.simulation.network.join_all()
 
     def others(self, name: str) -> list[str]:
         """The replicas but one."""
@@ -104,7 +104,7 @@ class Stage:
 
     def well(self) -> bool:
         """True when all replicas are in sync, at rest and equal."""
-        return not self.world.checkers.unwell()
+        return not self.simulation.checkers.unwell()
 
     def is_follower(self, name: str) -> bool:
         """True when a node follows."""

@@ -25,7 +25,7 @@ class Session:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.world = process.world
+        self.simulation = process.simulation
         self.session_id: int | None = None
         self._unsaid = False
         """What is registered is not what the directory holds now, or not that the process is leaving."""
@@ -38,16 +38,16 @@ class Session:
 
     def write(self, record: PartitionRecord, needs: Collection[Member]) -> None:
         """Ask for a conditional write; the core gets the answer."""
-        if self.world.metastore.void(self.session_id):
-            self.world.after(ANSWER_TIMEOUT_MS, self._written, "undecided", record, record)
+        if self.simulation.metastore.void(self.session_id):
+            self.simulation.after(ANSWER_TIMEOUT_MS, self._written, "undecided", record, record)
         else:
-            self.world.metastore.write(self.process.node.name, record, needs, self._written)
+            self.simulation.metastore.write(self.process.node.name, record, needs, self._written)
 
     def look(self) -> None:
         """Read the records soon; one look at a time is enough."""
         if not self._looking:
             self._looking = True
-            self.world.after(20, self._look)
+            self.simulation.after(20, self._look)
 
     def say_again(self) -> None:
         """Register anew, with other gens or as leaving; repeated until it is confirmed."""
@@ -57,9 +57,9 @@ class Session:
     def sync_record(self, partition: int, nonce: int) -> None:
         """Read a record after a sync; the core gets the answer, if there is one."""
         name = self.process.node.name
-        if self.world.metastore.void(self.session_id):
+        if self.simulation.metastore.void(self.session_id):
             return
-        self.world.metastore.read_synced(
+        self.simulation.metastore.read_synced(
             name, partition, lambda record: self.process.post(partition, ev.RecordSynced(nonce, record))
         )
 
@@ -67,22 +67,22 @@ class Session:
         process = self.process
         if not process.alive:
             return
-        self.world.after(PING_MS, self._heartbeat)
+        self.simulation.after(PING_MS, self._heartbeat)
         if process.paused:
             return
         if self.session_id is None:
             if not process.stopping:
-                self.world.metastore.register(process, self._registered)
-        elif self.world.metastore.ping(process.node.name, self.session_id) is False:
+                self.simulation.metastore.register(process, self._registered)
+        elif self.simulation.metastore.ping(process.node.name, self.session_id) is False:
             self.session_id = None
-            self.world.counts["expiry_noticed"] += 1
+            self.simulation.counts["expiry_noticed"] += 1
             process.post_all(ev.SessionExpired())
         elif self._unsaid:
             self._renew()
 
     def _renew(self) -> None:
         if self.session_id is not None:
-            self.world.metastore.renew(self.process, self._renewed)
+            self.simulation.metastore.renew(self.process, self._renewed)
 
     def _renewed(self) -> None:
         self._unsaid = False
@@ -91,7 +91,7 @@ class Session:
     def _registered(self, session_id: int) -> None:
         process = self.process
         if process.paused:
-            self.world.after(PING_MS, self._registered, session_id)
+            self.simulation.after(PING_MS, self._registered, session_id)
         elif process.alive and self.session_id is None:
             self.session_id = session_id
             process.post_all(ev.SessionStarted(session_id))
@@ -99,23 +99,23 @@ class Session:
 
     def _poll(self) -> None:
         if self.process.alive:
-            self.world.after(POLL_MS, self._poll)
+            self.simulation.after(POLL_MS, self._poll)
             if not self.process.paused:
-                self.world.metastore.read(self.process.node.name, self._polled)
+                self.simulation.metastore.read(self.process.node.name, self._polled)
 
     def _look(self) -> None:
         self._looking = False
         if self.process.alive and not self.process.paused:
-            self.world.metastore.read(self.process.node.name, self._polled)
+            self.simulation.metastore.read(self.process.node.name, self._polled)
 
     def _polled(self, look: Look) -> None:
-        metastore = self.world.metastore
+        metastore = self.simulation.metastore
         if look[2] == metastore.life and not metastore.void(self.session_id):
             for record in look[0].values():
                 self.process.see(record)
 
     def _written(self, kind: str, asked: PartitionRecord, found: PartitionRecord) -> None:
-        self.world.counts[f"write_{kind}"] += 1
+        self.simulation.counts[f"write_{kind}"] += 1
         event: ev.Event
         match kind:
             case "confirmed":
@@ -123,7 +123,7 @@ class Session:
             case "refused":
                 event = ev.WriteRefused(asked.version, found)
                 if found.version == asked.version:
-                    self.world.counts["write_refused_by_needs"] += 1
+                    self.simulation.counts["write_refused_by_needs"] += 1
             case _:
                 event = ev.WriteOutcomeUnknown(asked.version)
         self.process.post(asked.partition, event)

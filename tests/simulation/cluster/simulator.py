@@ -1,8 +1,8 @@
-"""The simulated world: one virtual clock, one source of chance, everything that happens in one heap.
+"""The simulator of one cluster: a virtual clock, one source of randomness, and all events in one heap.
 
-A world is made from a seed and nothing else, so a seed replays exactly. It holds the machines (`nodes`), the
-network, the metastore, the controllers and the clients; `faults.py` breaks them, `checkers.py` looks after every event.
-Nothing here sleeps or reads a clock. Run it with `python -m tests.simulation.cluster --seeds A:B`.
+A simulation depends on its seed alone, so a seed replays exactly. It has nodes, a network, a metastore, controllers and
+clients; `faults.py` breaks them, `checkers.py` checks the invariants after every event. Nothing here sleeps or reads a
+clock. Run it with `python -m tests.simulation.cluster --seeds A:B`.
 """
 
 from __future__ import annotations
@@ -29,40 +29,43 @@ from tests.simulation.cluster.network import Network
 from tests.simulation.cluster.nodes import Node
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.process import Process
-from tests.simulation.cluster.trace import told
-from tests.simulation.cluster.unclean_election import LastResort
+from tests.simulation.cluster.trace import render_trace
+from tests.simulation.cluster.unclean_election import UncleanElections
 
 FAULT_PHASE_MS = 12_000
-"""Virtual time under faults: several sessions, elections and restarts long."""
+"""Virtual time with faults: several sessions, elections and restarts."""
 
 LIVE_LIMIT_MS = 60_000
-"""Virtual time within which a partition takes writes again once enough nodes are well for good: a session, the longest
-pause and back-off of an election, a stall, and a member's pause before it may join again."""
+"""Virtual time within which a partition accepts writes again once enough nodes are permanently well: a session, the
+longest pause and back-off of an election, a stall, and the back-off before a member rejoins."""
 
 HEAL_LIMIT_MS = 120_000
-"""Virtual time after the last fault within which everything must be well again: the same, and the longest pauses
-between two attempts to follow."""
+"""Virtual time after the last fault within which everything must be well: LIVE_LIMIT_MS, and the longest pauses between
+two attempts to follow."""
 
 LOOK_EVERY_MS = 100
-"""Pause between two looks at whether the world is well."""
+"""Interval between two checks whether everything is well."""
 
 LATE_MS = 8_500
 """Virtual time after which even a held request to the metastore has arrived."""
 
 SETTLE_MS = 8_000
-"""Virtual time after that within which what came late is done: two looks at records, of which one may be stale, and the
-time for which a copy that no record names is left alone."""
+"""Virtual time after LATE_MS within which late requests have taken effect: two reads of records, one of which may be
+stale, and the grace time of a copy that no record names."""
 
 QUIET_MS = 3_000
-"""Virtual time after that in which no record may change any more."""
+"""Virtual time after SETTLE_MS in which no record may change."""
 
-STORY_LINES = 500
-"""How many of the last happenings a failure prints."""
+TRACE_LINES = 500
+"""How many of the last events a failure prints."""
 
 
-class World:
-    """One run. `replica_class`, `decide`, `shell` and `metastore_class` are the sound ones unless a test puts a defect
-    in; `new_store` and `new_client` make what stores rows, and who writes."""
+class ClusterSimulation:
+    """One run.
+
+    `replica_class`, `decide`, `shell` and `metastore_class` are the product's, or its doubles, unless a test inserts a
+    defect; `new_store` and `new_client` create the stores and the clients.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class World:
         shell: type[Process] = Process,
         metastore_class: type[SimMetastore] = SimMetastore,
         new_store: Callable[[], SimStore] = SimStore,
-        new_client: Callable[[World, int], Client] = Client,
+        new_client: Callable[[ClusterSimulation, int], Client] = Client,
         plan: Plan | None = None,
     ) -> None:
         self.seed = seed
@@ -84,7 +87,7 @@ class World:
         self.shell = shell
         self.new_store = new_store
         self.counts: Counter[str] = Counter()
-        self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_LINES)
+        self.trace: deque[tuple[Any, ...]] = deque(maxlen=TRACE_LINES)
         self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._sequence = 0
         self._last_request = 0
@@ -116,31 +119,31 @@ class World:
         self.controllers = [Controller(self, name) for name in ("c1", "c2")]
         self.clients = [new_client(self, partition) for partition in range(self.plan.partition_count)]
         self.faults = Faults(self)
-        self.operator = LastResort(self)
+        self.operator = UncleanElections(self)
 
     # -- time -----------------------------------------------------------------------------------
 
     def after(self, delay_ms: int, function: Callable[..., Any], *args: Any) -> None:
-        """Let `function(*args)` happen `delay_ms` from now; equal times in the order of asking."""
+        """Call `function(*args)` in `delay_ms`; calls due at the same time run in the order of scheduling."""
         self._sequence += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, function, args))
 
-    def tell(self, actor: str, *what: object) -> None:
-        """One line of the story; rendered only when somebody asks."""
-        self.story.append((self.now_ms, actor, *what))
+    def log_event(self, actor: str, *what: object) -> None:
+        """Append a line to the trace; it is rendered only on demand."""
+        self.trace.append((self.now_ms, actor, *what))
 
     def request_id(self) -> bytes:
-        """A request id that was never used."""
+        """Return a new request id."""
         self._last_request += 1
         return b"r%d" % self._last_request
 
     def token(self) -> int:
-        """A token of a read that was never used."""
+        """Return a new token for a read."""
         self._last_token += 1
         return self._last_token
 
     def run_until(self, until_ms: int) -> None:
-        """Let things happen until `until_ms`."""
+        """Run events until `until_ms`."""
         heap, events = self._heap, 0
         while heap and heap[0][0] <= until_ms:
             self.now_ms, _, function, args = heapq.heappop(heap)
@@ -150,7 +153,7 @@ class World:
         self.counts["events"] += events
 
     def wait_for(self, limit_ms: int, done: Callable[[], object]) -> bool:
-        """Let things happen until `done()`, at most for `limit_ms`; False when it did not come."""
+        """Run events until `done()`, at most for `limit_ms`; False at the limit."""
         until_ms = self.now_ms + limit_ms
         while not done():
             if self.now_ms >= until_ms:
@@ -161,7 +164,7 @@ class World:
     # -- the run --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Everybody begins."""
+        """Start nodes, controllers, clients and faults."""
         for node in self.nodes.values():
             node.start()
         for controller in self.controllers:
@@ -172,8 +175,11 @@ class World:
         self.operator.start()
 
     def run(self) -> Counter[str]:
-        """Faults, then some nodes well for good, then all, then quiet; returns what happened how often. Raises
-        Violation."""
+        """Run with faults, then with some nodes permanently well, then with all, then without writes; returns counts of
+        events.
+
+        Raises Violation.
+        """
         self.start()
         self.run_until(FAULT_PHASE_MS)
         if self.plan.liveness:
@@ -184,10 +190,10 @@ class World:
         return self.counts
 
     def live(self) -> None:
-        """Some nodes and the metastore are well from now on, the others are broken for good: these must go on."""
+        """Keep some nodes and the metastore well from now on and the others broken: the former must accept writes."""
         core = self._core()
         rest = [name for name in self.nodes if name not in core]
-        self.tell(
+        self.log_event(
             "world", f"from now on {', '.join(sorted(core))} are well; broken for good: {', '.join(rest) or 'none'}"
         )
         self.faults.end(core)
@@ -204,8 +210,8 @@ class World:
         self.counts["lived_without_some"] += bool(rest)
 
     def _core(self) -> frozenset[str]:
-        """As few nodes as suffice, drawn at random: of each partition enough copies that can be brought up to date
-        from the log, and one that may be elected."""
+        """Draw as few nodes as suffice: enough copies of each partition that can catch up from the log, one of them
+        electable."""
         core = list(self.nodes)
         for name in self.rng.sample(core, len(core)):
             fewer = [other for other in core if other != name]
@@ -225,16 +231,16 @@ class World:
         return [name for name in names if name in members]
 
     def _serves(self, client: Client, core: frozenset[str]) -> bool:
-        """True when writes go through; also when these nodes do not suffice any more: a leader that is broken now could
-        still, before its end, take the last of them out of the guard, or a late write set min-ISR higher."""
+        """True when writes succeed, or these nodes no longer suffice: a leader that is broken now may before have
+        removed the last of them from the guard, or a late write may have raised min-ISR."""
         if client.done or self._suffices(client.partition, sorted(core)):
             return client.done
         self.counts["core_not_enough"] += 1
         return True
 
     def heal(self) -> None:
-        """No fault any more: everything must become well, and every client must get a write through."""
-        self.tell("world", "the last fault is over")
+        """End all faults: everything must become well, and every client must get a write through."""
+        self.log_event("world", "the last fault is over")
         self.faults.end()
         for client in self.clients:
             client.begin()
@@ -242,8 +248,8 @@ class World:
             raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._unwell()}")
 
     def quiet(self) -> None:
-        """Without faults and without writes nothing changes any more."""
-        self.tell("world", "nobody writes any more")
+        """Without faults and writes nothing may change any more."""
+        self.log_event("world", "nobody writes any more")
         for client in self.clients:
             client.stop()
         self.run_until(max(self.now_ms + LATE_MS, self.network.held_until_ms + 500))
@@ -259,7 +265,7 @@ class World:
         return not self._unwell()
 
     def _unwell(self) -> str:
-        """What is not well while clients write: who is in sync, and whether writes go through."""
+        """What is not well while clients write: membership of the ISR, and writes."""
         for client in self.clients:
             if not client.done:
                 return f"partition {client.partition} takes no write; {self.checkers.unwell()}"
@@ -272,8 +278,10 @@ class World:
         return [node for node in self.nodes.values() if partition in node.partitions]
 
     def trim_limit(self, partition: int) -> int:
-        """How far logs may be trimmed so that all copies can still be brought up to date from them; with `harsh_trims`
-        only as many as writes need: the others take rows."""
+        """How far logs may be trimmed so that all copies can still catch up from them.
+
+        With `harsh_trims` only as many as writes need; the others need state transfer.
+        """
         named = self.metastore.records[partition].replicas
         agreed = sorted(
             (
@@ -289,25 +297,33 @@ class World:
             return agreed[min(len(agreed), max(2, self.plan.min_isr)) - 1]
         return agreed[-1]
 
-    # -- telling --------------------------------------------------------------------------------
+    # -- trace ----------------------------------------------------------------------------------
 
-    def narrate(self) -> str:
-        """The last happenings, one a line."""
-        return told(self.story)
+    def rendered_trace(self) -> str:
+        """The last events, one per line."""
+        return render_trace(self.trace)
 
 
-def run_seed(seed: int, *, whole_story: bool = False, **options: Any) -> World:
-    """Run a seed to its end, in a `world_class` made with the other options; a Violation or a broken assertion carries
-    the seed and the story."""
-    world = options.pop("world_class", World)(seed, **options)
-    if whole_story:
-        world.story = deque()
+def run_seed(
+    seed: int,
+    *,
+    whole_trace: bool = False,
+    simulation_class: type[ClusterSimulation] = ClusterSimulation,
+    **options: Any,
+) -> ClusterSimulation:
+    """Run a seed to its end, in a `simulation_class` created with the other options.
+
+    A Violation or a failed assertion carries the seed and the trace.
+    """
+    simulation = simulation_class(seed, **options)
+    if whole_trace:
+        simulation.trace = deque()
     try:
-        world.run()
+        simulation.run()
     except AssertionError as error:
         error.add_note(
-            f"{world.narrate()}\n\nseed {seed}: {error}\n"
-            f"replay: python -m tests.simulation.cluster --seeds {seed}:{seed + 1} --story"
+            f"{simulation.rendered_trace()}\n\nseed {seed}: {error}\n"
+            f"replay: python -m tests.simulation.cluster --seeds {seed}:{seed + 1} --trace"
         )
         raise
-    return world
+    return simulation

@@ -47,12 +47,12 @@ class Snapshot:
         self.heard_ms = 0
 
 
-class Far:
+class StateTransfers:
     """Of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.world = process.world
+        self.simulation = process.simulation
         self.snapshots: dict[tuple[int, str], Snapshot] = {}
         self._ending: dict[int, fx.FinishTransfer] = {}
         self._under_way: Counter[int] = Counter()
@@ -64,7 +64,7 @@ class Far:
     def perform(self, partition: int, effect: fx.Effect) -> None:
         """Do what the core asked for, in a while."""
         if isinstance(effect, fx.SendTransferChunk):
-            self.world.after(self.world.rng.randint(1, 8), self._send, partition, effect)
+            self.simulation.after(self.simulation.rng.randint(1, 8), self._send, partition, effect)
             return
         work: dict[type, Callable[..., None]] = {
             fx.BeginTransfer: self._go,
@@ -73,7 +73,7 @@ class Far:
             fx.FinishTransfer: self._end,
         }
         self._under_way[partition] += 1
-        self.world.after(self.process.store.disk_ms(1, 8), work[type(effect)], partition, effect)
+        self.simulation.after(self.process.store.disk_ms(1, 8), work[type(effect)], partition, effect)
 
     def busy(self, partition: int) -> bool:
         """True while rows of a partition are being written."""
@@ -97,11 +97,11 @@ class Far:
             return
         message: ms.Message
         if effect.table is not None:
-            self.world.counts["far_without_rows"] += 1
+            self.simulation.counts["far_without_rows"] += 1
             message = ms.TransferMetadata(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
         else:
             message = self._chunk(partition, effect.to, asked)
-        self.world.network.send(process, effect.to, partition, message)
+        self.simulation.network.send(process, effect.to, partition, message)
 
     def _chunk(self, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
         key = (partition, to)
@@ -110,13 +110,13 @@ class Far:
         if of is None or other or asked.position > of.end or (of.sent_all and not asked.end):
             of = self.snapshot(partition)
             if self.lacks_a_reap(of, asked.position):
-                self.world.counts["far_lacks_a_reap"] += 1
+                self.simulation.counts["far_lacks_a_reap"] += 1
                 self.snapshots.pop(key, None)
                 start = self.process.node.disk.logs[partition].start
                 return ms.FollowRejected(asked.epoch, asked.nonce, ms.FollowRejection.AHEAD, start)
             self.snapshots[key] = of
-            self.world.counts["far_rounds_begun"] += 1
-        of.heard_ms = self.world.now_ms
+            self.simulation.counts["far_rounds_begun"] += 1
+        of.heard_ms = self.simulation.now_ms
         table = self.process.replicas[partition].epoch_table
         if asked.end == of.end == asked.position and not other:
             rows, last, of.sent_all = self.state(of, asked.after)
@@ -145,7 +145,7 @@ class Far:
         pins = [
             max(of.end, ends.get(node, 0))
             for (who, node), of in self.snapshots.items()
-            if who == partition and self.world.now_ms - of.heard_ms < PIN_MS
+            if who == partition and self.simulation.now_ms - of.heard_ms < PIN_MS
         ]
         return min(pins, default=None)
 
@@ -162,11 +162,11 @@ class Far:
         if store is None:
             return
         if self.process.store.asked(partition):
-            self.world.after(3, self._go, partition, effect)
+            self.simulation.after(3, self._go, partition, effect)
             return
-        self.world.checkers.goes_far(self.process, partition)
+        self.simulation.checkers.goes_far(self.process, partition)
         store.begin_far(empty=effect.empty)
-        self.world.counts["far_emptied" if not store.latest else "far_marked"] += 1
+        self.simulation.counts["far_emptied" if not store.latest else "far_marked"] += 1
         self._told(partition, store)
 
     def _told(self, partition: int, store: SimStore, after: bytes = b"") -> None:
@@ -179,7 +179,7 @@ class Far:
         store = self._store(partition)
         if store is not None:
             entries: list[Entry] = [decode_entry(wire) for wire in msgpack.unpackb(effect.rows)]
-            self.world.counts["far_rows"] += len(entries)
+            self.simulation.counts["far_rows"] += len(entries)
             store.install(entries, effect.upto, effect.upto_epoch)
             self._told(partition, store)
 
@@ -199,13 +199,13 @@ class Far:
 
     def log_restarted(self, partition: int) -> None:
         """The START of a round's end is durable."""
-        self.world.after(self.process.store.disk_ms(1, 8), self._finish, partition)
+        self.simulation.after(self.process.store.disk_ms(1, 8), self._finish, partition)
 
     def _finish(self, partition: int) -> None:
         store = self._store(partition)
         effect = self._ending.pop(partition)
         if store is not None:
-            committed = self.world.checkers.left_far(self.process, partition, effect.end, store.latest)
+            committed = self.simulation.checkers.left_far(self.process, partition, effect.end, store.latest)
             store.finish_far(committed)
-            self.world.counts["far_rounds"] += 1
+            self.simulation.counts["far_rounds"] += 1
             self.process.post(partition, ev.TransferFinished(effect.end, effect.table))

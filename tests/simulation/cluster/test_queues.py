@@ -11,7 +11,7 @@ from tests.simulation.cluster import simulator
 from tests.simulation.cluster.fault_mixes import cuts, last_resorts
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.queue_mutants import DEFECTS, Defect, deposed
-from tests.simulation.cluster.queues import QueueWorld
+from tests.simulation.cluster.queues import QueueSimulation
 from tests.simulation.cluster.simulator import run_seed
 
 SEEDS = range(20)
@@ -34,7 +34,7 @@ def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
     moves, lost and repeated acknowledgements, and operators who move cursors and owners; and all of that happens."""
     counts: Counter[str] = Counter()
     for seed in SEEDS:
-        counts.update(run_seed(seed, world_class=QueueWorld).counts)
+        counts.update(run_seed(seed, simulation_class=QueueSimulation).counts)
     missing = {name: (counts[name], least) for name, least in EXPECTED.items() if counts[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
@@ -44,7 +44,7 @@ def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> 
     """Without a defect the special mixes are harmless, forced leaders and their lost entries among them."""
     assert callable(plan)
     for seed in MIXED:
-        run_seed(seed, world_class=QueueWorld, plan=plan())
+        run_seed(seed, simulation_class=QueueSimulation, plan=plan())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_comes_back_after_a_forced_leader_reaches_every_owner(
     """Seeds in which a write that a forced leader had lost came back from another cluster and went to no third one,
     over a key that was gone or replaced; and in which a queue was cleared before it stood anywhere, without a gap."""
     for seed in seeds:
-        run_seed(seed, world_class=QueueWorld, plan=plan())
+        run_seed(seed, simulation_class=QueueSimulation, plan=plan())
 
 
 @pytest.mark.slow
@@ -68,14 +68,14 @@ def test_what_comes_back_after_a_forced_leader_reaches_every_owner(
 def test_many_seeds() -> None:
     """The same over many more seeds."""
     for seed in MANY:
-        run_seed(seed, world_class=QueueWorld)
+        run_seed(seed, simulation_class=QueueSimulation)
 
 
 def caught(defect: Defect) -> str:
     """The first violation that some seed shows; empty when none does."""
     for seed in DEFECT_SEEDS:
         try:
-            run_seed(seed, world_class=QueueWorld, plan=defect.plan() if defect.plan is not None else None)
+            run_seed(seed, simulation_class=QueueSimulation, plan=defect.plan() if defect.plan is not None else None)
         except AssertionError as error:
             return str(error)
     return ""
@@ -84,7 +84,7 @@ def caught(defect: Defect) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.put_in.__name__)
 def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world of queues notices the defect, and for the right reason."""
+    """The simulation of queues notices the defect, and for the right reason."""
     monkeypatch.setattr(simulator, "HEAL_LIMIT_MS", DEFECT_HEAL_LIMIT_MS)
     defect.put_in(monkeypatch)
     assert caught(defect).startswith(defect.names)

@@ -13,9 +13,9 @@ from isthmus.repl.store import row_codec
 from isthmus.repl.store.reaped_keys import GONE, ReapedWindows
 from tests.simulation.cluster.fault_mixes import cuts
 from tests.simulation.cluster.plan import Plan
-from tests.simulation.cluster.reaps import RowClient, RowProcess, RowStore, RowWorld
+from tests.simulation.cluster.reaps import RowClient, RowProcess, RowSimulation, RowStore
 from tests.simulation.cluster.simulator import run_seed
-from tests.simulation.cluster.state_transfer import Far
+from tests.simulation.cluster.state_transfer import StateTransfers
 from tests.support.memory_store import MemoryTransfers
 
 SEEDS = range(60)
@@ -53,7 +53,7 @@ def test_nothing_comes_back_whatever_fails(first: int) -> None:
     copies that take rows, with pushes that come late and again; all copies remember the same reaps, and the other
     cluster has every delete."""
     for seed in range(first, first + CHUNK):
-        total.update(run_seed(seed, world_class=RowWorld, plan=far_rows() if seed % 3 == 0 else None).counts)
+        total.update(run_seed(seed, simulation_class=RowSimulation, plan=far_rows() if seed % 3 == 0 else None).counts)
         ran.add(seed)
 
 
@@ -68,19 +68,19 @@ def test_all_of_it_happens() -> None:
 
 def test_a_break_that_only_the_leader_saw_is_healed() -> None:
     """R-HEARD: of this seed's pauses the leader alone hears, and its followers once stood outside for ever."""
-    run_seed(1_997, world_class=RowWorld)
+    run_seed(1_997, simulation_class=RowSimulation)
 
 
 def test_a_deposed_leader_rejects_no_sound_push() -> None:
     """R-FORGED: a leader that is cut off gets pushes whose clocks have seen writes of its successor. It must not call
     them forged for good, and no read that would confirm that refusal is ever confirmed."""
     for seed in (710_761, 711_182):
-        run_seed(seed, world_class=RowWorld)
-    ahead = [run_seed(seed, world_class=RowWorld, plan=cuts()()).counts["clock_ahead"] for seed in PUSHED]
+        run_seed(seed, simulation_class=RowSimulation)
+    ahead = [run_seed(seed, simulation_class=RowSimulation, plan=cuts()()).counts["clock_ahead"] for seed in PUSHED]
     assert sum(ahead) > 0
 
 
-class RecallingWorld(RowWorld):
+class RecallingSimulation(RowSimulation):
     """Clients write with clocks that they read from earlier leaders."""
 
     recalls = 0.9
@@ -93,26 +93,28 @@ RECALLED = (51, 63, 88, 100, 119)
 
 def test_a_deposed_leader_refuses_no_sound_context_for_good() -> None:
     """R-FORGED for the context of a client's write, read at the successor."""
-    ahead = [run_seed(seed, world_class=RecallingWorld, plan=cuts()()).counts["clock_ahead"] for seed in RECALLED]
+    ahead = [
+        run_seed(seed, simulation_class=RecallingSimulation, plan=cuts()()).counts["clock_ahead"] for seed in RECALLED
+    ]
     assert sum(ahead) > 0
 
 
 def test_a_leader_that_does_not_wait_for_confirmation_is_caught(monkeypatch: Patch) -> None:
     """R-FORGED: the simulator notices a sound push or context that is refused for good."""
     monkeypatch.setattr(WriteBatch, "_never_made", lambda _self, error, _clock: error)
-    assert any(found.startswith("R-FORGED") for found in violations(RecallingWorld, RECALLED))
+    assert any(found.startswith("R-FORGED") for found in violations(RecallingSimulation, RECALLED))
 
 
-def violations(world_class: type[RowWorld], seeds: Iterable[int]) -> Iterator[str]:
+def violations(simulation_class: type[RowSimulation], seeds: Iterable[int]) -> Iterator[str]:
     """What is wrong in seeds of `cuts`."""
     for seed in seeds:
         try:
-            run_seed(seed, world_class=world_class, plan=cuts()())
+            run_seed(seed, simulation_class=simulation_class, plan=cuts()())
         except AssertionError as error:
             yield str(error)
 
 
-class RepeatingWorld(RowWorld):
+class RepeatingSimulation(RowSimulation):
     """Clients send requests again under the same id, whatever became of them."""
 
     repeats = 0.3
@@ -123,7 +125,7 @@ def test_a_request_takes_effect_once_over_changes_of_leader() -> None:
     is applied and committed, or its outcome is unknown; it never takes effect twice, also over deletes and reaps."""
     counts: Counter[str] = Counter()
     for seed in range(40):
-        counts.update(run_seed(seed, world_class=RepeatingWorld, plan=cuts()()).counts)
+        counts.update(run_seed(seed, simulation_class=RepeatingSimulation, plan=cuts()()).counts)
     assert counts["repeated"] > 300
     assert counts["repeated_waits"] > 50
 
@@ -147,7 +149,7 @@ def answers_at_once(patch: Patch) -> None:
 def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None], monkeypatch: Patch) -> None:
     """Some seed shows it as I-ACK."""
     put_in(monkeypatch)
-    assert any(found.startswith("I-ACK") for found in violations(RepeatingWorld, range(20)))
+    assert any(found.startswith("I-ACK") for found in violations(RepeatingSimulation, range(20)))
 
 
 @pytest.mark.slow
@@ -155,7 +157,7 @@ def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None]
 def test_nothing_comes_back_over_a_thousand_more_seeds() -> None:
     """The same over a longer range."""
     for seed in range(1_000, 2_000):
-        run_seed(seed, world_class=RowWorld, plan=far_rows() if seed % 3 == 0 else None)
+        run_seed(seed, simulation_class=RowSimulation, plan=far_rows() if seed % 3 == 0 else None)
 
 
 def busy() -> Plan:
@@ -205,7 +207,7 @@ def leaves_out_what_was_reaped(patch: Patch) -> None:
 
 def gives_rows_over_a_reap(patch: Patch) -> None:
     """A copy that may have what was reaped since is given rows (against R-REAP)."""
-    patch.setattr(Far, "lacks_a_reap", lambda *_: False)
+    patch.setattr(StateTransfers, "lacks_a_reap", lambda *_: False)
 
 
 def reaps_what_is_not_acknowledged(patch: Patch) -> None:
@@ -232,11 +234,11 @@ def test_a_defect_of_reaping_is_caught(
 ) -> None:
     """Some seed breaks the invariant that fits; none does without the defect."""
     for seed in range(2):
-        run_seed(seed, world_class=RowWorld, plan=plan())
+        run_seed(seed, simulation_class=RowSimulation, plan=plan())
     put_in(monkeypatch)
     for seed in DEFECT_SEEDS:
         try:
-            run_seed(seed, world_class=RowWorld, plan=plan())
+            run_seed(seed, simulation_class=RowSimulation, plan=plan())
         except AssertionError as error:
             found = str(error)
             break

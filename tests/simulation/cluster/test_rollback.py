@@ -7,32 +7,32 @@ from random import Random
 
 import pytest
 
-from tests.simulation.cluster.rollback import RolledBack, plan_of
+from tests.simulation.cluster.rollback import RollbackSimulation, plan_of
 from tests.simulation.cluster.simulator import run_seed
 
 SEEDS = range(10, 50)
 """Such as hold; of all seeds about two in a hundred do not."""
 
 
-class CalmAfterwards(RolledBack):
+class CalmAfterwards(RollbackSimulation):
     """No fault any more once the metastore went back."""
 
     calm = True
 
 
-def ran(world_class: type[RolledBack], seeds: range | tuple[int, ...]) -> Counter[str]:
+def ran(simulation_class: type[RollbackSimulation], seeds: range | tuple[int, ...]) -> Counter[str]:
     """What happened over some seeds."""
     total: Counter[str] = Counter()
     for seed in seeds:
-        total.update(run_seed(seed, world_class=world_class, plan=plan_of(Random(seed))).counts)
+        total.update(run_seed(seed, simulation_class=simulation_class, plan=plan_of(Random(seed))).counts)
     return total
 
 
-@pytest.mark.parametrize("world_class", [RolledBack, CalmAfterwards])
-def test_what_was_acknowledged_survives_a_metastore_that_went_back(world_class: type[RolledBack]) -> None:
+@pytest.mark.parametrize("simulation_class", [RollbackSimulation, CalmAfterwards])
+def test_what_was_acknowledged_survives_a_metastore_that_went_back(simulation_class: type[RollbackSimulation]) -> None:
     """Where the partition went on, all in sync have it; where it says `metastore-rollback`, the copy that a re-seed
     chooses has it. Of these seeds that holds for all; docs/protocol.md names the cases that are noticed too late."""
-    total = ran(world_class, SEEDS)
+    total = ran(simulation_class, SEEDS)
     floors = {"rolled_back": 38, "epochs_forgotten": 10, "overtaken": 10, "went_on_online": 10, "acked": 2_000}
     missing = {name: (total[name], least) for name, least in floors.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
@@ -45,7 +45,7 @@ def test_few_rollbacks_are_noticed_too_late() -> None:
     late = 0
     for seed in range(1_000, 1_600):
         try:
-            ran(RolledBack, (seed,))
+            ran(RollbackSimulation, (seed,))
         except AssertionError:
             late += 1
     assert late <= 600 // 25

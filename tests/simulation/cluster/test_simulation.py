@@ -13,7 +13,7 @@ import pytest
 from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.record import PartitionStatus
 from tests.simulation.cluster.plan import Plan
-from tests.simulation.cluster.simulator import World, run_seed
+from tests.simulation.cluster.simulator import ClusterSimulation, run_seed
 
 SEEDS = range(300)
 CHUNK = 50
@@ -136,10 +136,10 @@ ran: set[int] = set()
 def test_no_invariant_breaks(first: int) -> None:
     """Every named invariant holds after every event, and every seed becomes well again and quiet."""
     for seed in range(first, first + CHUNK):
-        world = run_seed(seed)
-        assert world.counts["acked"] > 0, f"seed {seed}: no client got anything through"
-        assert world.counts["status_online"] > 0, f"seed {seed}: nobody was elected"
-        total.update(world.counts)
+        simulation = run_seed(seed)
+        assert simulation.counts["acked"] > 0, f"seed {seed}: no client got anything through"
+        assert simulation.counts["status_online"] > 0, f"seed {seed}: nobody was elected"
+        total.update(simulation.counts)
         ran.add(seed)
 
 
@@ -178,10 +178,10 @@ def test_no_invariant_breaks_over_two_thousand_more_seeds() -> None:
 def test_a_seed_replays_exactly() -> None:
     """Same seed, same story and same end; another seed, another one."""
     first, again, other = run_seed(7), run_seed(7), run_seed(8)
-    assert first.narrate() == again.narrate()
+    assert first.rendered_trace() == again.rendered_trace()
     assert (first.now_ms, first.counts) == (again.now_ms, again.counts)
     assert first.metastore.records == again.metastore.records
-    assert first.narrate() != other.narrate()
+    assert first.rendered_trace() != other.rendered_trace()
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
@@ -189,7 +189,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     root = Path(__file__).parents[3]
     told = {
         subprocess.run(
-            [sys.executable, "-m", "tests.simulation.cluster", "--seeds", "11:14", "--story"],
+            [sys.executable, "-m", "tests.simulation.cluster", "--seeds", "11:14", "--trace"],
             cwd=root,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
@@ -213,38 +213,38 @@ def test_a_violation_prints_the_seed_and_the_story() -> None:
     with pytest.raises(AssertionError, match="led") as caught:
         run_seed(3, replica_class=Broken)
     (note,) = caught.value.__notes__
-    assert "python -m tests.simulation.cluster --seeds 3:4 --story" in note
+    assert "python -m tests.simulation.cluster --seeds 3:4 --trace" in note
     assert "RoleChanged(role=leader" in note
 
 
 @pytest.mark.parametrize(("nodes", "factor", "min_isr"), [(1, 1, 1), (3, 3, 2), (5, 5, 3), (4, 2, 2)])
 def test_a_world_without_faults_is_well_and_quiet_at_once(nodes: int, factor: int, min_isr: int) -> None:
     """One election, no unknown outcome, no refusal once ready, nobody out of sync, no second epoch."""
-    world = run_seed(1, plan=Plan.only(node_count=nodes, factor=factor, min_isr=min_isr))
-    record = world.metastore.records[0]
+    simulation = run_seed(1, plan=Plan.only(node_count=nodes, factor=factor, min_isr=min_isr))
+    record = simulation.metastore.records[0]
     assert (record.epoch, record.status) == (1, PartitionStatus.ONLINE)
-    assert (world.counts["unknown"], world.counts["shrinks"], world.counts["truncations"]) == (0, 0, 0)
-    assert world.counts["status_online"] == 1
+    assert (simulation.counts["unknown"], simulation.counts["shrinks"], simulation.counts["truncations"]) == (0, 0, 0)
+    assert simulation.counts["status_online"] == 1
     assert record.version <= 4  # the first look may find nobody registered yet: Offline, Election
-    assert world.counts["acked"] > 150
+    assert simulation.counts["acked"] > 150
 
 
 def test_a_replaced_disk_of_the_only_copy_is_never_elected() -> None:
     """R-GEN: the node comes back empty under a new gen: Offline, naming what it waits for, and nothing is acked."""
-    world = World(5, plan=Plan.only(node_count=1, factor=1, min_isr=1))
-    world.start()
-    world.run_until(3_000)
-    acked = world.counts["acked"]
+    simulation = ClusterSimulation(5, plan=Plan.only(node_count=1, factor=1, min_isr=1))
+    simulation.start()
+    simulation.run_until(3_000)
+    acked = simulation.counts["acked"]
     assert acked > 0
-    node = world.nodes["n1"]
+    node = simulation.nodes["n1"]
     lost_gen = node.disk.log_ids[0]
-    world.checkers.beyond_promise = True
+    simulation.checkers.beyond_promise = True
     node.replace_disk()
-    world.run_until(15_000)
-    record = world.metastore.records[0]
+    simulation.run_until(15_000)
+    record = simulation.metastore.records[0]
     assert record.status is PartitionStatus.OFFLINE
     assert record.reason == f"waits for n1 (came back with another log: gen {node.disk.log_ids[0]}, not {lost_gen})"
     assert node.current is not None
     assert node.current.replicas[0].reason.startswith("offline: waits for n1")
-    assert world.counts["acked"] == acked
+    assert simulation.counts["acked"] == acked
     assert record.epoch == 1

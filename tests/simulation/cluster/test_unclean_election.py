@@ -10,7 +10,7 @@ from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.record import PartitionStatus
 from tests.simulation.cluster.fault_mixes import last_resorts
 from tests.simulation.cluster.plan import Plan
-from tests.simulation.cluster.scripted import Stage
+from tests.simulation.cluster.scripted import ScriptedCluster
 from tests.simulation.cluster.simulator import run_seed
 
 SEEDS = range(20)
@@ -72,85 +72,85 @@ def test_a_copy_that_takes_rows_is_not_forced() -> None:
     assert run_seed(19, plan=Plan.only(*kinds, **mix, **store)).counts["forced"] == 1
 
 
-def without_its_guard() -> tuple[Stage, str, list[str]]:
+def without_its_guard() -> tuple[ScriptedCluster, str, list[str]]:
     """A partition that is Offline: two entries reached all, three only the two who then lost their disks. The stage,
     who is left, and the others."""
-    stage = Stage()
-    leader = stage.leads()
+    cluster = ScriptedCluster()
+    leader = cluster.leads()
     assert leader is not None
-    one, left = stage.others(leader)
-    stage.write(leader, 2)
-    stage.wait(stage.well)
-    stage.cut((leader, left), (left, leader))
-    stage.write(leader, 3)
-    stage.wait(lambda: stage.acked() == 5)
-    assert stage.in_sync() == {leader, one}
-    assert not stage.eligible()
-    stage.world.checkers.beyond_promise = True
+    one, left = cluster.others(leader)
+    cluster.write(leader, 2)
+    cluster.wait(cluster.well)
+    cluster.cut((leader, left), (left, leader))
+    cluster.write(leader, 3)
+    cluster.wait(lambda: cluster.acked() == 5)
+    assert cluster.in_sync() == {leader, one}
+    assert not cluster.eligible()
+    cluster.simulation.checkers.beyond_promise = True
     for name in (leader, one):
-        stage.world.nodes[name].replace_disk()
-    stage.join()
-    stage.wait(lambda: stage.record.status is PartitionStatus.OFFLINE)
-    stage.pass_ms(5_000)
-    assert stage.record.status is PartitionStatus.OFFLINE
-    assert stage.record.reason.startswith("waits for")
-    return stage, left, [leader, one]
+        cluster.simulation.nodes[name].replace_disk()
+    cluster.join()
+    cluster.wait(lambda: cluster.record.status is PartitionStatus.OFFLINE)
+    cluster.pass_ms(5_000)
+    assert cluster.record.status is PartitionStatus.OFFLINE
+    assert cluster.record.reason.startswith("waits for")
+    return cluster, left, [leader, one]
 
 
-def force(stage: Stage, name: str) -> None:
+def force(cluster: ScriptedCluster, name: str) -> None:
     """An operator orders a node's copy."""
-    operator, record = stage.world.operator, stage.record
+    operator, record = cluster.simulation.operator, cluster.record
     copies = [copy for copy in map(operator.copy, record.replicas) if copy is not None]
     assert len(copies) == len(record.replicas)
     operator.force(record, next(copy for copy in copies if copy.node == name), copies)
-    stage.wait(lambda: stage.record.lineage == record.lineage + 1)
-    stage.world.checkers.beyond_promise = False
-    assert stage.record.epoch > record.epoch
+    cluster.wait(lambda: cluster.record.lineage == record.lineage + 1)
+    cluster.simulation.checkers.beyond_promise = False
+    assert cluster.record.epoch > record.epoch
 
 
 def test_the_copy_that_is_left_leads_with_all_that_it_had() -> None:
     """R-FORCE: the three acknowledged writes that it lacks are gone, the two that it had stay, the replaced disks
     follow it, and what is written from now on is on all."""
-    stage, left, others = without_its_guard()
-    force(stage, left)
-    stage.wait(stage.well)
-    assert stage.leads() == left
-    assert stage.in_sync() == {left, *others}
-    assert (stage.world.counts["declared_lost"], stage.world.counts["diverged"]) == (3, 0)
-    stage.write(left, 4)
-    stage.wait(lambda: stage.acked() == 9)
-    stage.wait(stage.well)
-    assert len(stage.world.checkers.history(0).acked) == 6
-    stage.world.checkers.final()
+    cluster, left, others = without_its_guard()
+    force(cluster, left)
+    cluster.wait(cluster.well)
+    assert cluster.leads() == left
+    assert cluster.in_sync() == {left, *others}
+    assert (cluster.simulation.counts["declared_lost"], cluster.simulation.counts["diverged"]) == (3, 0)
+    cluster.write(left, 4)
+    cluster.wait(lambda: cluster.acked() == 9)
+    cluster.wait(cluster.well)
+    assert len(cluster.simulation.checkers.history(0).acked) == 6
+    cluster.simulation.checkers.final()
 
 
 @pytest.mark.parametrize("restarted", ["", "killed", "dark"])
 def test_a_copy_that_has_more_than_the_forced_one_is_quarantined(restarted: str) -> None:
     """R-FORCE, I-DIVERGED: an empty copy is forced; who holds more gives nothing up, says so, over restarts too, also
     where its rows must be replayed (H36), serves nothing, and the others go on without it."""
-    stage, left, others = without_its_guard()
-    log = stage.world.nodes[left].disk.logs[0]
+    cluster, left, others = without_its_guard()
+    log = cluster.simulation.nodes[left].disk.logs[0]
     before = list(log.entries)
-    force(stage, others[0])
-    stage.wait(stage.well)
-    stage.write(others[0], 2)
-    stage.wait(lambda: stage.acked() == 7)
+    force(cluster, others[0])
+    cluster.wait(cluster.well)
+    cluster.write(others[0], 2)
+    cluster.wait(lambda: cluster.acked() == 7)
     if restarted:
-        node = stage.world.nodes[left]
+        node = cluster.simulation.nodes[left]
         if restarted == "dark":
             node.disk.stores[0].floor = 0
             node.power_loss()
             assert node.disk.committed(0) > node.disk.stores[0].applied == 0
         else:
-            stage.process(left).die("restarted")
-        stage.wait(lambda: node.current is not None)
-    stage.wait(stage.well)
-    assert stage.replica(left).role is ReplicaRole.FAILED
-    assert stage.replica(left).reason.startswith("committed-divergence")
-    assert stage.in_sync() == set(others)
+            cluster.process(left).die("restarted")
+        cluster.wait(lambda: node.current is not None)
+    cluster.wait(cluster.well)
+    assert cluster.replica(left).role is ReplicaRole.FAILED
+    assert cluster.replica(left).reason.startswith("committed-divergence")
+    assert cluster.in_sync() == set(others)
     assert log.entries == before
-    assert stage.world.counts["declared_lost"] == 5
-    assert stage.write(left) is not None, "refused"
-    stage.process(left).read(0)
-    assert not stage.process(left).reads, "refused"
-    stage.world.checkers.final()
+    assert cluster.simulation.counts["declared_lost"] == 5
+    assert cluster.write(left) is not None, "refused"
+    cluster.process(left).read(0)
+    assert not cluster.process(left).reads, "refused"
+    cluster.simulation.checkers.final()

@@ -1,4 +1,4 @@
-"""The story of a world in text: one happening a line, in few words."""
+"""The trace of a simulation as text: one event per line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from isthmus.repl.model.record import PartitionRecord
 
 
-def told(story: Iterable[tuple[Any, ...]]) -> str:
+def render_trace(trace: Iterable[tuple[Any, ...]]) -> str:
     """Each happening as (when, who, what, ...); a core's step as (when, process, partition, event, effects)."""
-    return "\n".join(_line(*happening) for happening in story)
+    return "\n".join(_line(*happening) for happening in trace)
 
 
 def _line(at_ms: int, actor: str, *what: Any) -> str:

@@ -17,7 +17,7 @@ from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster.simulator import World
+    from tests.simulation.cluster.simulator import ClusterSimulation
 
 PARTITION = 0
 """The one that it happens to."""
@@ -35,68 +35,68 @@ PATIENCE_MS = 4_000
 """How long the operator waits for copies that do not answer, and this story for followers to be out of the guard."""
 
 
-class LastResort:
-    """One world's operator; without `Plan.last_resort_ms` there is nothing to do."""
+class UncleanElections:
+    """One simulation's operator; without `Plan.last_resort_ms` there is nothing to do."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self.simulation = simulation
         self._offline_since_ms: int | None = None
 
     def start(self) -> None:
         """Begin when the plan says so."""
-        if self.world.plan.last_resort_ms:
-            self.world.after(self.world.plan.last_resort_ms, self._cut_off)
+        if self.simulation.plan.last_resort_ms:
+            self.simulation.after(self.simulation.plan.last_resort_ms, self._cut_off)
 
     @property
     def _record(self) -> PartitionRecord:
-        return self.world.metastore.records[PARTITION]
+        return self.simulation.metastore.records[PARTITION]
 
     def _cut_off(self) -> None:
-        world, record = self.world, self._record
-        if world.faults.over:
+        simulation, record = self.simulation, self._record
+        if simulation.faults.over:
             return
         leader = record.leader
         followers = sorted(m.node for m in record.isr if leader is not None and m.node != leader.node)
         room = min(len(followers), len(record.replicas) - record.effective_min_isr)
         if leader is None or room < 1:
-            world.after(AGAIN_MS, self._cut_off)
+            simulation.after(AGAIN_MS, self._cut_off)
             return
-        for name in world.rng.sample(followers, world.rng.randint(1, room)):
-            for other in world.nodes:
+        for name in simulation.rng.sample(followers, simulation.rng.randint(1, room)):
+            for other in simulation.nodes:
                 if other != name:
-                    world.network.cut(name, other, APART_MS)
-                    world.network.cut(other, name, APART_MS)
-        world.after(AGAIN_MS, self._await_out, world.now_ms + PATIENCE_MS)
+                    simulation.network.cut(name, other, APART_MS)
+                    simulation.network.cut(other, name, APART_MS)
+        simulation.after(AGAIN_MS, self._await_out, simulation.now_ms + PATIENCE_MS)
 
     def _await_out(self, until_ms: int) -> None:
-        world, record = self.world, self._record
-        if world.faults.over:
+        simulation, record = self.simulation, self._record
+        if simulation.faults.over:
             return
         if self._left_behind(record) and record.leader is not None:
-            world.after(world.rng.randint(0, 900), self.lose)
-        elif world.now_ms < until_ms:
-            world.after(AGAIN_MS, self._await_out, until_ms)
+            simulation.after(simulation.rng.randint(0, 900), self.lose)
+        elif simulation.now_ms < until_ms:
+            simulation.after(AGAIN_MS, self._await_out, until_ms)
         else:
             self._cut_off()
 
     def _left_behind(self, record: PartitionRecord) -> list[str]:
         """The nodes with a copy that nobody counts on."""
         electable = {member.node for member in guard(record)}
-        return [node.name for node in self.world.holders(PARTITION) if node.name not in electable]
+        return [node.name for node in self.simulation.holders(PARTITION) if node.name not in electable]
 
     def lose(self) -> None:
         """All who may be elected lose their data, beyond the promise, if others are left."""
-        world, record = self.world, self._record
-        if world.faults.over:
+        simulation, record = self.simulation, self._record
+        if simulation.faults.over:
             return
         if not self._left_behind(record):
             self._cut_off()
             return
-        world.counts["guard_lost"] += 1
-        world.tell("operator", "the guard loses its disks", record)
-        world.checkers.beyond_promise = True
+        simulation.counts["guard_lost"] += 1
+        simulation.log_event("operator", "the guard loses its disks", record)
+        simulation.checkers.beyond_promise = True
         for member in sorted(guard(record)):
-            node = world.nodes[member.node]
+            node = simulation.nodes[member.node]
             if node.disk.log_ids[PARTITION] == member.log_id:
                 node.replace_disk()
         self.look()
@@ -105,43 +105,43 @@ class LastResort:
 
     def look(self) -> None:
         """Look at the partition, and force a copy once it is Offline and the copies answer."""
-        world, record = self.world, self._record
-        if any(world.nodes[m.node].disk.log_ids[PARTITION] == m.log_id for m in guard(record)):
-            world.checkers.beyond_promise = False  # the act is done; or a late write made it needless
+        simulation, record = self.simulation, self._record
+        if any(simulation.nodes[m.node].disk.log_ids[PARTITION] == m.log_id for m in guard(record)):
+            simulation.checkers.beyond_promise = False  # the act is done; or a late write made it needless
             self.make_anew()
             return
-        world.after(AGAIN_MS, self.look)
+        simulation.after(AGAIN_MS, self.look)
         if record.status is not PartitionStatus.OFFLINE:
             return
         if self._offline_since_ms is None:
-            self._offline_since_ms = world.now_ms
+            self._offline_since_ms = simulation.now_ms
         copies = [copy for copy in map(self.copy, record.replicas) if copy is not None]
         everybody = len(copies) == len(record.replicas)
-        if copies and (everybody or world.now_ms > self._offline_since_ms + PATIENCE_MS):
+        if copies and (everybody or simulation.now_ms > self._offline_since_ms + PATIENCE_MS):
             best = unclean_election.most_complete(copies)
-            self.force(record, best if world.rng.random() < 0.6 else world.rng.choice(copies), copies)
+            self.force(record, best if simulation.rng.random() < 0.6 else simulation.rng.choice(copies), copies)
 
     def make_anew(self) -> None:
         """Have copies that have another past made anew, one after the other, where the rest is too few for writes: then
         the partition waits for an operator (docs/runbooks.md)."""
-        world, record = self.world, self._record
-        world.after(MADE_ANEW_MS, self.make_anew)
+        simulation, record = self.simulation, self._record
+        simulation.after(MADE_ANEW_MS, self.make_anew)
         others = [name for name in record.replicas if self._stands_apart(name)]
         if others and len(record.replicas) - len(others) < record.effective_min_isr:
-            world.counts["made_anew"] += 1
-            world.tell("operator", "has made anew", others[0])
-            world.nodes[others[0]].replace_disk()
+            simulation.counts["made_anew"] += 1
+            simulation.log_event("operator", "has made anew", others[0])
+            simulation.nodes[others[0]].replace_disk()
 
     def _stands_apart(self, name: str) -> bool:
         """Whether a node runs, and says that its copy has another past."""
-        node = self.world.nodes[name]
+        node = self.simulation.nodes[name]
         replica = None if node.current is None else node.current.replicas.get(PARTITION)
-        quarantined = self.world.checkers.declared.quarantines(node, PARTITION)
+        quarantined = self.simulation.checkers.declared.quarantines(node, PARTITION)
         return quarantined and replica is not None and replica.role is ReplicaRole.FAILED
 
     def copy(self, name: str) -> unclean_election.ReplicaReport | None:
         """A replica as its node reports it."""
-        process = self.world.nodes[name].current
+        process = self.simulation.nodes[name].current
         replica = None if process is None or process.paused else process.replicas.get(PARTITION)
         if replica is None:
             return None
@@ -158,16 +158,16 @@ class LastResort:
         copies: list[unclean_election.ReplicaReport],
     ) -> None:
         """Order a copy, on the record that was shown."""
-        world = self.world
-        registration = world.metastore.registrations.get(chosen.node)
+        simulation = self.simulation
+        registration = simulation.metastore.registrations.get(chosen.node)
         if registration is None or unclean_election.disqualification(registration, PARTITION, chosen):
             return
         who = Incarnation(chosen.node, registration.session_id)
         made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), "forced")
-        world.checkers.declared.shown(record, chosen)
-        world.tell("operator", "forces", chosen.node, made)
-        asker = world.rng.choice(world.controllers).name
-        world.metastore.write(asker, made, (Member(chosen.node, chosen.log_id),), self._written)
+        simulation.checkers.declared.shown(record, chosen)
+        simulation.log_event("operator", "forces", chosen.node, made)
+        asker = simulation.rng.choice(simulation.controllers).name
+        simulation.metastore.write(asker, made, (Member(chosen.node, chosen.log_id),), self._written)
 
     def _written(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
-        self.world.counts[f"forced_{kind}"] += 1
+        self.simulation.counts[f"forced_{kind}"] += 1

@@ -1,8 +1,9 @@
-"""One cluster in virtual time: one partition with its rows and log, and a source queue for each town that fetches.
+"""One cluster in virtual time: one partition with its rows and log, and a source queue for each cluster that fetches.
 
-Everything that decides is the product's: proposals, queues, cursors, who may be reaped. A town only says when what
+Everything that decides is the product's: proposals, queues, cursors, who may be reaped. A cluster only says when what
 happens: an entry is appended, some time later it is in the store, and only then the node's loop hears of it; a read of
-objects or of rows sees the store as it is at that moment. The world that moves it is `tests.simulation.mesh.simulator`.
+objects or of rows sees the store as it is at that moment. The simulation that moves it is
+`tests.simulation.mesh.simulator`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ DISCARDING_FROM: Final = 2
 LIMITS: Final = WriteLimits(1_000_000, 1_000, 10_000_000)
 
 
-class Road(NamedTuple):
-    """What one town fetches from another. `moved` names the queue where it was made for another sink, and released."""
+class Link(NamedTuple):
+    """What one cluster fetches from another. `moved`: the queue was created for another sink, and released."""
 
     source: str
     sink: str
@@ -69,15 +70,15 @@ class Read(NamedTuple):
     rows: list[Change] | None
 
 
-class Town:
+class Cluster:
     """One cluster. `look_at(key, before, after)` is called for every object that is stored."""
 
     def __init__(
         self,
         name: str,
         number: int,
-        roads: list[Road],
-        look_at: Callable[[Town, bytes, Object | None, Object], None],
+        links: list[Link],
+        look_at: Callable[[Cluster, bytes, Object | None, Object], None],
         *,
         owing: bool = True,
         repl_reap: bool = False,
@@ -113,7 +114,7 @@ class Town:
         self.now_ms = 0
         self.life = 0
         self.read_count = 0
-        self._roads = roads
+        self._roads = links
         self._look_at = look_at
         self._owing = owing
 
@@ -127,10 +128,10 @@ class Town:
         self.place.unapplied.clear_pending_rows()
         self.place.reaped_pushes = ReapedPushes()
         self.replica.applied = self.replica.leo
-        for road in self._roads:
-            if road.source == self.name:
-                owner = owner_of(road.queue)
-                queue = self._make_queue(road, owner)
+        for link in self._roads:
+            if link.source == self.name:
+                owner = owner_of(link.queue)
+                queue = self._make_queue(link, owner)
                 if position_of(self.store.cursor(P, queue.name.encode()), 0) is None:
                     self._decide(queue.name.encode(), CursorState(0, 1, owner))
         for queue in self.queues.values():
@@ -138,21 +139,21 @@ class Town:
             assert position is not None
             queue.lead(P, TYPE, position, self.replica.applied)
 
-    def _make_queue(self, road: Road, owner: bytes) -> SourceQueue:
+    def _make_queue(self, link: Link, owner: bytes) -> SourceQueue:
         budget = Budget(*BUDGET, discard=self._discard)
         if self._discard:
             budget.reference_limit = DISCARDING_FROM
         prefix = self.life.to_bytes(8, "big")
-        queue = SourceQueue(f"to-{road.queue}", self.uuid, road.cascade, LEASE_MS, budget, prefix)
+        queue = SourceQueue(f"to-{link.queue}", self.uuid, link.cascade, LEASE_MS, budget, prefix)
         queue.set_owner(owner, 1)
-        self.queues[road.queue] = queue
+        self.queues[link.queue] = queue
         return queue
 
-    def register(self, road: Road, owner: bytes, start: int) -> None:
-        """A queue registered while the town lives: its first CURSOR entry is on its way; it stands once that is
+    def register(self, link: Link, owner: bytes, start: int) -> None:
+        """A queue registered while the cluster lives: its first CURSOR entry is on its way; it stands once that is
         applied, and belongs to nobody until `owner` has claimed it."""
-        self._make_queue(road, owner)
-        self.claim(road.queue, CursorState(start, decree=1))
+        self._make_queue(link, owner)
+        self.claim(link.queue, CursorState(start, decree=1))
 
     def lead_anew(self, *, saved: bool, known: bool) -> None:
         """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied

@@ -1,4 +1,4 @@
-"""A world whose queues give up on purpose: by overflow, while publishing is suspended, and by clears.
+"""A simulation whose queues give up on purpose: by overflow, while publishing is suspended, and by clears.
 
 Each becomes a gap by a CURSOR entry that is written some time later, applied later still, and told after that; restarts
 and new leaderships come in between. What a sink misses once all is calm must lie in a gap, by offset and by time, and a
@@ -20,26 +20,28 @@ from isthmus.repl.model.keys import key_hash
 from isthmus.repl.model.objects import decode_object, encode_object
 from isthmus.repl.model.vclock import descends
 from isthmus.repl.store.port import Change
-from tests.simulation.mesh.cluster import BUCKET, KEYS, P, Road, Town
-from tests.simulation.mesh.simulator import World
+from tests.simulation.mesh.cluster import BUCKET, KEYS, Cluster, Link, P
+from tests.simulation.mesh.simulator import MeshSimulation
 
 
-class GivingWorld(World):
+class DiscardingSimulation(MeshSimulation):
     """`discard`: queues give up at their bound; `acts`: operators suspend publishing and clear."""
 
-    def __init__(self, seed: int, roads: list[Road], *, discard: bool, acts: bool, **options: Any) -> None:
+    def __init__(self, seed: int, links: list[Link], *, discard: bool, acts: bool, **options: Any) -> None:
         self.stopped: dict[tuple[str, str], bool] = {}
         self.decrees: Counter[tuple[str, str]] = Counter()
         self.seen: Counter[str] = Counter()
         """Gaps by what they were, at the end."""
-        super().__init__(seed, roads, discard=discard, **options)
+        super().__init__(seed, links, discard=discard, **options)
         self.acts = acts
 
     def begin(self, name: str) -> None:
-        """See World: what operators have decided stands in the metastore."""
+        """See Simulation: what operators have decided stands in the metastore."""
         super().begin(name)
         for (source, queue), stopped in self.stopped.items():
-            self.towns[source].queues[queue].publishing_suspended = PublishingSuspended("ann", "") if stopped else None
+            self.clusters[source].queues[queue].publishing_suspended = (
+                PublishingSuspended("ann", "") if stopped else None
+            )
 
     def reads(self) -> None:
         """Rows are read, and CURSOR entries written for what was given up or decided."""
@@ -54,115 +56,116 @@ class GivingWorld(World):
 
     def claims(self) -> None:
         """What no entry says yet is on its way into the log, if nothing of that queue is."""
-        town = self.any_town()
-        for sink, queue in town.queues.items():
+        cluster = self.any_cluster()
+        for sink, queue in cluster.queues.items():
             for _, state in queue.wanted_cursors(self.now):
-                if sink not in town.claiming:
+                if sink not in cluster.claiming:
                     grew = ends_a_gap(queue.windows[P].state, state)
-                    rows = [] if grew is None else town.store.changes(P, grew.start, 1_000)
-                    town.claim(sink, state if grew is None else from_the_first(state, grew, rows))
+                    rows = [] if grew is None else cluster.store.changes(P, grew.start, 1_000)
+                    cluster.claim(sink, state if grew is None else from_the_first(state, grew, rows))
 
     def suspends(self) -> None:
         """Publishing is suspended, or resumed."""
-        road = self.rng.choice(self.roads)
-        at = road.source, road.queue
+        link = self.rng.choice(self.links)
+        at = link.source, link.queue
         self.stopped[at] = not self.stopped.get(at)
-        self.towns[road.source].queues[road.queue].publishing_suspended = (
+        self.clusters[link.source].queues[link.queue].publishing_suspended = (
             PublishingSuspended("ann", "") if self.stopped[at] else None
         )
 
     def clears(self) -> None:
         """All that waits is given up."""
-        road = self.rng.choice(self.roads)
-        town = self.towns[road.source]
-        if road.queue not in town.claiming:
-            self.obeys(road, CLEARED, town.queues[road.queue].windows[P].applied)
+        link = self.rng.choice(self.links)
+        cluster = self.clusters[link.source]
+        if link.queue not in cluster.claiming:
+            self.obeys(link, CLEARED, cluster.queues[link.queue].windows[P].applied)
 
-    def obeys(self, road: Road, what: str, start: int) -> None:
+    def obeys(self, link: Link, what: str, start: int) -> None:
         """The CURSOR entry of an act is on its way: as `queues.cursor_keeper` obeys a decree."""
-        town, at = self.towns[road.source], (road.source, road.queue)
-        window = town.queues[road.queue].windows[P]
+        cluster, at = self.clusters[link.source], (link.source, link.queue)
+        window = cluster.queues[link.queue].windows[P]
         self.decrees[at] = version = max(self.decrees[at], window.state.decree) + 1
         decree = CursorCommand(version, what, self.now, "ann", self.now, "")
         cursor = window.advance()
-        rows = town.store.changes(P, cursor, 1_000)
+        rows = cluster.store.changes(P, cursor, 1_000)
         since_ms = min((row.time_ms for row in rows if row.offset < start), default=0)
         state = replace(window.state, decree=version - 1)
-        town.claim(road.queue, obeyed(state, cursor, decree, start, self.now, since_ms))
+        cluster.claim(link.queue, obeyed(state, cursor, decree, start, self.now, since_ms))
 
     def drain(self) -> None:
-        """See World; publishing goes on everywhere, and nobody acts any more."""
+        """See Simulation; publishing goes on everywhere, and nobody acts any more."""
         self.acts = False
         for source, queue in self.stopped:
             self.stopped[source, queue] = False
-            self.towns[source].queues[queue].publishing_suspended = None
+            self.clusters[source].queues[queue].publishing_suspended = None
         for _ in range(100):
             super().drain()
-            towns = self.towns.values()
+            clusters = self.clusters.values()
             if not any(
-                town.claiming or any(q.wanted_cursors(self.now) for q in town.queues.values()) for town in towns
+                cluster.claiming or any(q.wanted_cursors(self.now) for q in cluster.queues.values())
+                for cluster in clusters
             ):
                 return
         raise AssertionError("something is decided again and again")
 
-    def gaps(self, road: Road) -> tuple[QueueGap, ...]:
-        """What the road's queue says that it has given up."""
-        return self.towns[road.source].queues[road.queue].windows[P].state.gaps
+    def gaps(self, link: Link) -> tuple[QueueGap, ...]:
+        """What the link's queue says that it has given up."""
+        return self.clusters[link.source].queues[link.queue].windows[P].state.gaps
 
     def only_gaps_are_missing(self) -> None:
         """What a source offers and its sink has not seen lies in a gap of the queue, by offset and by time; a ledger
         that closes says how many went there."""
-        for road in self.roads:
-            town, sink = self.towns[road.source], self.towns[road.sink]
-            window = town.queues[road.queue].windows[P]
+        for link in self.links:
+            cluster, sink = self.clusters[link.source], self.clusters[link.sink]
+            window = cluster.queues[link.queue].windows[P]
             assert not window.unrecorded_gaps()
             assert window.ledger_error() in (0, None)
             assert not window.ledger.unbalanced
-            for gap in self.gaps(road):
+            for gap in self.gaps(link):
                 assert not gap.is_open
                 self.seen.update(gap.what.split(" and "))
-            for change in self.changes(town):
-                if not window.offers_row(change) and not any(g.start <= change.offset < g.end for g in self.gaps(road)):
+            for change in self.changes(cluster):
+                if not window.offers_row(change) and not any(g.start <= change.offset < g.end for g in self.gaps(link)):
                     continue
-                ours, theirs = town.get(change.key), sink.get(change.key)
+                ours, theirs = cluster.get(change.key), sink.get(change.key)
                 assert ours is not None
                 if theirs is None or not descends(theirs.clock, ours.clock):
-                    assert self.given_up(road, change), (
-                        f"{road}: {change} is missing, and no gap says so: {self.gaps(road)}"
+                    assert self.given_up(link, change), (
+                        f"{link}: {change} is missing, and no gap says so: {self.gaps(link)}"
                     )
 
-    def given_up(self, road: Road, change: Change) -> bool:
-        """Whether a change lies in a gap of the road's queue, by offset and by time."""
+    def given_up(self, link: Link, change: Change) -> bool:
+        """Whether a change lies in a gap of the link's queue, by offset and by time."""
         return any(
             gap.start <= change.offset < gap.end and gap.from_ms <= change.time_ms <= gap.upto_ms
-            for gap in self.gaps(road)
+            for gap in self.gaps(link)
         )
 
-    def changes(self, town: Town) -> list[Change]:
+    def changes(self, cluster: Cluster) -> list[Change]:
         """The newest change of each key."""
         found = []
         for key in KEYS:
-            row = town.store.key_row(P, key_hash(BUCKET, key), BUCKET, key)
+            row = cluster.store.key_row(P, key_hash(BUCKET, key), BUCKET, key)
             if row is not None:
-                found += town.store.changes(P, decode_key_row(row).offset, 1)
+                found += cluster.store.changes(P, decode_key_row(row).offset, 1)
         return found
 
     def full_sync(self) -> None:
         """Keys whose newest change is of the times of a gap are compared and pushed; then the gap is closed. What comes
         of that is not too much for any queue."""
-        for town in self.towns.values():
-            for queue in town.queues.values():
+        for cluster in self.clusters.values():
+            for queue in cluster.queues.values():
                 queue.budget.discard = False
-        for road in self.roads:
-            town, sink, gaps = self.towns[road.source], self.towns[road.sink], self.gaps(road)
-            for change in self.changes(town):
+        for link in self.links:
+            cluster, sink, gaps = self.clusters[link.source], self.clusters[link.sink], self.gaps(link)
+            for change in self.changes(cluster):
                 if any(gap.from_ms <= change.time_ms <= gap.upto_ms for gap in gaps):
-                    ours = town.get(change.key)
+                    ours = cluster.get(change.key)
                     assert ours is not None
-                    sink.push([(change.key, encode_object(ours), False)], town.uuid)
-            window = town.queues[road.queue].windows[P]
+                    sink.push([(change.key, encode_object(ours), False)], cluster.uuid)
+            window = cluster.queues[link.queue].windows[P]
             left = without(window.state.gaps, gaps)
-            town.claim(road.queue, replace(window.state, cursor=window.advance(), gaps=left))
+            cluster.claim(link.queue, replace(window.state, cursor=window.advance(), gaps=left))
         self.drain()
-        assert not any(self.gaps(road) for road in self.roads)
-        assert all(decode_object(payload) for town in self.towns.values() for _, payload in town.shown())
+        assert not any(self.gaps(link) for link in self.links)
+        assert all(decode_object(payload) for cluster in self.clusters.values() for _, payload in cluster.shown())

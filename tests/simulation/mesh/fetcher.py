@@ -11,8 +11,8 @@ from isthmus.repl.model.objects import Content, encode_object
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.model.vclock import Clock, Dot
-from tests.simulation.mesh.cluster import P, Town
-from tests.simulation.mesh.simulator import World
+from tests.simulation.mesh.cluster import Cluster, P
+from tests.simulation.mesh.simulator import MeshSimulation
 
 BATCHES_MAX = 50
 """More than any of these tests has changes; a source that offers the same change for ever fails instead of hanging."""
@@ -20,25 +20,25 @@ BATCHES_MAX = 50
 BATCH_BYTES = 1_000_000
 
 
-def settle(town: Town) -> None:
-    """Apply everything in the town's log and notify its queues."""
-    town.apply(len(town.log))
-    town.tell(len(town.untold))
+def settle(cluster: Cluster) -> None:
+    """Apply everything in the cluster's log and notify its queues."""
+    cluster.apply(len(cluster.log))
+    cluster.tell(len(cluster.untold))
 
 
-def write(world: World, town: Town, key: bytes, value: bytes, context: Clock | None = None) -> Dot:
+def write(simulation: MeshSimulation, cluster: Cluster, key: bytes, value: bytes, context: Clock | None = None) -> Dot:
     """A client's write, applied; without a context it has read the current object. Returns its dot."""
-    current = town.get(key)
+    current = cluster.get(key)
     if context is None:
         context = () if current is None else current.clock
-    dot = town.put(key, Content(value), context)
+    dot = cluster.put(key, Content(value), context)
     assert dot is not None
-    world.note(town, key, context, dot)
-    settle(town)
+    simulation.note(cluster, key, context, dot)
+    settle(cluster)
     return dot
 
 
-def push(source: Town, sink: Town, key: bytes) -> PushOutcome:
+def push(source: Cluster, sink: Cluster, key: bytes) -> PushOutcome:
     """Push the source's current object of the key, and apply it."""
     current = source.get(key)
     assert current is not None
@@ -48,17 +48,17 @@ def push(source: Town, sink: Town, key: bytes) -> PushOutcome:
     return answer.outcome
 
 
-def origin(town: Town, key: bytes) -> bytes:
+def origin(cluster: Cluster, key: bytes) -> bytes:
     """The origin in the key's change row."""
-    (found,) = (row.origin for row in town.store.changes(P, 0, 1_000) if row.key == key)
+    (found,) = (row.origin for row in cluster.store.changes(P, 0, 1_000) if row.key == key)
     return found
 
 
 class Fetcher:
     """The worker of cluster `sink` that fetches from the queue named `queue` (default: the sink's own) at `source`."""
 
-    def __init__(self, world: World, source: Town, sink: Town, queue: str = "") -> None:
-        self._world = world
+    def __init__(self, simulation: MeshSimulation, source: Cluster, sink: Cluster, queue: str = "") -> None:
+        self._world = simulation
         self._source = source
         self._sink = sink
         self._queue = queue or sink.name

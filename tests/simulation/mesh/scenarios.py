@@ -9,18 +9,18 @@ from collections.abc import Callable
 from typing import Final
 
 from isthmus.repl.model.vclock import covers
-from tests.simulation.mesh.cluster import Road
-from tests.simulation.mesh.discarding import GivingWorld
-from tests.simulation.mesh.queue_moves import MovingWorld
-from tests.simulation.mesh.simulator import World
+from tests.simulation.mesh.cluster import Link
+from tests.simulation.mesh.discarding import DiscardingSimulation
+from tests.simulation.mesh.queue_moves import QueueMoveSimulation
+from tests.simulation.mesh.simulator import MeshSimulation
 
 STEPS: Final = 2_000
 
 
-def both_ways(*pairs: tuple[str, str], cascade: str = "") -> list[Road]:
-    """Roads in both directions; a town named in `cascade` passes on what came from elsewhere."""
+def both_ways(*pairs: tuple[str, str], cascade: str = "") -> list[Link]:
+    """Roads in both directions; a cluster named in `cascade` passes on what came from elsewhere."""
     ends = [pair for a, b in pairs for pair in ((a, b), (b, a))]
-    return [Road(source, sink, source in cascade) for source, sink in ends]
+    return [Link(source, sink, source in cascade) for source, sink in ends]
 
 
 TOPOLOGIES: Final = {
@@ -33,100 +33,102 @@ TOPOLOGIES: Final = {
 }
 
 MOVES: Final = {
-    "two-way": (TOPOLOGIES["two-way"], [Road("a", "c"), Road("c", "a")]),
-    "star": (both_ways(("a", "b"), ("a", "c")), [Road("a", "d"), Road("b", "d")]),
-    "mesh": (TOPOLOGIES["mesh"], [Road("a", "d"), Road("d", "a")]),
-    "chain": (TOPOLOGIES["chain"], [Road("c", "d"), Road("b", "d", cascade=True)]),
-    "hub": (TOPOLOGIES["hub"], [Road("h", "w", cascade=True), Road("x", "w")]),
+    "two-way": (TOPOLOGIES["two-way"], [Link("a", "c"), Link("c", "a")]),
+    "star": (both_ways(("a", "b"), ("a", "c")), [Link("a", "d"), Link("b", "d")]),
+    "mesh": (TOPOLOGIES["mesh"], [Link("a", "d"), Link("d", "a")]),
+    "chain": (TOPOLOGIES["chain"], [Link("c", "d"), Link("b", "d", cascade=True)]),
+    "hub": (TOPOLOGIES["hub"], [Link("h", "w", cascade=True), Link("x", "w")]),
 }
-"""Roads from the start, and roads whose queues are registered while the world runs."""
+"""Roads from the start, and links whose queues are registered while the simulation runs."""
 
-GAPS: Final = {"one way": [Road("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": TOPOLOGIES["mesh"]}
+GAPS: Final = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": TOPOLOGIES["mesh"]}
 
 
-def converges(name: str, seed: int) -> World:
-    """I-ALO, I-NO-LOST, I-SIB, I-COMM under faults: in the end all towns hold the same bytes, and the siblings are
+def converges(name: str, seed: int) -> MeshSimulation:
+    """I-ALO, I-NO-LOST, I-SIB, I-COMM under faults: in the end all clusters hold the same bytes, and the siblings are
     exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and I-CLOCK-STABLE at
     every step. Each second seed's sinks drop batches that are older than their lease."""
-    world = World(seed, TOPOLOGIES[name], drops=seed % 2 == 1)
-    world.run(STEPS)
-    world.drain()
-    world.equal()
-    return world
+    simulation = MeshSimulation(seed, TOPOLOGIES[name], drops=seed % 2 == 1)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.equal()
+    return simulation
 
 
-def crosses_once(name: str, seed: int) -> World:
-    """Without faults no version of an object goes over the same road twice."""
-    world = World(seed, TOPOLOGIES[name], faults=False)
-    world.run(STEPS)
-    world.drain()
-    world.equal()
-    assert max(world.crossed.values()) == 1
-    return world
+def crosses_once(name: str, seed: int) -> MeshSimulation:
+    """Without faults no version of an object goes over the same link twice."""
+    simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=False)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.equal()
+    assert max(simulation.crossed.values()) == 1
+    return simulation
 
 
-def gives_its_own(seed: int) -> World:
+def gives_its_own(seed: int) -> MeshSimulation:
     """R-OWED: a and b replicate both ways, c fetches from a alone, which does not cascade: c has every write of a."""
-    world = World(seed, [*both_ways(("a", "b")), Road("a", "c")])
-    world.run(STEPS)
-    world.drain()
-    for made in world.made:
-        if made.town == "a":
-            found = world.towns["c"].get(made.key)
+    simulation = MeshSimulation(seed, [*both_ways(("a", "b")), Link("a", "c")])
+    simulation.run(STEPS)
+    simulation.drain()
+    for made in simulation.made:
+        if made.cluster == "a":
+            found = simulation.clusters["c"].get(made.key)
             assert found is not None
             assert covers(found.clock, made.dot), "c never heard of a write of a"
-    return world
+    return simulation
 
 
-def gives_up(name: str, seed: int) -> World:
+def gives_up(name: str, seed: int) -> MeshSimulation:
     """R-GAP: what a sink misses lies in a gap, and a comparison of what the gaps say makes both sides equal."""
-    world = GivingWorld(seed, GAPS[name], discard=seed % 2 == 0, acts=True, faults=seed % 3 > 0)
-    world.run(STEPS)
-    world.drain()
-    world.only_gaps_are_missing()
+    simulation = DiscardingSimulation(seed, GAPS[name], discard=seed % 2 == 0, acts=True, faults=seed % 3 > 0)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.only_gaps_are_missing()
     if name == "two-way":
-        world.full_sync()
-        world.equal()
-    return world
+        simulation.full_sync()
+        simulation.equal()
+    return simulation
 
 
-def moves(name: str, seed: int) -> MovingWorld:
+def moves(name: str, seed: int) -> QueueMoveSimulation:
     """Operators release, place and register queues, and suspend and clear them in each second seed: every write of a
     source is at each cluster that fetches from it, in a gap, or older than where the queue was told to begin."""
-    roads, late = MOVES[name]
-    world = MovingWorld(
+    links, late = MOVES[name]
+    simulation = QueueMoveSimulation(
         seed,
-        roads,
+        links,
         late=late,
         gives_up=seed % 2 == 0,
         discard=seed % 4 == 3,
         faults=seed % 3 > 0,
         drops=seed % 5 > 1,
     )
-    world.run(STEPS)
-    world.drain()
-    world.only_gaps_are_missing()
-    return world
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.only_gaps_are_missing()
+    return simulation
 
 
-def reaps(name: str, seed: int) -> World:
-    """I-NO-RESURRECT with deletes and reaps: no town stores again what it knew to be replaced, every tombstone can be
-    reaped in the end, and what is left is exactly the writes that no later write has seen."""
-    world = World(seed, TOPOLOGIES[name], faults=seed % 3 > 0, reaps=True, repl_reap=seed % 2 == 0, drops=seed % 5 > 2)
-    world.run(STEPS)
-    world.drain()
-    world.equal()
-    world.reap_all()
-    world.equal()
-    assert not any(obj.deleted for town in world.towns.values() for obj in world.objects_of(town))
-    return world
+def reaps(name: str, seed: int) -> MeshSimulation:
+    """I-NO-RESURRECT with deletes and reaps: no cluster stores again what it knew to be replaced, every tombstone can
+    be reaped in the end, and what is left is exactly the writes that no later write has seen."""
+    simulation = MeshSimulation(
+        seed, TOPOLOGIES[name], faults=seed % 3 > 0, reaps=True, repl_reap=seed % 2 == 0, drops=seed % 5 > 2
+    )
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.equal()
+    simulation.reap_all()
+    simulation.equal()
+    assert not any(obj.deleted for cluster in simulation.clusters.values() for obj in simulation.objects_of(cluster))
+    return simulation
 
 
-def _each(story: Callable[[str, int], World], *names: str) -> dict[str, Callable[[int], World]]:
+def _each(story: Callable[[str, int], MeshSimulation], *names: str) -> dict[str, Callable[[int], MeshSimulation]]:
     return {f"{story.__name__}: {name}": lambda seed, name=name: story(name, seed) for name in names}  # type: ignore[misc]
 
 
-STORIES: Final[dict[str, Callable[[int], World]]] = {
+STORIES: Final[dict[str, Callable[[int], MeshSimulation]]] = {
     **_each(moves, *MOVES),
     "gives_its_own": gives_its_own,
     **_each(gives_up, *GAPS),

@@ -1,9 +1,10 @@
-"""Clusters in virtual time that replicate to each other: real queues, rosters, back-off and proposals, a small world.
+"""Clusters in virtual time that replicate to each other: real queues, rosters, back-off and proposals, a small
+simulation.
 
-The world only carries messages, loses them, cuts roads, forgets memories and looks at every invariant after every step.
-A fetch is an errand of many steps, between which anything may happen: references are taken into a batch, their objects
-are read, the batch goes out, it arrives, it is pushed, the push is applied, and the next fetch acknowledges it. A seed
-replays all of it.
+The simulation only carries messages, loses them, cuts links, forgets memories and looks at every invariant after every
+step. A fetch is an fetch cycle of many steps, between which anything may happen: references are taken into a batch,
+their objects are read, the batch goes out, it arrives, it is pushed, the push is applied, and the next fetch
+acknowledges it. A seed replays all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.model.vclock import Clock, Dot, covers, descends
 from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.scheduler import FetchScheduler, LinkName
-from tests.simulation.mesh.cluster import KEYS, LEASE_MS, P, Road, Town
+from tests.simulation.mesh.cluster import KEYS, LEASE_MS, Cluster, Link, P
 
 BATCH_BYTES: Final = 10_000
 
@@ -34,24 +35,24 @@ PATIENCE: Final = 0.02
 
 
 DRAIN_ROUNDS_MAX = 40_000
-"""Rounds until all queues must be empty. Most worlds need some hundred; a hub whose queues began at 0 late needed more
-than 4,000 (seed 2221 of moves)."""
+"""Rounds until all queues must be empty. Most simulations need some hundred; a hub whose queues began at 0 late needed
+more than 4,000 (seed 2221 of moves)."""
 
 
 class Made(NamedTuple):
     """A client's write: where, its dot, what it had seen."""
 
-    town: str
+    cluster: str
     key: bytes
     dot: Dot
     context: Clock
 
 
 @dataclass
-class Errand:
+class FetchCycle:
     """A fetch of one slot, and how far it has come."""
 
-    road: Road
+    link: Link
     name: LinkName
     slot: int
     sink_life: int
@@ -66,15 +67,15 @@ class Errand:
     answers: list[tuple[object, int]] = field(default_factory=list)
 
 
-class World:
-    """Towns, roads, and one random order of events. `owing` False leaves R-OWED out, `waiting` False that a batch waits
-    until its queue has heard of all that its objects were read from: each for a test that must fail. `homes`: every
-    key is written at one town only."""
+class MeshSimulation:
+    """Clusters, links, and one random order of events. `owing` False leaves R-OWED out, `waiting` False that a batch
+    waits until its queue has heard of all that its objects were read from: each for a test that must fail. `homes`:
+    every key is written at one cluster only."""
 
     def __init__(
         self,
         seed: int,
-        roads: list[Road],
+        links: list[Link],
         *,
         faults: bool = True,
         owing: bool = True,
@@ -83,11 +84,11 @@ class World:
         reaps: bool = False,
         repl_reap: bool = False,
         discard: bool = False,
-        late: Collection[Road] = (),
+        late: Collection[Link] = (),
         drops: bool = False,
     ) -> None:
         self.rng = Random(seed)
-        self.roads = roads = list(roads)
+        self.links = links = list(links)
         self.late = list(late)
         self.drops = drops
         self.faults = faults
@@ -98,35 +99,35 @@ class World:
         self.made: list[Made] = []
         self.contents: dict[Dot, bytes] = {}
         self.known: dict[tuple[str, bytes], set[Dot]] = {}
-        """(town, key) -> writes that what was ever stored there has seen."""
+        """(cluster, key) -> writes that what was ever stored there has seen."""
         self.crossed: Counter[tuple[str, str, bytes, bytes]] = Counter()
         self.outcomes: Counter[PushOutcome] = Counter()
         self.reaped = 0
         self.dropped = 0
-        self.cut: set[Road] = set()
-        self.errands: list[Errand] = []
+        self.cut: set[Link] = set()
+        self.cycles: list[FetchCycle] = []
         self.acks: dict[tuple[str, LinkName, int], tuple[bytes, int, tuple[int, ...]]] = {}
-        names = sorted({name for road in (*roads, *self.late) for name in road[:2]})
-        self.towns = {
-            name: Town(name, number + 1, roads, self.look_at, owing=owing, repl_reap=repl_reap, discard=discard)
+        names = sorted({name for link in (*links, *self.late) for name in link[:2]})
+        self.clusters = {
+            name: Cluster(name, number + 1, links, self.look_at, owing=owing, repl_reap=repl_reap, discard=discard)
             for number, name in enumerate(names)
         }
         self.rosters: dict[str, FetchScheduler] = {}
-        for name in self.towns:
+        for name in self.clusters:
             self.begin(name)
 
     def begin(self, name: str) -> None:
-        """A town's node begins: whatever its memory held is gone."""
-        self.towns[name].start(lambda queue: self.owner_of(name, queue))
+        """A cluster's node begins: whatever its memory held is gone."""
+        self.clusters[name].start(lambda queue: self.owner_of(name, queue))
         self.rosters[name] = roster = FetchScheduler(2, Delays(5, 80, 2, 20), self.rng, workers=3)
-        for road in self.roads:
-            if road.sink == name:
-                roster.add(LinkName(f"to-{road.queue}", road.source))
+        for link in self.links:
+            if link.sink == name:
+                roster.add(LinkName(f"to-{link.queue}", link.source))
         self.acks = {at: ack for at, ack in self.acks.items() if at[0] != name}
 
     def owner_of(self, source: str, queue: str) -> bytes:
-        """The uuid of the cluster that fetches from a town's queue."""
-        return next(self.towns[r.sink].uuid for r in self.roads if (r.source, r.queue) == (source, queue))
+        """The uuid of the cluster that fetches from a cluster's queue."""
+        return next(self.clusters[r.sink].uuid for r in self.links if (r.source, r.queue) == (source, queue))
 
     # ---------------------------------------------------------------- what happens
 
@@ -141,144 +142,144 @@ class World:
         for _ in range(steps):
             self.rng.choice(events)()
 
-    def any_town(self) -> Town:
+    def any_cluster(self) -> Cluster:
         """One of them."""
-        return self.rng.choice(list(self.towns.values()))
+        return self.rng.choice(list(self.clusters.values()))
 
     def client(self) -> None:
         """A write with what was read, blindly, or with an old context; or a delete of what was read."""
-        rng, town, key = self.rng, self.any_town(), self.rng.choice(KEYS)
+        rng, cluster, key = self.rng, self.any_cluster(), self.rng.choice(KEYS)
         if self.homes:
-            town = list(self.towns.values())[KEYS.index(key) % len(self.towns)]
-        current = town.get(key)
+            cluster = list(self.clusters.values())[KEYS.index(key) % len(self.clusters)]
+        current = cluster.get(key)
         clock: Clock = () if current is None else current.clock
         if rng.random() < (0.4 if self.reaps else 0.25) and clock:
-            context, dot = clock, town.delete(key, clock)
+            context, dot = clock, cluster.delete(key, clock)
         else:
             context = clock if rng.random() < 0.7 else ()
             if current is not None and current.deleted and not context:
                 context = current.clock  # as `write` does: a deleted key can simply be written again
-            dot = town.put(key, Content(b"%d" % rng.randrange(1_000_000)), context)
-        self.note(town, key, context, dot)
+            dot = cluster.put(key, Content(b"%d" % rng.randrange(1_000_000)), context)
+        self.note(cluster, key, context, dot)
 
-    def note(self, town: Town, key: bytes, context: Clock, dot: Dot | None) -> None:
+    def note(self, cluster: Cluster, key: bytes, context: Clock, dot: Dot | None) -> None:
         """A client has written."""
         if dot is not None:
-            self.made.append(Made(town.name, key, dot, context))
-            self.known.setdefault((town.name, key), set()).add(dot)
+            self.made.append(Made(cluster.name, key, dot, context))
+            self.known.setdefault((cluster.name, key), set()).add(dot)
 
     def fetches(self) -> None:
-        """A slot begins a fetch, at a town whose turn it is."""
-        town = self.any_town()
-        turn = self.rosters[town.name].take(self.now)
+        """A slot begins a fetch, at a cluster whose turn it is."""
+        cluster = self.any_cluster()
+        turn = self.rosters[cluster.name].take(self.now)
         if turn is None:
             return
         name, slot, _ = turn
-        known = [r for r in self.roads if (r.source, r.sink, f"to-{r.queue}") == (name.peer, town.name, name.queue)]
+        known = [r for r in self.links if (r.source, r.sink, f"to-{r.queue}") == (name.peer, cluster.name, name.queue)]
         if not known:  # the queue is another cluster's now, and refuses
-            self.rosters[town.name].report(name, slot, CycleResult.ERROR, self.now, 0)
+            self.rosters[cluster.name].report(name, slot, CycleResult.ERROR, self.now, 0)
             return
-        (road,) = known
-        self.errands.append(Errand(road, name, slot, town.life, self.towns[road.source].life))
+        (link,) = known
+        self.cycles.append(FetchCycle(link, name, slot, cluster.life, self.clusters[link.source].life))
 
     def goes_on(self) -> None:
-        """The next step of an errand."""
-        if not self.errands:
+        """The next step of an fetch cycle."""
+        if not self.cycles:
             return
-        errand = self.rng.choice(self.errands)
-        source, sink = self.towns[errand.road.source], self.towns[errand.road.sink]
-        if errand.slow and self.faults and self.rng.random() > PATIENCE:
+        cycle = self.rng.choice(self.cycles)
+        source, sink = self.clusters[cycle.link.source], self.clusters[cycle.link.sink]
+        if cycle.slow and self.faults and self.rng.random() > PATIENCE:
             return
-        if errand.sink_life != sink.life:
-            self.errands.remove(errand)  # nobody is there any more
-        elif errand.source_life != source.life and errand.step in ("asks", "looks_up", "answers"):
-            self.ends(errand, CycleResult.ERROR)
+        if cycle.sink_life != sink.life:
+            self.cycles.remove(cycle)  # nobody is there any more
+        elif cycle.source_life != source.life and cycle.step in ("asks", "looks_up", "answers"):
+            self.ends(cycle, CycleResult.ERROR)
         else:
-            getattr(self, errand.step)(errand, source, sink)
+            getattr(self, cycle.step)(cycle, source, sink)
 
-    def ends(self, errand: Errand, result: CycleResult) -> None:
+    def ends(self, cycle: FetchCycle, result: CycleResult) -> None:
         """The slot is free again."""
-        self.errands.remove(errand)
-        self.rosters[errand.road.sink].report(errand.name, errand.slot, result, self.now, 0)
+        self.cycles.remove(cycle)
+        self.rosters[cycle.link.sink].report(cycle.name, cycle.slot, result, self.now, 0)
 
-    def lost(self, errand: Errand) -> bool:
+    def lost(self, cycle: FetchCycle) -> bool:
         """A message did not arrive."""
-        if errand.road in self.cut or (self.faults and self.rng.random() < 0.05):
-            self.ends(errand, CycleResult.ERROR)
+        if cycle.link in self.cut or (self.faults and self.rng.random() < 0.05):
+            self.ends(cycle, CycleResult.ERROR)
             return True
         return False
 
-    def asks(self, errand: Errand, source: Town, sink: Town) -> None:
+    def asks(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
         """The request arrives: its acknowledgement counts, and references are taken into a batch."""
-        if self.lost(errand):
+        if self.lost(cycle):
             return
-        queue = source.queues[errand.road.queue]
+        queue = source.queues[cycle.link.queue]
         if queue.owner != sink.uuid:
-            self.ends(errand, CycleResult.ERROR)
+            self.ends(cycle, CycleResult.ERROR)
             return
-        session = Session(sink.uuid, sink.name, sink.life.to_bytes(8, "big"), errand.slot)
-        ack = self.acks.get((sink.name, errand.name, errand.slot))
+        session = Session(sink.uuid, sink.name, sink.life.to_bytes(8, "big"), cycle.slot)
+        ack = self.acks.get((sink.name, cycle.name, cycle.slot))
         if ack is not None:
             queue.acknowledge(session, *ack)
         queue.on_fetch(session, (), self.now)
         source.begin_reads()
-        errand.taken_ms = self.now
-        errand.batch = queue.take(session, self.rng.randint(1, 5), BATCH_BYTES, self.now)
-        errand.step = "answers" if errand.batch is None else "looks_up"
+        cycle.taken_ms = self.now
+        cycle.batch = queue.take(session, self.rng.randint(1, 5), BATCH_BYTES, self.now)
+        cycle.step = "answers" if cycle.batch is None else "looks_up"
 
-    def looks_up(self, errand: Errand, source: Town, _sink: Town) -> None:
+    def looks_up(self, cycle: FetchCycle, source: Cluster, _sink: Cluster) -> None:
         """A thread of the source reads the objects of the batch."""
-        assert errand.batch is not None
-        errand.resolved = read_objects(source.store, errand.batch.items(), BATCH_BYTES)
-        errand.told_upto = source.store.reach(P)
-        errand.step = "answers"
+        assert cycle.batch is not None
+        cycle.resolved = read_objects(source.store, cycle.batch.items(), BATCH_BYTES)
+        cycle.told_upto = source.store.reach(P)
+        cycle.step = "answers"
 
-    def answers(self, errand: Errand, source: Town, sink: Town) -> None:
+    def answers(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
         """The answer goes out, once the source's loop has heard of all that may have been read."""
-        queue = source.queues[errand.road.queue]
-        if errand.batch is not None:
-            assert errand.resolved is not None
-            if self.waiting and not queue.caught_up(errand.batch, {P: errand.told_upto}):
+        queue = source.queues[cycle.link.queue]
+        if cycle.batch is not None:
+            assert cycle.resolved is not None
+            if self.waiting and not queue.caught_up(cycle.batch, {P: cycle.told_upto}):
                 return
-            if queue.resolve(errand.batch, errand.resolved):
-                queue.mark_sent(errand.batch)
-                errand.items = errand.batch.items()
-        for item in errand.items:
+            if queue.resolve(cycle.batch, cycle.resolved):
+                queue.mark_sent(cycle.batch)
+                cycle.items = cycle.batch.items()
+        for item in cycle.items:
             told = item[5] + b" leaves" if item[0] == ReferenceKind.LEAVING else item[5]
             self.crossed[source.name, sink.name, told, item[8]] += 1
             assert item[6] != sink.uuid, "I-Q-NOLOOP: offered to where it came from"
-        errand.step = "arrives"
+        cycle.step = "arrives"
 
-    def arrives(self, errand: Errand, _source: Town, sink: Town) -> None:
+    def arrives(self, cycle: FetchCycle, _source: Cluster, sink: Cluster) -> None:
         """The answer is there; what was told in the request is off the slot's mind."""
-        if self.lost(errand):
+        if self.lost(cycle):
             return
-        self.acks.pop((sink.name, errand.name, errand.slot), None)
-        if not errand.items:
-            self.ends(errand, CycleResult.EMPTY)
+        self.acks.pop((sink.name, cycle.name, cycle.slot), None)
+        if not cycle.items:
+            self.ends(cycle, CycleResult.EMPTY)
             return
-        self.rosters[sink.name].fetched(errand.name, errand.slot)
-        errand.step, errand.slow = "pushes", self.rng.random() < 0.2
+        self.rosters[sink.name].fetched(cycle.name, cycle.slot)
+        cycle.step, cycle.slow = "pushes", self.rng.random() < 0.2
 
-    def pushes(self, errand: Errand, source: Town, sink: Town) -> None:
+    def pushes(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
         """The batch is pushed, unless it is too old."""
-        if self.drops and self.now - errand.taken_ms >= LEASE_MS:
+        if self.drops and self.now - cycle.taken_ms >= LEASE_MS:
             self.dropped += 1
-            self.acknowledges(errand, source, sink, tuple(range(len(errand.items))))
+            self.acknowledges(cycle, source, sink, tuple(range(len(cycle.items))))
             return
-        changes = [(item[5], item[8], item[0] == ReferenceKind.LEAVING) for item in errand.items]
-        errand.answers = sink.push(changes, source.uuid)
-        for (answer, _), (again, _) in zip(errand.answers, sink.push(changes, source.uuid), strict=True):
+        changes = [(item[5], item[8], item[0] == ReferenceKind.LEAVING) for item in cycle.items]
+        cycle.answers = sink.push(changes, source.uuid)
+        for (answer, _), (again, _) in zip(cycle.answers, sink.push(changes, source.uuid), strict=True):
             if isinstance(answer, PushResult):
                 assert again == PushResult(PushOutcome.SUPERSEDED), "I-IDEMP"
-        errand.step = "waits"
+        cycle.step = "waits"
 
-    def waits(self, errand: Errand, source: Town, sink: Town) -> None:
+    def waits(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
         """What was pushed is applied: the batch may be acknowledged."""
-        if any(end > sink.replica.applied for _, end in errand.answers):
+        if any(end > sink.replica.applied for _, end in cycle.answers):
             return
         failed = []
-        for number, (answer, _) in enumerate(errand.answers):
+        for number, (answer, _) in enumerate(cycle.answers):
             if isinstance(answer, Retryable):
                 failed.append(number)
             else:
@@ -286,60 +287,60 @@ class World:
                 self.outcomes[answer.outcome] += 1
         if self.faults and self.rng.random() < 0.05:
             failed = [0]
-        self.acknowledges(errand, source, sink, tuple(failed))
+        self.acknowledges(cycle, source, sink, tuple(failed))
 
-    def acknowledges(self, errand: Errand, source: Town, sink: Town, failed: tuple[int, ...]) -> None:
+    def acknowledges(self, cycle: FetchCycle, source: Cluster, sink: Cluster, failed: tuple[int, ...]) -> None:
         """The next fetch of the slot tells what became of the batch."""
-        version = source.queues[errand.road.queue].owner_version
-        assert errand.batch is not None
-        self.acks[sink.name, errand.name, errand.slot] = (errand.batch.id, version, failed)
-        self.ends(errand, CycleResult.FAILED if failed else CycleResult.ITEMS)
+        version = source.queues[cycle.link.queue].owner_version
+        assert cycle.batch is not None
+        self.acks[sink.name, cycle.name, cycle.slot] = (cycle.batch.id, version, failed)
+        self.ends(cycle, CycleResult.FAILED if failed else CycleResult.ITEMS)
 
     def applies(self) -> None:
         """A writer's thread goes on."""
-        self.any_town().apply(self.rng.randint(1, 4))
+        self.any_cluster().apply(self.rng.randint(1, 4))
 
     def hears(self) -> None:
         """A loop hears of what is applied."""
-        self.any_town().tell(self.rng.randint(1, 4))
+        self.any_cluster().tell(self.rng.randint(1, 4))
 
     def reads(self) -> None:
         """A read of rows goes on."""
-        town = self.any_town()
-        town.begin_reads()
-        if town.reads:
-            town.go_on_reading(self.rng.randrange(len(town.reads)))
+        cluster = self.any_cluster()
+        cluster.begin_reads()
+        if cluster.reads:
+            cluster.go_on_reading(self.rng.randrange(len(cluster.reads)))
 
     def time_passes(self) -> None:
         """And leases end."""
         self.now += self.rng.choice([1, 10, 50, LEASE_MS] if self.faults else [1, 10, 20])
-        for town in self.towns.values():
-            town.now_ms = self.now
-            for queue in town.queues.values():
+        for cluster in self.clusters.values():
+            cluster.now_ms = self.now
+            for queue in cluster.queues.values():
                 queue.expire(self.now)
 
     def save(self) -> None:
         """Moved cursors are written."""
-        self.any_town().save_cursors()
+        self.any_cluster().save_cursors()
 
     def cut_or_mend(self) -> None:
-        """A road is closed, or opened again."""
-        self.cut ^= {self.rng.choice(self.roads)}
+        """A link is closed, or opened again."""
+        self.cut ^= {self.rng.choice(self.links)}
 
     def restart(self) -> None:
         """A node dies and comes back: whatever was under way, and each newest cursor, is forgotten."""
-        self.begin(self.any_town().name)
+        self.begin(self.any_cluster().name)
 
     def lead_anew(self) -> None:
-        """Leadership of a town goes to another node and comes back, whatever is under way."""
-        self.any_town().lead_anew(saved=self.rng.random() < 0.7, known=self.rng.random() < 0.8)
+        """Leadership of a cluster goes to another node and comes back, whatever is under way."""
+        self.any_cluster().lead_anew(saved=self.rng.random() < 0.7, known=self.rng.random() < 0.8)
 
     def reap(self) -> None:
         """A tombstone goes, if it may."""
-        town, key = self.any_town(), self.rng.choice(KEYS)
-        before = town.replica.leo
-        town.reap(key)
-        self.reaped += town.replica.leo - before
+        cluster, key = self.any_cluster(), self.rng.choice(KEYS)
+        before = cluster.replica.leo
+        cluster.reap(key)
+        self.reaped += cluster.replica.leo - before
 
     def drain(self) -> None:
         """Roads mended, no new writes: until every queue has given all."""
@@ -353,8 +354,8 @@ class World:
             self.applies()
             self.hears()
             self.time_passes()
-            busy = any(errand.items for errand in self.errands)
-            if not busy and all(town.at_rest for town in self.towns.values()):
+            busy = any(cycle.items for cycle in self.cycles)
+            if not busy and all(cluster.at_rest for cluster in self.clusters.values()):
                 return
         raise AssertionError("I-ALO: a queue does not get empty")
 
@@ -362,24 +363,24 @@ class World:
         """Until no tombstone is left anywhere."""
         for _ in range(60):
             self.drain()
-            for town in self.towns.values():
-                town.save_cursors()
-            before = [town.replica.leo for town in self.towns.values()]
-            for town in self.towns.values():
+            for cluster in self.clusters.values():
+                cluster.save_cursors()
+            before = [cluster.replica.leo for cluster in self.clusters.values()]
+            for cluster in self.clusters.values():
                 for key in KEYS:
-                    waits = town.reap(key)
-                    assert not waits, f"everything is acknowledged, and {town.name} waits: {waits}"
-            if before == [town.replica.leo for town in self.towns.values()]:
+                    waits = cluster.reap(key)
+                    assert not waits, f"everything is acknowledged, and {cluster.name} waits: {waits}"
+            if before == [cluster.replica.leo for cluster in self.clusters.values()]:
                 return
         raise AssertionError("tombstones go round")
 
     # ---------------------------------------------------------------- what must hold
 
-    def look_at(self, town: Town, key: bytes, before: Object | None, after: Object) -> None:
+    def look_at(self, cluster: Cluster, key: bytes, before: Object | None, after: Object) -> None:
         """Every object that is stored anywhere."""
         if before is not None:
             assert descends(after.clock, before.clock), "I-CLOCK-STABLE, I-NO-RESURRECT: a clock forgot something"
-        known = self.known.setdefault((town.name, key), set())
+        known = self.known.setdefault((cluster.name, key), set())
         mine = [made for made in self.made if made.key == key]
         for sibling in after.siblings:
             told = sibling.value + bytes([sibling.tombstone])
@@ -393,29 +394,29 @@ class World:
         known.update(made.dot for made in mine if covers(after.clock, made.dot))
 
     def expected(self, key: bytes, of: set[str]) -> set[Dot]:
-        """Dots of the writes made in towns `of` that no write there has seen: I-NO-LOST and I-SIB in one."""
-        mine = [made for made in self.made if made.key == key and made.town in of]
+        """Dots of the writes made in clusters `of` that no write there has seen: I-NO-LOST and I-SIB in one."""
+        mine = [made for made in self.made if made.key == key and made.cluster in of]
         return {m.dot for m in mine if not any(covers(other.context, m.dot) for other in mine if other is not m)}
 
     def equal(self) -> None:
-        """All towns hold the same, and that is exactly what no later write has seen; where tombstones are reaped, they
-        do not count."""
+        """All clusters hold the same, and that is exactly what no later write has seen; where tombstones are reaped,
+        they do not count."""
         for key in KEYS:
-            want = self.expected(key, set(self.towns))
+            want = self.expected(key, set(self.clusters))
             if self.reaps:
                 want = {dot for dot in want if not self.contents[dot].endswith(b"\1")}
-            for town in self.towns.values():
-                found = town.get(key)
+            for cluster in self.clusters.values():
+                found = cluster.get(key)
                 siblings = () if found is None else found.siblings
                 dots = {s.dot for s in siblings if not (self.reaps and s.tombstone)}
-                assert dots == want, (town.name, key)
-        payloads = {tuple(self.values_of(town)) for town in self.towns.values()}
+                assert dots == want, (cluster.name, key)
+        payloads = {tuple(self.values_of(cluster)) for cluster in self.clusters.values()}
         assert len(payloads) == 1, "I-COMM: same pushes, other bytes"
 
-    def objects_of(self, town: Town) -> list[Object]:
+    def objects_of(self, cluster: Cluster) -> list[Object]:
         """Of all keys that are there."""
-        return [decode_object(payload) for _, payload in town.shown()]
+        return [decode_object(payload) for _, payload in cluster.shown()]
 
-    def values_of(self, town: Town) -> list[tuple[bytes, bytes]]:
+    def values_of(self, cluster: Cluster) -> list[tuple[bytes, bytes]]:
         """Key and object of all keys; without tombstones where they are reaped."""
-        return [one for one in town.shown() if not (self.reaps and decode_object(one[1]).deleted)]
+        return [one for one in cluster.shown() if not (self.reaps and decode_object(one[1]).deleted)]

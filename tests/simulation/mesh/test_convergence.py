@@ -6,9 +6,9 @@ import pytest
 
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import covers
-from tests.simulation.mesh.cluster import KEYS, Road
+from tests.simulation.mesh.cluster import KEYS, Link
 from tests.simulation.mesh.scenarios import STEPS, TOPOLOGIES, both_ways, converges, crosses_once, gives_its_own
-from tests.simulation.mesh.simulator import World
+from tests.simulation.mesh.simulator import MeshSimulation
 
 SEEDS = 6
 
@@ -19,8 +19,8 @@ OWED_SEEDS = (378, 579, 1268, 1531, 1554, 2112)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
-    """I-ALO, I-NO-LOST, I-SIB, I-COMM: once roads are mended every queue gets empty, all towns hold the same bytes, and
-    the siblings are exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
+    """I-ALO, I-NO-LOST, I-SIB, I-COMM: once links are mended every queue gets empty, all clusters hold the same bytes,
+    and the siblings are exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
     I-CLOCK-STABLE hold at every step."""
     converges(name, seed)
 
@@ -28,25 +28,25 @@ def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_without_faults_a_change_crosses_each_link_at_most_once(name: str, seed: int) -> None:
-    """No version of an object goes over the same road twice, and none goes round: in a mesh with as many roads as
-    pairs, and wherever towns pass on what they got."""
-    world = crosses_once(name, seed)
-    assert world.outcomes[PushOutcome.APPLIED] > 20
+    """No version of an object goes over the same link twice, and none goes round: in a mesh with as many links as
+    pairs, and wherever clusters pass on what they got."""
+    simulation = crosses_once(name, seed)
+    assert simulation.outcomes[PushOutcome.APPLIED] > 20
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_what_is_written_at_one_town_is_news_wherever_it_comes(name: str, seed: int) -> None:
-    """R-PLACE: where each key is written at one town and no change can come on two ways, no town is ever told what it
-    knows: no newer version goes before an older one, and none goes twice."""
-    world = World(seed, TOPOLOGIES[name], faults=False, homes=True)
-    world.run(STEPS)
-    world.drain()
-    world.equal()
-    assert max(world.crossed.values()) == 1
+    """R-PLACE: where each key is written at one cluster and no change can come on two ways, no cluster is ever told
+    what it knows: no newer version goes before an older one, and none goes twice."""
+    simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=False, homes=True)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.equal()
+    assert max(simulation.crossed.values()) == 1
     if name not in ("mesh with cascade", "ring"):
-        assert world.outcomes[PushOutcome.SUPERSEDED] == 0
-    assert world.outcomes[PushOutcome.MERGED] == 0
+        assert simulation.outcomes[PushOutcome.SUPERSEDED] == 0
+    assert simulation.outcomes[PushOutcome.MERGED] == 0
 
 
 def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
@@ -54,10 +54,10 @@ def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
     or go back to where it came from."""
     twice = 0
     for seed in range(3 * SEEDS):
-        world = World(seed, TOPOLOGIES["mesh"], faults=False, waiting=False)
-        world.run(STEPS)
-        world.drain()
-        twice += sum(count > 1 for count in world.crossed.values())
+        simulation = MeshSimulation(seed, TOPOLOGIES["mesh"], faults=False, waiting=False)
+        simulation.run(STEPS)
+        simulation.drain()
+        twice += sum(count > 1 for count in simulation.crossed.values())
     assert twice
 
 
@@ -70,15 +70,15 @@ def test_a_town_that_passes_nothing_on_still_gives_all_of_its_own(seed: int) -> 
 
 def test_the_rule_of_what_is_owed_is_needed() -> None:
     """Without R-OWED some order of events lets a push from b swallow what c still has to get from a."""
-    roads = [*both_ways(("a", "b")), Road("a", "c")]
+    links = [*both_ways(("a", "b")), Link("a", "c")]
     missed = 0
     for seed in range(20, 12 * SEEDS):
-        world = World(seed, roads, owing=False)
-        world.run(STEPS)
-        world.drain()
-        for made in world.made:
-            found = world.towns["c"].get(made.key)
-            missed += made.town == "a" and (found is None or not covers(found.clock, made.dot))
+        simulation = MeshSimulation(seed, links, owing=False)
+        simulation.run(STEPS)
+        simulation.drain()
+        for made in simulation.made:
+            found = simulation.clusters["c"].get(made.key)
+            missed += made.cluster == "a" and (found is None or not covers(found.clock, made.dot))
         if missed:
             break
     assert missed
@@ -88,13 +88,13 @@ def test_the_world_has_what_it_claims() -> None:
     """Concurrent writes, deletes, superseded pushes and overflowing windows all happen in the runs above."""
     outcomes, siblings, tombstones, refilled = 0, 0, 0, 0
     for seed in range(4):
-        world = World(seed, TOPOLOGIES["mesh"])
-        world.run(STEPS)
-        outcomes += world.outcomes[PushOutcome.MERGED] * world.outcomes[PushOutcome.SUPERSEDED]
-        for town in world.towns.values():
-            refilled += town.read_count
+        simulation = MeshSimulation(seed, TOPOLOGIES["mesh"])
+        simulation.run(STEPS)
+        outcomes += simulation.outcomes[PushOutcome.MERGED] * simulation.outcomes[PushOutcome.SUPERSEDED]
+        for cluster in simulation.clusters.values():
+            refilled += cluster.read_count
             for key in KEYS:
-                found = town.get(key)
+                found = cluster.get(key)
                 siblings += found is not None and len(found.siblings) > 1
                 tombstones += found is not None and any(s.tombstone for s in found.siblings)
     assert min(outcomes, siblings, tombstones, refilled) > 0

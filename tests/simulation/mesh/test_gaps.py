@@ -9,12 +9,12 @@ import pytest
 from isthmus.queues.cursor_decisions import PUBLISHING_SUSPENDED
 from isthmus.queues.queue_documents import CLEARED
 from isthmus.queues.window import DISCARDED
-from tests.simulation.mesh.cluster import Road
-from tests.simulation.mesh.discarding import GivingWorld
+from tests.simulation.mesh.cluster import Link
+from tests.simulation.mesh.discarding import DiscardingSimulation
 from tests.simulation.mesh.scenarios import TOPOLOGIES
 
 STEPS = 2_500
-ROADS = {"one way": [Road("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": TOPOLOGIES["mesh"]}
+ROADS = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": TOPOLOGIES["mesh"]}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -24,13 +24,13 @@ ROADS = {"one way": [Road("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": 
 def test_what_is_missing_lies_in_a_gap(name: str, discard: bool, faults: bool, seed: int) -> None:
     """R-GAP: overflows, suspended publishing and clears, with cuts, lost leases, restarts and new leaderships between a
     decision and its CURSOR entry: whatever a sink has not seen in the end lies in a gap, by offset and by time."""
-    world = GivingWorld(seed, ROADS[name], discard=discard, acts=True, faults=faults)
-    world.run(STEPS)
-    world.drain()
-    world.only_gaps_are_missing()
+    simulation = DiscardingSimulation(seed, ROADS[name], discard=discard, acts=True, faults=faults)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.only_gaps_are_missing()
     if name == "two-way":
-        world.full_sync()
-        world.equal()
+        simulation.full_sync()
+        simulation.equal()
 
 
 def test_the_world_gives_up_in_every_way() -> None:
@@ -38,11 +38,11 @@ def test_the_world_gives_up_in_every_way() -> None:
     seen: Counter[str] = Counter()
     missing = 0
     for seed in range(4):
-        world = GivingWorld(seed, ROADS["two-way"], discard=True, acts=True)
-        world.run(STEPS)
-        world.drain()
-        world.only_gaps_are_missing()
-        seen += world.seen
-        missing += len({tuple(world.values_of(town)) for town in world.towns.values()}) > 1
+        simulation = DiscardingSimulation(seed, ROADS["two-way"], discard=True, acts=True)
+        simulation.run(STEPS)
+        simulation.drain()
+        simulation.only_gaps_are_missing()
+        seen += simulation.seen
+        missing += len({tuple(simulation.values_of(cluster)) for cluster in simulation.clusters.values()}) > 1
     assert set(seen) == {DISCARDED, PUBLISHING_SUSPENDED, CLEARED}
     assert missing

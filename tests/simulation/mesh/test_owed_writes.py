@@ -13,22 +13,22 @@ from isthmus.queues.source_queue import IDLE_MS
 from isthmus.repl.model.objects import encode_object
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import Dot, covers, decode_clock
-from tests.simulation.mesh.cluster import BUCKET, P, Road, Town
+from tests.simulation.mesh.cluster import BUCKET, Cluster, Link, P
 from tests.simulation.mesh.fetcher import Fetcher, origin, push, settle, write
 from tests.simulation.mesh.scenarios import both_ways
-from tests.simulation.mesh.simulator import World
+from tests.simulation.mesh.simulator import MeshSimulation
 
 KEY, EARLIER, LATER = b"a", b"b", b"c"
-ROADS = [*both_ways(("a", "b")), Road("a", "c")]
+ROADS = [*both_ways(("a", "b")), Link("a", "c")]
 
 
-def clusters() -> tuple[World, Town, Town, Town]:
-    """A world without random faults, and its three clusters."""
-    world = World(1, ROADS, faults=False)
-    return world, world.towns["a"], world.towns["b"], world.towns["c"]
+def clusters() -> tuple[MeshSimulation, Cluster, Cluster, Cluster]:
+    """A simulation without random faults, and its three clusters."""
+    simulation = MeshSimulation(1, ROADS, faults=False)
+    return simulation, simulation.clusters["a"], simulation.clusters["b"], simulation.clusters["c"]
 
 
-def must_have(to_c: Fetcher, a: Town, c: Town, dot: Dot) -> None:
+def must_have(to_c: Fetcher, a: Cluster, c: Cluster, dot: Dot) -> None:
     """Fetch all that waits; c has the write then, and the queue is at its end without a gap."""
     to_c.drain()
     window = a.queues["c"].windows[P]
@@ -43,13 +43,13 @@ def must_have(to_c: Fetcher, a: Town, c: Town, dot: Dot) -> None:
 def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(new_leader: bool) -> None:
     """R-OWED asks for the offset of the key's row: a merge of ours has no new dot of ours, but a row above the cursor.
     The window in memory is lost by a change of leader, or because the sink does not fetch for IDLE_MS."""
-    world, a, b, c = clusters()
-    to_c = Fetcher(world, a, c)
-    dot = write(world, a, KEY, b"ours")
-    write(world, a, EARLIER, b"x")
-    write(world, b, KEY, b"concurrent", ())
+    simulation, a, b, c = clusters()
+    to_c = Fetcher(simulation, a, c)
+    dot = write(simulation, a, KEY, b"ours")
+    write(simulation, a, EARLIER, b"x")
+    write(simulation, b, KEY, b"concurrent", ())
     assert push(b, a, KEY) is PushOutcome.MERGED
-    write(world, a, LATER, b"y")
+    write(simulation, a, LATER, b"y")
     first = to_c.fetch(1)
     assert first is not None
     assert first[1] == [EARLIER]
@@ -59,26 +59,26 @@ def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(n
     assert second[1] == [KEY], "the merge is under lease"
     assert a.queues["c"].windows[P].advance() > 1, "the cursor is above the offset of a's dot"
     push(a, b, KEY)
-    write(world, b, KEY, b"over the merge")
+    write(simulation, b, KEY, b"over the merge")
     assert push(b, a, KEY) is PushOutcome.APPLIED
     if new_leader:
         a.lead_anew(saved=True, known=True)
     else:
-        world.now += IDLE_MS
-        to_c.machine.expire(world.now)
-        to_c.machine.drop_idle_windows(world.now)
+        simulation.now += IDLE_MS
+        to_c.machine.expire(simulation.now)
+        to_c.machine.drop_idle_windows(simulation.now)
     must_have(to_c, a, c, dot)
 
 
 def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -> None:
     """R-OWED: the entry of the first push counts as ours, without a new dot of ours; the second push replaces it when
     the cursor has passed the offset of our write, at which no row stands any more."""
-    world, a, b, c = clusters()
-    to_c = Fetcher(world, a, c)
-    dot = write(world, a, KEY, b"ours")
-    write(world, a, EARLIER, b"x")
+    simulation, a, b, c = clusters()
+    to_c = Fetcher(simulation, a, c)
+    dot = write(simulation, a, KEY, b"ours")
+    write(simulation, a, EARLIER, b"x")
     push(a, b, KEY)
-    write(world, b, KEY, b"over ours")
+    write(simulation, b, KEY, b"over ours")
     assert push(b, a, KEY) is PushOutcome.APPLIED
     assert origin(a, KEY) == a.uuid
     a.lead_anew(saved=True, known=True)
@@ -87,7 +87,7 @@ def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -
     assert first[1] == [EARLIER]
     to_c.store(first[0])
     assert a.queues["c"].windows[P].advance() > 1, "the cursor is above the offset of a's dot"
-    write(world, b, KEY, b"once more")
+    write(simulation, b, KEY, b"once more")
     assert push(b, a, KEY) is PushOutcome.APPLIED
     a.lead_anew(saved=True, known=True)
     must_have(to_c, a, c, dot)
@@ -96,19 +96,19 @@ def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -
 def test_a_write_of_ours_in_a_gap_is_owed() -> None:
     """R-OWED: c's queue is cleared, and b replaces a write of ours that is in the gap. A full-sync of the gap looks for
     changes of the gap's time and would not find the push, so that goes out as ours."""
-    world, a, b, c = clusters()
-    dot = write(world, a, KEY, b"ours")
+    simulation, a, b, c = clusters()
+    dot = write(simulation, a, KEY, b"ours")
     window = a.queues["c"].windows[P]
-    decree = CursorCommand(1, CLEARED, world.now, "ann", world.now, "")
-    a.claim("c", obeyed(window.state, window.advance(), decree, window.applied, world.now))
+    decree = CursorCommand(1, CLEARED, simulation.now, "ann", simulation.now, "")
+    a.claim("c", obeyed(window.state, window.advance(), decree, window.applied, simulation.now))
     settle(a)
     (gap,) = a.queues["c"].windows[P].state.gaps
     push(a, b, KEY)
-    write(world, b, KEY, b"over ours")
+    write(simulation, b, KEY, b"over ours")
     assert push(b, a, KEY) is PushOutcome.APPLIED
     (row,) = a.store.changes(P, 0, 10)
     assert row.offset >= gap.end, "the gap no longer names the key"
-    Fetcher(world, a, c).drain()
+    Fetcher(simulation, a, c).drain()
     found = c.get(KEY)
     assert found is not None
     assert covers(found.clock, dot), "c has not seen a's write, and no gap says so"
@@ -116,10 +116,10 @@ def test_a_write_of_ours_in_a_gap_is_owed() -> None:
 
 def test_a_tombstone_that_leaves_elsewhere_is_owed_where_it_replaces_a_write_of_ours() -> None:
     """R-OWED, R-REAP: b has deleted what a wrote and is about to reap it; c, which lags, has to hear of it from a."""
-    world = World(1, ROADS, faults=False, reaps=True, repl_reap=True)
-    a, b, c = world.towns["a"], world.towns["b"], world.towns["c"]
-    to_c = Fetcher(world, a, c)
-    dot = write(world, a, KEY, b"ours")
+    simulation = MeshSimulation(1, ROADS, faults=False, reaps=True, repl_reap=True)
+    a, b, c = simulation.clusters["a"], simulation.clusters["b"], simulation.clusters["c"]
+    to_c = Fetcher(simulation, a, c)
+    dot = write(simulation, a, KEY, b"ours")
     push(a, b, KEY)
     current = b.get(KEY)
     assert current is not None

@@ -29,9 +29,9 @@ def test_queues_move_in_every_way() -> None:
     seen: Counter[str] = Counter()
     owners = 0
     for seed in range(4):
-        world = moves("star", seed)
-        seen += world.moves
-        owners += sum(bool(road.moved) for road in world.roads)
+        simulation = moves("star", seed)
+        seen += simulation.moves
+        owners += sum(bool(link.moved) for link in simulation.links)
     assert seen.keys() == {"released", "placed", "registered"}
     assert owners
 

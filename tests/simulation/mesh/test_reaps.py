@@ -11,7 +11,7 @@ from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.sink.backoff import CycleResult
 from tests.simulation.mesh.cluster import KEYS, LEASE_MS
 from tests.simulation.mesh.scenarios import TOPOLOGIES, both_ways
-from tests.simulation.mesh.simulator import Errand, World
+from tests.simulation.mesh.simulator import FetchCycle, MeshSimulation
 from tests.support.memory_store import MemoryStore
 
 SEEDS = 3
@@ -25,131 +25,131 @@ STEPS = 2_500
 def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(
     name: str, faults: bool, repl_reap: bool, seed: int
 ) -> None:
-    """I-NO-RESURRECT, I-NO-LOST, I-SIB with random deletes, reaps, cuts, late pushes and restarts: no town ever stores
-    again what it knew to be replaced; once all is calm every tombstone can be reaped everywhere, without any going
-    round, and what is left is exactly the writes that no later write has seen."""
-    world = World(seed, TOPOLOGIES[name], faults=faults, reaps=True, repl_reap=repl_reap)
-    world.run(STEPS)
-    world.drain()
-    world.equal()
-    world.reap_all()
-    world.equal()
-    assert not any(obj.deleted for town in world.towns.values() for obj in world.objects_of(town))
+    """I-NO-RESURRECT, I-NO-LOST, I-SIB with random deletes, reaps, cuts, late pushes and restarts: no cluster ever
+    stores again what it knew to be replaced; once all is calm every tombstone can be reaped everywhere, without any
+    going round, and what is left is exactly the writes that no later write has seen."""
+    simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=faults, reaps=True, repl_reap=repl_reap)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.equal()
+    simulation.reap_all()
+    simulation.equal()
+    assert not any(obj.deleted for cluster in simulation.clusters.values() for obj in simulation.objects_of(cluster))
 
 
 @pytest.mark.parametrize("name", ["two-way", "mesh", "chain", "hub"])
 def test_a_reap_at_one_town_goes_everywhere(name: str) -> None:
-    """`repl_reap`: one town reaps; the others do what they are told, and nothing else."""
-    world = World(2, TOPOLOGIES[name], faults=False, reaps=True, repl_reap=True)
-    first = next(iter(world.towns.values()))
+    """`repl_reap`: one cluster reaps; the others do what they are told, and nothing else."""
+    simulation = MeshSimulation(2, TOPOLOGIES[name], faults=False, reaps=True, repl_reap=True)
+    first = next(iter(simulation.clusters.values()))
     for key in KEYS:
         dot = first.put(key, Content(b"v"), ())
         assert dot is not None
-        world.note(first, key, (), dot)
+        simulation.note(first, key, (), dot)
         current = first.get(key)
         assert current is not None
-        world.note(first, key, current.clock, first.delete(key, current.clock))
-    world.drain()
-    assert all(len(world.objects_of(town)) == len(KEYS) for town in world.towns.values())
+        simulation.note(first, key, current.clock, first.delete(key, current.clock))
+    simulation.drain()
+    assert all(len(simulation.objects_of(cluster)) == len(KEYS) for cluster in simulation.clusters.values())
     for _ in range(30):
-        world.drain()
-        for town in world.towns.values():
-            town.save_cursors()
+        simulation.drain()
+        for cluster in simulation.clusters.values():
+            cluster.save_cursors()
             for key in KEYS:
-                if town is first or town.leaves(key):
-                    town.reap(key)
-    world.drain()
-    assert not any(world.objects_of(town) for town in world.towns.values())
+                if cluster is first or cluster.leaves(key):
+                    cluster.reap(key)
+    simulation.drain()
+    assert not any(simulation.objects_of(cluster) for cluster in simulation.clusters.values())
 
 
-def a_late_push() -> World:
+def a_late_push() -> MeshSimulation:
     """A value is fetched and lies with a slow worker; its lease ends, it is deleted at its home, the tombstone is
     acknowledged and reaped at both ends. Then the worker goes on."""
-    world = World(1, both_ways(("a", "b")), reaps=True)
-    world.faults = False
-    a, b = world.towns["a"], world.towns["b"]
+    simulation = MeshSimulation(1, both_ways(("a", "b")), reaps=True)
+    simulation.faults = False
+    a, b = simulation.clusters["a"], simulation.clusters["b"]
 
     def written(key: bytes, content: Content | None) -> None:
         current = a.get(key)
         clock = () if current is None else current.clock
-        world.note(a, key, clock, a.delete(key, clock) if content is None else a.put(key, content, clock))
+        simulation.note(a, key, clock, a.delete(key, clock) if content is None else a.put(key, content, clock))
         a.apply(9)
         a.tell(9)
 
-    def late() -> Errand | None:
-        return next((errand for errand in world.errands if errand.step == "pushes"), None)
+    def late() -> FetchCycle | None:
+        return next((cycle for cycle in simulation.cycles if cycle.step == "pushes"), None)
 
     written(b"a", Content(b"old"))
     while late() is None:
-        world.fetches()
-        world.reads()
-        world.goes_on()
-        world.time_passes()
+        simulation.fetches()
+        simulation.reads()
+        simulation.goes_on()
+        simulation.time_passes()
     slow = late()
     assert slow is not None
-    world.errands.remove(slow)
-    world.now += LEASE_MS
-    world.time_passes()
+    simulation.cycles.remove(slow)
+    simulation.now += LEASE_MS
+    simulation.time_passes()
     written(b"a", None)
-    world.reap_all()
+    simulation.reap_all()
     assert a.get(b"a") is b.get(b"a") is None
-    world.errands.append(slow)
-    world.drain()
-    world.equal()
-    return world
+    simulation.cycles.append(slow)
+    simulation.drain()
+    simulation.equal()
+    return simulation
 
 
 def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one_that_leaves() -> None:
     """I-NO-RESURRECT: in a chain, what c has not fetched from b yet is deleted at a, and reaped there, so that c hears
     of the delete only as one that is about to go, and never had the key. Then a worker of c that was slow goes on."""
-    world = World(1, TOPOLOGIES["chain"], faults=False, reaps=True, repl_reap=True)
-    a, b, c = world.towns.values()
+    simulation = MeshSimulation(1, TOPOLOGIES["chain"], faults=False, reaps=True, repl_reap=True)
+    a, b, c = simulation.clusters.values()
 
     def goes_on_until(done: Callable[[], bool]) -> None:
         for _ in range(2_000):
             for _ in range(3):
-                world.fetches()
-                world.goes_on()
-                world.reads()
-                world.applies()
-                world.hears()
-            world.time_passes()
-            for town in world.towns.values():
-                town.save_cursors()
-                if town is a or town.leaves(b"a"):
-                    town.reap(b"a")
+                simulation.fetches()
+                simulation.goes_on()
+                simulation.reads()
+                simulation.applies()
+                simulation.hears()
+            simulation.time_passes()
+            for cluster in simulation.clusters.values():
+                cluster.save_cursors()
+                if cluster is a or cluster.leaves(b"a"):
+                    cluster.reap(b"a")
             if done():
                 return
         raise AssertionError("it does not come about")
 
-    def late() -> Errand | None:
-        return next((errand for errand in world.errands if errand.step == "pushes" and errand.road.sink == "c"), None)
+    def late() -> FetchCycle | None:
+        return next((cycle for cycle in simulation.cycles if cycle.step == "pushes" and cycle.link.sink == "c"), None)
 
-    world.note(a, b"a", (), a.put(b"a", Content(b"old"), ()))
+    simulation.note(a, b"a", (), a.put(b"a", Content(b"old"), ()))
     goes_on_until(lambda: late() is not None)
     slow = late()
     assert slow is not None
-    world.ends(slow, CycleResult.ERROR)
-    world.now += LEASE_MS
-    world.time_passes()
-    world.cut.add(slow.road)
+    simulation.ends(slow, CycleResult.ERROR)
+    simulation.now += LEASE_MS
+    simulation.time_passes()
+    simulation.cut.add(slow.link)
     current = a.get(b"a")
     assert current is not None
-    world.note(a, b"a", current.clock, a.delete(b"a", current.clock))
+    simulation.note(a, b"a", current.clock, a.delete(b"a", current.clock))
     goes_on_until(lambda: a.get(b"a") is None)
-    world.cut.clear()
+    simulation.cut.clear()
     goes_on_until(lambda: b.get(b"a") is None)
     assert c.get(b"a") is None
     ((answer, _),) = c.push([(item[5], item[8], False) for item in slow.items], b.uuid)
     assert answer == PushResult(PushOutcome.SUPERSEDED)
-    world.drain()
-    assert not any(world.objects_of(town) for town in world.towns.values())
+    simulation.drain()
+    assert not any(simulation.objects_of(cluster) for cluster in simulation.clusters.values())
 
 
 def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:
     """I-NO-RESURRECT: the sink remembers the clocks of what it reaped, so the value is nothing new."""
-    world = a_late_push()
-    assert world.outcomes[PushOutcome.SUPERSEDED]
+    simulation = a_late_push()
+    assert simulation.outcomes[PushOutcome.SUPERSEDED]
 
 
 def test_the_memory_of_what_was_reaped_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.succession import successors
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
-from tests.support.replica_group import Together
+from tests.support.replica_group import ReplicaGroup
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -47,10 +47,10 @@ def test_who_is_to_go_inherits_only_where_nobody_stays() -> None:
 def test_a_leaving_leader_prefers_its_heir_among_equals() -> None:
     """The record that gives leadership up names the heir; one that is not in sync is passed over."""
     for heir, preferred in (("n2", "n2"), ("n3", "n3"), ("n9", "n3"), (None, "n3")):
-        world = Together()
-        leader = world.elect("n1")
-        world.append(3)
-        world.pass_time(500)
-        effects = leader.step(ev.Resign(heir), world.now_ms)
+        group = ReplicaGroup()
+        leader = group.elect("n1")
+        group.append(3)
+        group.advance_time(500)
+        effects = leader.step(ev.Resign(heir), group.now_ms)
         (write,) = [effect for effect in effects if isinstance(effect, fx.WriteRecord)]
         assert write.record.preferred == preferred

@@ -9,7 +9,7 @@ import pytest
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
-from tests.simulation.mesh.cluster import BUCKET, TYPE, Town
+from tests.simulation.mesh.cluster import BUCKET, TYPE, Cluster
 from tests.simulation.mesh.fetcher import settle
 
 K = b"a"
@@ -21,26 +21,26 @@ ACTS: list[Callable[[ReapBatch, int], bool]] = [
 ]
 
 
-def a_town() -> Town:
+def a_town() -> Cluster:
     """A cluster without queues."""
-    town = Town("a", 1, [], lambda *_: None)
-    town.start(lambda _: b"")
-    return town
+    cluster = Cluster("a", 1, [], lambda *_: None)
+    cluster.start(lambda _: b"")
+    return cluster
 
 
-def deleted(town: Town) -> int:
+def deleted(cluster: Cluster) -> int:
     """Write the key and delete it; returns the tombstone's offset, which is not applied."""
-    current = town.get(K)
-    assert town.put(K, Content(b"v"), () if current is None else current.clock)
-    current = town.get(K)
+    current = cluster.get(K)
+    assert cluster.put(K, Content(b"v"), () if current is None else current.clock)
+    current = cluster.get(K)
     assert current is not None
-    assert town.delete(K, current.clock)
-    return town.replica.leo - 1
+    assert cluster.delete(K, current.clock)
+    return cluster.replica.leo - 1
 
 
-def proposed(town: Town, act: Callable[[ReapBatch, int], bool], offset: int) -> int:
+def proposed(cluster: Cluster, act: Callable[[ReapBatch, int], bool], offset: int) -> int:
     """How many entries it makes for the tombstone of that offset; what it answers says the same."""
-    reaps = ReapBatch(town.batch())
+    reaps = ReapBatch(cluster.batch())
     assert act(reaps, offset) is bool(reaps.batch.entries)
     return len(reaps.batch.entries)
 
@@ -50,20 +50,20 @@ def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
     act: Callable[[ReapBatch, int], bool],
 ) -> None:
     """Queues and replicas were asked about the offset of the first one: nobody knows whether the second is settled."""
-    town = a_town()
-    first = deleted(town)
-    settle(town)
-    second = deleted(town)
-    settle(town)
-    assert proposed(town, act, first) == 0
-    assert proposed(town, act, second) == 1
+    cluster = a_town()
+    first = deleted(cluster)
+    settle(cluster)
+    second = deleted(cluster)
+    settle(cluster)
+    assert proposed(cluster, act, first) == 0
+    assert proposed(cluster, act, second) == 1
 
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_tombstone_that_is_not_applied_is_left_alone(act: Callable[[ReapBatch, int], bool]) -> None:
     """It may be dropped with the leadership; once it is applied the same is done."""
-    town = a_town()
-    offset = deleted(town)
-    assert proposed(town, act, offset) == 0
-    settle(town)
-    assert proposed(town, act, offset) == 1
+    cluster = a_town()
+    offset = deleted(cluster)
+    assert proposed(cluster, act, offset) == 0
+    settle(cluster)
+    assert proposed(cluster, act, offset) == 1

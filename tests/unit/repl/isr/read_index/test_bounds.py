@@ -5,23 +5,23 @@ from __future__ import annotations
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.read_index import READS_MAX
-from tests.support.replica_group import Together
+from tests.support.replica_group import ReplicaGroup
 
 
 def test_reads_that_nobody_confirms_are_bounded() -> None:
     """A leader that is cut off holds so many and refuses more, however long it lasts; once it hears of the others
     again, all that it held are served, and as many may come again."""
-    world = Together()
-    leader = world.elect("n1")
-    world.mute = {"n2", "n3"}
-    first = leader.step(ev.ReadRequested(0), world.now_ms)
+    group = ReplicaGroup()
+    leader = group.elect("n1")
+    group.isolated = {"n2", "n3"}
+    first = leader.step(ev.ReadRequested(0), group.now_ms)
     assert len(first) == 2
     for token in range(1, READS_MAX):
-        assert leader.step(ev.ReadRequested(token), world.now_ms) == []
+        assert leader.step(ev.ReadRequested(token), group.now_ms) == []
     for token in range(READS_MAX, READS_MAX + 9):
-        assert leader.step(ev.ReadRequested(token), world.now_ms) == [fx.ReadRefused((token,), "overloaded")]
-    world.mute = set()
-    world.pass_time(1_000)
-    assert world.served == list(range(READS_MAX))
-    world.tell("n1", ev.ReadRequested(READS_MAX + 9))
-    assert world.served[-1] == READS_MAX + 9
+        assert leader.step(ev.ReadRequested(token), group.now_ms) == [fx.ReadRefused((token,), "overloaded")]
+    group.isolated = set()
+    group.advance_time(1_000)
+    assert group.served == list(range(READS_MAX))
+    group.deliver("n1", ev.ReadRequested(READS_MAX + 9))
+    assert group.served[-1] == READS_MAX + 9

@@ -11,131 +11,131 @@ from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import Member
 from tests.support.replica_builders import some_entries
-from tests.support.replica_group import NODES, Together
+from tests.support.replica_group import NODES, ReplicaGroup
 
 
-def offsets(world: Together, node: str) -> tuple[int, int, int, int]:
+def offsets(group: ReplicaGroup, node: str) -> tuple[int, int, int, int]:
     """(leo, durable, hw, applied)."""
-    r = world.replicas[node]
+    r = group.replicas[node]
     return r.leo, r.durable, r.high_watermark, r.applied
 
 
 def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> None:
     """After a quiet moment all three hold, and have applied, the same."""
-    world = Together()
-    leader = world.elect("n1")
+    group = ReplicaGroup()
+    leader = group.elect("n1")
     assert leader.ready
-    world.append(5)
-    assert offsets(world, "n1") == (6, 6, 6, 6)
-    world.pass_time(500)
-    assert {offsets(world, node) for node in NODES} == {(6, 6, 6, 6)}
+    group.append(5)
+    assert offsets(group, "n1") == (6, 6, 6, 6)
+    group.advance_time(500)
+    assert {offsets(group, node) for node in NODES} == {(6, 6, 6, 6)}
     assert [f.node for f in leader.followers()] == ["n2", "n3"]
     assert all(f.in_sync and f.linked and f.durable == 6 for f in leader.followers())
-    assert all(replica.deadline_ms() is None for replica in world.replicas.values())
+    assert all(replica.deadline_ms() is None for replica in group.replicas.values())
 
 
 def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> None:
     """The stall timer runs, the member moves to the OSR by a conditional write, and only then hw moves."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
-    world.elect("n1")
-    world.mute = {"n3"}
-    world.append(2)
-    assert offsets(world, "n1") == (3, 3, 1, 1)
-    world.pass_time(900)
-    assert world.record.isr == {Member(node, 1) for node in NODES}
-    world.pass_time(1_600)
-    assert world.record.isr == {Member("n1", 1), Member("n2", 1)}
-    assert world.record.reason == "out of sync: n3 stalled"
-    assert offsets(world, "n1") == (3, 3, 3, 3)
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
+    group.elect("n1")
+    group.isolated = {"n3"}
+    group.append(2)
+    assert offsets(group, "n1") == (3, 3, 1, 1)
+    group.advance_time(900)
+    assert group.record.isr == {Member(node, 1) for node in NODES}
+    group.advance_time(1_600)
+    assert group.record.isr == {Member("n1", 1), Member("n2", 1)}
+    assert group.record.reason == "out of sync: n3 stalled"
+    assert offsets(group, "n1") == (3, 3, 3, 3)
 
 
 def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_up() -> None:
     """Out after the limit, receiving all the while once it is back, in sync again after the pause of five seconds."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
-    world.elect("n1")
-    world.mute = {"n3"}
-    world.append(2)
-    world.pass_time(2_000)
-    world.mute = set()
-    world.tell("n3", ev.RecordSeen(world.record))
-    world.tell("n3", ev.LinkUp("n1"))
-    world.append(3)
-    assert offsets(world, "n3")[0] == 6
-    assert len(world.record.isr) == 2
-    world.pass_time(8_000)
-    assert len(world.record.isr) == 3
-    assert world.record.reason == ""
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
+    group.elect("n1")
+    group.isolated = {"n3"}
+    group.append(2)
+    group.advance_time(2_000)
+    group.isolated = set()
+    group.deliver("n3", ev.RecordSeen(group.record))
+    group.deliver("n3", ev.LinkUp("n1"))
+    group.append(3)
+    assert offsets(group, "n3")[0] == 6
+    assert len(group.record.isr) == 2
+    group.advance_time(8_000)
+    assert len(group.record.isr) == 3
+    assert group.record.reason == ""
 
 
 def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_committed() -> None:
     """R-ELR: the last in sync refuses writes and says for whom it waits; back above min-ISR the ELR is empty again."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
-    leader = world.elect("n1")
-    world.mute = {"n2", "n3"}
-    world.append(2)
-    world.pass_time(3_000)
-    assert world.record.isr == {Member("n1", 1)}
-    assert world.record.elr == {Member("n2", 1), Member("n3", 1)}
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
+    leader = group.elect("n1")
+    group.isolated = {"n2", "n3"}
+    group.append(2)
+    group.advance_time(3_000)
+    assert group.record.isr == {Member("n1", 1)}
+    assert group.record.elr == {Member("n2", 1), Member("n3", 1)}
     assert leader.high_watermark == 1
     assert leader.reason == "stalled: below min-ISR (1 of 2 in sync; waits for n2, n3)"
-    (refused,) = world.append(1)
+    (refused,) = group.append(1)
     assert refused.reason == "not-enough-replicas"
-    world.mute = {"n3"}
-    world.tell("n2", ev.LinkUp("n1"))
-    world.pass_time(4_000)
-    assert world.record.isr == {Member("n1", 1), Member("n2", 1)}
-    assert world.record.elr == frozenset()
+    group.isolated = {"n3"}
+    group.deliver("n2", ev.LinkUp("n1"))
+    group.advance_time(4_000)
+    assert group.record.isr == {Member("n1", 1), Member("n2", 1)}
+    assert group.record.elr == frozenset()
     assert leader.high_watermark == 3
 
 
 def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
     """R-TRUNC: the old leader's entries that nobody else got go, the common prefix stays, and the new ones come."""
-    world = Together()
-    world.elect("n1")
-    world.append(2)
-    world.mute = {"n1"}
-    world.append(4)
-    assert offsets(world, "n1") == (7, 7, 3, 3)
-    world.elect("n2")
-    world.mute = set()
-    world.tell("n1", ev.RecordSeen(world.record))
-    assert world.replicas["n1"].role is ReplicaRole.FOLLOWER
-    world.append(1)
-    world.pass_time(500)
-    assert {offsets(world, node) for node in NODES} == {(5, 5, 5, 5)}
-    assert [e.wire for e in world.logs["n1"]] == [e.wire for e in world.logs["n2"]]
-    assert world.replicas["n1"].epoch_table == ((1, 0), (2, 3))
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.append(2)
+    group.isolated = {"n1"}
+    group.append(4)
+    assert offsets(group, "n1") == (7, 7, 3, 3)
+    group.elect("n2")
+    group.isolated = set()
+    group.deliver("n1", ev.RecordSeen(group.record))
+    assert group.replicas["n1"].role is ReplicaRole.FOLLOWER
+    group.append(1)
+    group.advance_time(500)
+    assert {offsets(group, node) for node in NODES} == {(5, 5, 5, 5)}
+    assert [e.wire for e in group.logs["n1"]] == [e.wire for e in group.logs["n2"]]
+    assert group.replicas["n1"].epoch_table == ((1, 0), (2, 3))
 
 
 def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
     """I-TRUNC-SAFE: this copy is left untouched and says committed-divergence."""
-    world = Together()
-    world.elect("n1")
-    world.append(3)
-    follower = world.replicas["n2"]
-    world.pass_time(500)
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.append(3)
+    follower = group.replicas["n2"]
+    group.advance_time(500)
     assert follower.high_watermark == 4
-    world.tell("n2", ev.LinkUp("n1"))
+    group.deliver("n2", ev.LinkUp("n1"))
     nonce = follower._state.nonce  # the last FollowRequest's
     follower._role_state.following = False  # type: ignore[union-attr]
     assert follower.step(ev.Received("n1", ms.FollowAccepted(1, nonce, 2, 2, 2)), 0)[-1].role is ReplicaRole.FAILED  # type: ignore[union-attr]
     assert follower.reason.startswith("committed-divergence: n1")
-    assert len(world.logs["n2"]) == 4
+    assert len(group.logs["n2"]) == 4
 
 
 def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -> None:
     """R-CLEAR: it follows nobody and takes part in nothing; once the record does not name its node it is left behind as
     any other copy is, and named again it follows, and is held against its leader anew."""
-    world = Together()
-    world.elect("n1")
-    world.append(3)
-    world.pass_time(500)
-    replica = world.replicas["n2"]
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.append(3)
+    group.advance_time(500)
+    replica = group.replicas["n2"]
     replica._role_state.following = False  # type: ignore[union-attr]
     replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._state.nonce, 2, 2, 2)), 0)
     reason = replica.reason
     assert reason.startswith("committed-divergence: n1")
-    moved = replace(world.record, version=world.record.version + 1, isr=world.record.isr - {Member("n2", 1)})
+    moved = replace(group.record, version=group.record.version + 1, isr=group.record.isr - {Member("n2", 1)})
     for quiet in (ev.RecordSeen(moved), ev.LinkDown("n1"), ev.LinkUp("n1"), ev.Tick()):
         assert replica.step(quiet, 10_000) == []
     assert (replica.role, replica.reason, replica.record) == (ReplicaRole.FAILED, reason, moved)
@@ -157,9 +157,9 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
     assert replica.step(ev.SessionStarted(1), 0) == [fx.Apply(18)]
     assert replica.step(ev.SessionExpired(), 0) == []
     assert replica.step(ev.SessionStarted(2), 0) == []
-    world = Together()
-    world.elect("n1")
-    replica.step(ev.RecordSeen(world.record), 0)
+    group = ReplicaGroup()
+    group.elect("n1")
+    replica.step(ev.RecordSeen(group.record), 0)
     replica.step(ev.Received("n1", ms.FollowAccepted(1, replica._state.nonce, 17, 17, 17)), 0)
     assert replica.reason.startswith("committed-divergence: n1 agrees with this log only below 17, but all below 18")
     assert (replica.leo, replica.high_watermark) == (20, 18)
@@ -167,13 +167,13 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
 
 def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:
     """R-NONCE: acknowledged entries are not truncated by a reply that was on its way since before they came."""
-    world = Together()
-    world.elect("n1")
-    follower = world.replicas["n2"]
+    group = ReplicaGroup()
+    group.elect("n1")
+    follower = group.replicas["n2"]
     old = follower._state.nonce
-    world.append(3)
+    group.append(3)
     assert follower.step(ev.Received("n1", ms.FollowAccepted(1, old, 1, 0, 1)), 0) == []
-    world.tell("n2", ev.LinkUp("n1"))
+    group.deliver("n2", ev.LinkUp("n1"))
     assert follower.step(ev.Received("n1", ms.FollowAccepted(1, old, 1, 0, 1)), 0) == []
     assert follower.leo == 4
 
@@ -181,10 +181,10 @@ def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:
 def test_a_message_of_another_epoch_is_answered_with_the_own_one() -> None:
     """R-FENCE: a lower epoch gets StaleEpoch, a higher one makes the receiver read the record, neither changes a
     log."""
-    world = Together()
-    world.elect("n1")
-    world.elect("n2")
-    follower = world.replicas["n3"]
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.elect("n2")
+    follower = group.replicas["n3"]
     forward = ms.AppendEntries(1, 9, 2, 2, 0, 3, 0, (), ())
     (sent,) = follower.step(ev.Received("n1", forward), 0)
     assert sent.message == ms.StaleEpoch(2)  # type: ignore[union-attr]
@@ -195,190 +195,190 @@ def test_a_message_of_another_epoch_is_answered_with_the_own_one() -> None:
 
 def test_committed_reads_ask_the_whole_guard() -> None:
     """R-READ: a read is served after every other member of the guard answered, and not while one is silent."""
-    world = Together()
-    leader = world.elect("n1")
-    world.tell("n1", ev.ReadRequested(1))
-    assert world.served == [1]
-    world.mute = {"n3"}
-    effects = leader.step(ev.ReadRequested(2), world.now_ms)
+    group = ReplicaGroup()
+    leader = group.elect("n1")
+    group.deliver("n1", ev.ReadRequested(1))
+    assert group.served == [1]
+    group.isolated = {"n3"}
+    effects = leader.step(ev.ReadRequested(2), group.now_ms)
     assert sorted(e.to for e in effects) == ["n2", "n3"]  # type: ignore[union-attr]
 
 
 def test_a_silent_member_is_replaced_by_a_synced_read_of_the_record() -> None:
     """The metastore's word that the version has not moved stands for whoever does not answer."""
-    world = Together()
-    world.elect("n1")
-    world.mute = {"n3"}
-    world.tell("n1", ev.ReadRequested(1))
-    assert world.served == []
-    world.pass_time(400)
-    assert world.served == [1]
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.isolated = {"n3"}
+    group.deliver("n1", ev.ReadRequested(1))
+    assert group.served == []
+    group.advance_time(400)
+    assert group.served == [1]
 
 
 def test_reads_are_refused_when_leadership_ends() -> None:
     """A round without its last answer is refused as not-leader once the record names another."""
-    world = Together()
-    world.elect("n1")
-    world.mute = {"n3"}
-    world.replicas["n1"].step(ev.ReadRequested(1), world.now_ms)
-    world.mute = set()
-    world.elect("n2")
-    assert world.refused == [1]
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.isolated = {"n3"}
+    group.replicas["n1"].step(ev.ReadRequested(1), group.now_ms)
+    group.isolated = set()
+    group.elect("n2")
+    assert group.refused == [1]
 
 
 def test_leadership_is_handed_to_the_member_that_was_asked_for() -> None:
     """Drained, written with the target as preferred; a target out of sync is not taken, and leadership goes on."""
-    world = Together()
-    leader = world.elect("n1")
-    world.append(3)
-    world.tell("n1", ev.TransferLeadership("n3", world.now_ms + 1_000))
+    group = ReplicaGroup()
+    leader = group.elect("n1")
+    group.append(3)
+    group.deliver("n1", ev.TransferLeadership("n3", group.now_ms + 1_000))
     assert leader.role is ReplicaRole.IDLE
-    assert world.record.leader is None
-    assert world.record.preferred == "n3"
-    leader = world.elect("n3")
-    world.mute = {"n2"}
-    world.append(1)
-    world.pass_time(9_000)
-    world.tell("n3", ev.TransferLeadership("n2", world.now_ms + 1_000))
+    assert group.record.leader is None
+    assert group.record.preferred == "n3"
+    leader = group.elect("n3")
+    group.isolated = {"n2"}
+    group.append(1)
+    group.advance_time(9_000)
+    group.deliver("n3", ev.TransferLeadership("n2", group.now_ms + 1_000))
     assert leader.role is ReplicaRole.LEADER
 
 
 def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> None:
     """The target does not acknowledge: at the deadline the leader takes writes again in the same epoch."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=60_000))
-    leader = world.elect("n1")
-    world.slow = {"n2"}
-    world.append(1)
-    world.tell("n1", ev.TransferLeadership("n2", world.now_ms + 1_000))
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=60_000))
+    leader = group.elect("n1")
+    group.slow_disks = {"n2"}
+    group.append(1)
+    group.deliver("n1", ev.TransferLeadership("n2", group.now_ms + 1_000))
     assert leader.role is ReplicaRole.RESIGNING
     assert leader.reason.startswith("resigning: drains")
-    world.pass_time(1_200)
+    group.advance_time(1_200)
     assert leader.role is ReplicaRole.LEADER
     assert leader.ready
-    world.slow = set()
-    world.tell("n2", ev.Persisted(len(world.logs["n2"])))
-    world.append(1)
+    group.slow_disks = set()
+    group.deliver("n2", ev.Persisted(len(group.logs["n2"])))
+    group.append(1)
     assert leader.applied == 3
 
 
 def test_a_leader_with_a_slow_disk_hands_over_before_it_blames_the_others() -> None:
     """H19: its own entry owes a sync for half the limit: it resigns to the closest member, and nobody left the ISR."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=2_000))
-    leader = world.elect("n1")
-    world.slow = {"n1"}
-    world.append(1)
-    world.pass_time(1_600)
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=2_000))
+    leader = group.elect("n1")
+    group.slow_disks = {"n1"}
+    group.append(1)
+    group.advance_time(1_600)
     assert leader.role is ReplicaRole.RESIGNING
-    assert len(world.record.isr) == 3
-    world.slow = set()
-    world.tell("n1", ev.Persisted(len(world.logs["n1"])))
-    assert world.record.leader is None
-    assert world.record.preferred in ("n2", "n3")
+    assert len(group.record.isr) == 3
+    group.slow_disks = set()
+    group.deliver("n1", ev.Persisted(len(group.logs["n1"])))
+    assert group.record.leader is None
+    assert group.record.preferred in ("n2", "n3")
 
 
 def test_a_pause_of_the_leader_is_not_held_against_its_followers() -> None:
     """H19: it wakes up after longer than the limit, with the acknowledgements unread: nobody is taken out."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
-    world.elect("n1")
-    world.slow = {"n2", "n3"}
-    world.append(1)
-    world.now_ms += 20_000
-    world.tell("n1", ev.Tick())
-    assert len(world.record.isr) == 3
-    world.slow = set()
-    world.tell("n2", ev.Persisted(2))
-    world.tell("n3", ev.Persisted(2))
-    assert world.replicas["n1"].high_watermark == 2
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
+    group.elect("n1")
+    group.slow_disks = {"n2", "n3"}
+    group.append(1)
+    group.now_ms += 20_000
+    group.deliver("n1", ev.Tick())
+    assert len(group.record.isr) == 3
+    group.slow_disks = set()
+    group.deliver("n2", ev.Persisted(2))
+    group.deliver("n3", ev.Persisted(2))
+    assert group.replicas["n1"].high_watermark == 2
 
 
 def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_that_is_decided() -> None:
     """H10, R-AMBIG: the refused expansion may have a copy under way; a write that changes nothing settles it."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
-    leader = world.elect("n1")
-    world.mute = {"n3"}
-    world.append(1)
-    world.pass_time(2_000)
-    world.mute = set()
-    world.unregistered = {"n3"}
-    world.tell("n3", ev.RecordSeen(world.record))
-    world.tell("n3", ev.LinkUp("n1"))
-    world.pass_time(6_900)
-    before = world.record.version
-    world.pass_time(7_300)
-    assert world.record.version > before
-    assert world.record.isr == {Member("n1", 1), Member("n2", 1)}
-    world.unregistered = set()
-    world.pass_time(16_000)
-    assert len(world.record.isr) == 3
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
+    leader = group.elect("n1")
+    group.isolated = {"n3"}
+    group.append(1)
+    group.advance_time(2_000)
+    group.isolated = set()
+    group.unregistered = {"n3"}
+    group.deliver("n3", ev.RecordSeen(group.record))
+    group.deliver("n3", ev.LinkUp("n1"))
+    group.advance_time(6_900)
+    before = group.record.version
+    group.advance_time(7_300)
+    assert group.record.version > before
+    assert group.record.isr == {Member("n1", 1), Member("n2", 1)}
+    group.unregistered = set()
+    group.advance_time(16_000)
+    assert len(group.record.isr) == 3
     assert leader.role is ReplicaRole.LEADER
 
 
 def test_a_restarted_follower_catches_up_from_its_log() -> None:
     """Near horizon: the handshake finds the common prefix, and only what is missing is sent."""
-    world = Together(options=ReplicaOptions(max_time_lag_ms=1_000))
-    world.elect("n1")
-    world.append(3)
-    world.mute = {"n2"}
-    world.append(700)
-    world.pass_time(2_000)
-    world.mute = set()
-    world.replicas["n2"] = world.made("n2", ReplicaOptions())
-    world.tell("n2", ev.SessionStarted(101))
-    world.tell("n2", ev.RecordSeen(world.record))
-    assert offsets(world, "n2")[0] == 704
-    world.pass_time(12_000)
-    assert len(world.record.isr) == 3
+    group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
+    group.elect("n1")
+    group.append(3)
+    group.isolated = {"n2"}
+    group.append(700)
+    group.advance_time(2_000)
+    group.isolated = set()
+    group.replicas["n2"] = group.new_replica("n2", ReplicaOptions())
+    group.deliver("n2", ev.SessionStarted(101))
+    group.deliver("n2", ev.RecordSeen(group.record))
+    assert offsets(group, "n2")[0] == 704
+    group.advance_time(12_000)
+    assert len(group.record.isr) == 3
 
 
 def test_a_log_that_no_longer_reaches_back_is_said_to_be_so() -> None:
     """The follower has its copy marked, and says so."""
-    world = Together()
-    world.elect("n1")
-    world.mute = {"n3"}
-    world.append(5)
-    world.pass_time(5_000)
-    world.tell("n1", ev.Trimmed(4))
-    world.mute = set()
-    world.tell("n3", ev.RecordSeen(world.record))
-    world.tell("n3", ev.LinkUp("n1"))
-    follower = world.replicas["n3"]
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.isolated = {"n3"}
+    group.append(5)
+    group.advance_time(5_000)
+    group.deliver("n1", ev.Trimmed(4))
+    group.isolated = set()
+    group.deliver("n3", ev.RecordSeen(group.record))
+    group.deliver("n3", ev.LinkUp("n1"))
+    follower = group.replicas["n3"]
     assert follower.reason == "far: prepares its copy; round 1 from n1"
     assert not follower.following
 
 
 def test_a_log_that_holds_less_than_it_acknowledged_takes_another_gen() -> None:
     """H39: a restored backup is told REGRESSED, renews its gen, and is no member under the old one."""
-    world = Together()
-    world.elect("n1")
-    world.append(3)
-    del world.logs["n3"][2:]
-    world.replicas["n3"] = world.made("n3", ReplicaOptions())
-    world.tell("n3", ev.SessionStarted(102))
-    world.queue.clear()
-    effects = world.replicas["n3"].step(ev.RecordSeen(world.record), 0)
+    group = ReplicaGroup()
+    group.elect("n1")
+    group.append(3)
+    del group.logs["n3"][2:]
+    group.replicas["n3"] = group.new_replica("n3", ReplicaOptions())
+    group.deliver("n3", ev.SessionStarted(102))
+    group.queue.clear()
+    effects = group.replicas["n3"].step(ev.RecordSeen(group.record), 0)
     hello = effects[-1].message  # type: ignore[union-attr]
-    (refusal,) = world.replicas["n1"].step(ev.Received("n3", hello), 0)
-    (renew,) = world.replicas["n3"].step(ev.Received("n1", refusal.message), 0)  # type: ignore[union-attr]
+    (refusal,) = group.replicas["n1"].step(ev.Received("n3", hello), 0)
+    (renew,) = group.replicas["n3"].step(ev.Received("n1", refusal.message), 0)  # type: ignore[union-attr]
     assert type(renew).__name__ == "NewLogIdentity"
-    assert world.replicas["n3"].reason.startswith("regressed: n1")
-    (again,) = world.replicas["n3"].step(ev.LogIdentityRenewed(9), 0)
+    assert group.replicas["n3"].reason.startswith("regressed: n1")
+    (again,) = group.replicas["n3"].step(ev.LogIdentityRenewed(9), 0)
     assert again.message.log_id == 9  # type: ignore[union-attr]
-    assert world.replicas["n3"].member == Member("n3", 9)
+    assert group.replicas["n3"].member == Member("n3", 9)
 
 
 def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_isr() -> None:
     """Fluvio's lagging follower: it holds everything, its hw is over the limit behind; one of two such may go."""
-    world = Together(options=ReplicaOptions(max_record_lag=10, max_time_lag_ms=800))
-    leader = world.elect("n1")
+    group = ReplicaGroup(options=ReplicaOptions(max_record_lag=10, max_time_lag_ms=800))
+    leader = group.elect("n1")
     for node in ("n2", "n3"):
-        leader.step(ev.Received(node, ms.AppendAck(1, 1, 1, 1, 1, 0)), world.now_ms)
+        leader.step(ev.Received(node, ms.AppendAck(1, 1, 1, 1, 1, 0)), group.now_ms)
     for _ in range(30):
-        world.append(1)
+        group.append(1)
     for peer in leader._role_state.followers.values():  # type: ignore[union-attr]
         peer.hw = 5
     effects = fx.Effects()
-    leader._role_state.check_lag(leader._state, world.now_ms)  # type: ignore[union-attr]
-    leader._role_state.request_write(leader._state, effects, world.now_ms)  # type: ignore[union-attr]
+    leader._role_state.check_lag(leader._state, group.now_ms)  # type: ignore[union-attr]
+    leader._role_state.request_write(leader._state, effects, group.now_ms)  # type: ignore[union-attr]
     (write,) = effects
     assert len(write.record.isr) == 2  # type: ignore[union-attr]
     assert write.record.elr == frozenset()  # type: ignore[union-attr]
@@ -387,11 +387,11 @@ def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_i
 
 def test_a_follower_says_how_far_behind_it_is() -> None:
     """Its reason names the entries that it lacks, whether it is in sync, and the near horizon where that is passed."""
-    world = Together(options=ReplicaOptions(max_near_sync_message_lag=100))
-    world.elect("n1")
-    follower = world.replicas["n2"]
+    group = ReplicaGroup(options=ReplicaOptions(max_near_sync_message_lag=100))
+    group.elect("n1")
+    follower = group.replicas["n2"]
     assert follower.reason == "follows: n1 in epoch 1"
-    isr, version = ("n1", "n3"), world.record.version
+    isr, version = ("n1", "n3"), group.record.version
     for lacks, said in (
         (70, "catches-up: 70 entries behind n1, not in sync yet"),
         (101, "catches-up: 101 entries behind n1, more than replication.max.near.sync.message.lag (100): served"),
