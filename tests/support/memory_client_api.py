@@ -206,7 +206,7 @@ class MemoryQueue:
         return 0, 0, None
 
 
-class Standstill:
+class FixedTime:
     """A time source that stands still, a minute after everything was written."""
 
     def now_ms(self) -> int:
@@ -216,7 +216,7 @@ class Standstill:
         return NOW_MS + 60_000
 
 
-class OneNode:
+class FakeRiakInfo:
     """What a cluster of one node knows of itself."""
 
     def stats(self) -> dict[str, object]:
@@ -243,7 +243,7 @@ class Answer:
 
 
 async def ask(
-    face: Any,
+    app: Any,
     method: str,
     target: str,
     body: bytes | Sequence[bytes] = b"",
@@ -279,7 +279,7 @@ async def ask(
         "query_string": query.encode("latin-1"),
         "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
     }
-    await face(scope, receive, send)
+    await app(scope, receive, send)
     if not sent:
         return None
     start, *rest = sent
@@ -293,16 +293,16 @@ async def ask(
 
 
 @dataclass
-class Room:
+class ClientApiFixture:
     """A client face over a cluster in memory. `call` runs one request in a loop of its own."""
 
     kv: MemoryCluster
     queue: MemoryQueue
-    face: ClientApi
+    app: ClientApi
     status: FakeNodeStatus
 
     def call(self, method: str, target: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
-        answer = asyncio.run(ask(self.face, method, target, body, headers))
+        answer = asyncio.run(ask(self.app, method, target, body, headers))
         assert answer is not None
         return answer
 
@@ -313,33 +313,33 @@ class Room:
         return self.call("PUT", target, value, given)
 
 
-def make_room(limits: LimitSettings | None = None) -> Room:
+def make_client_api(limits: LimitSettings | None = None) -> ClientApiFixture:
     kv, queue, status = MemoryCluster(), MemoryQueue(), FakeNodeStatus()
-    face = ClientApi(
+    app = ClientApi(
         kv,
         queue,
         queue,
         limits=limits or LimitSettings(),
-        time=Standstill(),
-        riak_info=OneNode(),
+        time=FixedTime(),
+        riak_info=FakeRiakInfo(),
         status=status,
     )
-    return Room(kv, queue, face, status)
+    return ClientApiFixture(kv, queue, app, status)
 
 
 @pytest.fixture
-def room() -> Room:
-    return make_room()
+def client_api() -> ClientApiFixture:
+    return make_client_api()
 
 
 @pytest.fixture(scope="session")
-def room_with() -> Callable[..., Room]:
+def client_api_with() -> Callable[..., ClientApiFixture]:
     """A room with other limits: room_with(object_bytes=10)."""
-    return lambda **limits: make_room(LimitSettings(**limits))
+    return lambda **limits: make_client_api(LimitSettings(**limits))
 
 
 @pytest.fixture
-def ask_face() -> Callable[..., Any]:
+def send_request() -> Callable[..., Any]:
     return ask
 
 
@@ -362,7 +362,7 @@ def eventually_fixture() -> Callable[..., Any]:
     return eventually
 
 
-class Served:
+class ServedApp:
     """A listener in a thread of its own with a uvloop loop."""
 
     def __init__(self, app: Any, settings: ListenSettings) -> None:
@@ -431,12 +431,12 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
+def serve() -> Iterator[Callable[..., ServedApp]]:
     """serve(app, connections_limit=2): an application behind a real listener on loopback."""
-    running: list[Served] = []
+    running: list[ServedApp] = []
 
-    def start(app: Any, **settings: Any) -> Served:
-        served = Served(app, ListenSettings(http=Address("127.0.0.1", 0), **settings))
+    def start(app: Any, **settings: Any) -> ServedApp:
+        served = ServedApp(app, ListenSettings(http=Address("127.0.0.1", 0), **settings))
         running.append(served)
         return served
 
@@ -446,6 +446,6 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 
 @pytest.fixture
-def server(room: Room, serve: Callable[..., Served]) -> Served:
+def server(client_api: ClientApiFixture, serve: Callable[..., ServedApp]) -> ServedApp:
     """The room's face behind a real listener."""
-    return serve(room.face)
+    return serve(client_api.app)

@@ -42,7 +42,7 @@ class NodeInMemory(Node):
         return metastore
 
 
-class Living:
+class ThreadedNode:
     """A node that serves. `http` and `admin` are its ports."""
 
     def __init__(self, directory: Path, more: str = "") -> None:
@@ -98,9 +98,9 @@ class Living:
 
 
 @contextmanager
-def living(directory: Path, more: str = "") -> Iterator[Living]:
+def running_node(directory: Path, more: str = "") -> Iterator[ThreadedNode]:
     """A node that lives for the block; `more` is appended to its file."""
-    node = Living(directory, more)
+    node = ThreadedNode(directory, more)
     try:
         node.start()
         yield node

@@ -13,20 +13,20 @@ import pytest
 from isthmus.config.settings import Address, ListenSettings
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from tests.support.memory_client_api import Room, Served, make_room
+from tests.support.memory_client_api import ClientApiFixture, ServedApp, make_client_api
 
 Run = Callable[..., tuple[int, bytes, str]]
 
 
 @pytest.fixture
-def room() -> Room:
-    return make_room()
+def client_api() -> ClientApiFixture:
+    return make_client_api()
 
 
 @pytest.fixture
-def run(room: Room, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Iterator[Run]:
+def run(client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Iterator[Run]:
     """run("kv", "get", ..., stdin=b""): exit code, standard output, standard error."""
-    served = Served(room.face, ListenSettings(http=Address("127.0.0.1", 0)))
+    served = ServedApp(client_api.app, ListenSettings(http=Address("127.0.0.1", 0)))
     monkeypatch.setenv("ISTHMUS_HTTP", f"http://127.0.0.1:{served.port}")
 
     def call(*arguments: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
@@ -142,11 +142,11 @@ def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, 
     assert len(err.splitlines()) == 1
 
 
-def test_a_refusal_for_now_is_incomplete(run: Run, room: Room) -> None:
+def test_a_refusal_for_now_is_incomplete(run: Run, client_api: ClientApiFixture) -> None:
     """What the node cannot do now is code 3 with the node's own sentence."""
     from isthmus.repl.model.errors import NotReady
 
-    room.kv.fail = NotReady("no leader yet")
+    client_api.kv.fail = NotReady("no leader yet")
     for arguments in (("get", "b", "k"), ("put", "b", "k", "v"), ("delete", "b", "k"), ("list", "b")):
         code, _, err = run(*arguments)
         assert (code, "no leader yet" in err) == (Exit.UNAVAILABLE, True)

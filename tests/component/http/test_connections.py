@@ -39,7 +39,7 @@ def taken_of(sock, piece, count):
     return count
 
 
-def test_an_ordinary_client_writes_reads_and_keeps_its_connection(room, server):
+def test_an_ordinary_client_writes_reads_and_keeps_its_connection(client_api, server):
     """A session of requests does what it does against Riak, over one connection, with Date on every answer."""
     url = f"http://127.0.0.1:{server.port}/buckets/b/keys/k"
     with requests.Session() as session:
@@ -62,7 +62,7 @@ def test_an_ordinary_client_writes_reads_and_keeps_its_connection(room, server):
         assert server.call(lambda: len(server.listener._state.connections)) == 1
 
 
-def test_requests_sent_ahead_are_answered_in_order(room, server):
+def test_requests_sent_ahead_are_answered_in_order(client_api, server):
     """Pipelined requests get their answers in the order of asking, also in one packet."""
     raw = server.exchange(PUT % (b"1", 1, b"x") + GET % b"1" + GET % b"2" + CLOSE)
     assert statuses(raw) == [204, 200, 404, 200]
@@ -87,40 +87,40 @@ def test_requests_sent_ahead_are_answered_in_order(room, server):
         b"GET /ping HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_answered_400_and_closed(room, server, garbage):
+def test_what_is_no_http_is_answered_400_and_closed(client_api, server, garbage):
     """Bytes that cannot be parsed get one 400 with a reason; nothing is written, the connection ends."""
     raw = server.exchange(garbage)
     assert statuses(raw) == [400], raw
     assert b"x-isthmus-reason: bad-http" in raw
     assert b"connection: close" in raw
-    assert room.kv.writes == 0
+    assert client_api.kv.writes == 0
 
 
-def test_garbage_behind_a_request_never_answers_for_it(room, server):
+def test_garbage_behind_a_request_never_answers_for_it(client_api, server):
     """A running write is answered with its own outcome, not with the 400 of what followed it."""
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x") + GET % b"2" + b"\x00garbage\r\n\r\n")
-        server.wait(lambda: room.face.budget.used_bytes == 1)
-        server.call(room.kv.gate.set)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
+        server.call(client_api.kv.gate.set)
         raw = b"".join(iter(lambda: sock.recv(4096), b""))
     assert statuses(raw) == [204, 404]
 
 
-def test_too_many_requests_sent_ahead_end_the_connection(room, server):
+def test_too_many_requests_sent_ahead_end_the_connection(client_api, server):
     """A client may not queue without end: what was taken is answered, the rest is not, and the connection closes."""
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x") + (GET % b"1") * 2000)
-        server.wait(lambda: room.face.budget.used_bytes == 1)
-        server.call(room.kv.gate.set)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
+        server.call(client_api.kv.gate.set)
         raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert statuses(raw) == [204, *[200] * 128]
 
 
-def test_a_head_over_the_limit_is_431(room, serve):
+def test_a_head_over_the_limit_is_431(client_api, serve):
     """Request line and headers are counted together, in one packet or in many, ended or endless."""
-    server = serve(room.face, header_limit_bytes=2000)
+    server = serve(client_api.app, header_limit_bytes=2000)
     small = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\na: " + b"x" * 1800 + b"\r\n\r\n"
     assert statuses(server.exchange(small)) == [200]
     for head in (
@@ -136,17 +136,17 @@ def test_a_head_over_the_limit_is_431(room, serve):
         assert taken_of(sock, b"x" * 1000, 10_000) < 10_000
 
 
-def test_large_bodies_before_a_head_do_not_count_as_head(room, serve):
+def test_large_bodies_before_a_head_do_not_count_as_head(client_api, serve):
     """The end of a long body and the next head may share a packet without the body counting against the head."""
-    server = serve(room.face, header_limit_bytes=2000)
+    server = serve(client_api.app, header_limit_bytes=2000)
     raw = server.exchange(b"".join(PUT % (b"%d" % n, 50_000, b"x" * 50_000) for n in range(8)) + CLOSE)
     assert statuses(raw) == [204] * 8 + [200]
 
 
-def test_a_value_over_the_limit_is_413_also_for_clients_that_send_first(room_with, serve):
+def test_a_value_over_the_limit_is_413_also_for_clients_that_send_first(client_api_with, serve):
     """A client that sends all of its body before it reads still gets the 413, not a reset; nothing is written."""
-    room = room_with(object_bytes=1000)
-    server = serve(room.face)
+    client_api = client_api_with(object_bytes=1000)
+    server = serve(client_api.app)
     url = f"http://127.0.0.1:{server.port}/buckets/b/keys/k"
     for data in (b"x" * 5_000_000, iter([b"x" * 100_000] * 50)):
         answer = requests.put(url, data=data, headers={"content-type": "a/b"})
@@ -154,12 +154,12 @@ def test_a_value_over_the_limit_is_413_also_for_clients_that_send_first(room_wit
     assert statuses(server.exchange(PUT % (b"k", 20_000_000, b"x" * 20_000_000))) == [413]
     waiting = PUT.replace(b"host: x", b"host: x\r\nexpect: 100-continue") % (b"k", 2000, b"")
     assert statuses(server.exchange(waiting, half_close=True)) == [413]
-    assert room.kv.writes == 0
+    assert client_api.kv.writes == 0
     allowed = PUT.replace(b"host: x", b"host: x\r\nconnection: close\r\nexpect: 100-continue") % (b"k", 5, b"12345")
     assert statuses(server.exchange(allowed)) == [100, 204]
 
 
-def test_a_body_cut_short_writes_nothing_and_is_told_when_somebody_listens(room, server):
+def test_a_body_cut_short_writes_nothing_and_is_told_when_somebody_listens(client_api, server):
     """A half-closed client gets 400; one that is gone gets nothing; neither has written anything."""
     cut = PUT % (b"k", 100, b"only this")
     raw = server.exchange(cut, half_close=True)
@@ -173,40 +173,40 @@ def test_a_body_cut_short_writes_nothing_and_is_told_when_somebody_listens(room,
     with server.connect() as sock:
         sock.sendall(cut)
     server.wait(lambda: not server.listener._state.connections)
-    assert room.kv.writes == 0
-    assert room.face.budget.used_bytes == 0
+    assert client_api.kv.writes == 0
+    assert client_api.app.budget.used_bytes == 0
 
 
-def test_a_client_that_stops_sending_still_gets_its_answer(room, server):
+def test_a_client_that_stops_sending_still_gets_its_answer(client_api, server):
     """Closing one's sending side after a whole request does not lose the answer to it."""
     assert statuses(server.exchange(PUT % (b"k", 1, b"x"), half_close=True)) == [204]
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"k", 1, b"x"))
-        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
         sock.shutdown(socket.SHUT_WR)
         server.call(lambda: None)
-        server.call(room.kv.gate.set)
+        server.call(client_api.kv.gate.set)
         assert statuses(b"".join(iter(lambda: sock.recv(4096), b""))) == [204]
 
 
-def test_padding_in_a_chunked_body_is_bounded(room, server):
+def test_padding_in_a_chunked_body_is_bounded(client_api, server):
     """Chunk extensions or trailers without end are cut off; honest small chunks are not."""
     head = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ntransfer-encoding: chunked\r\n\r\n"
     honest = server.exchange(head % b"1" + b"1\r\nx\r\n" * 30_000 + b"0\r\nx-riak-meta-t: t\r\n\r\n" + CLOSE)
     assert statuses(honest) == [204, 200]
-    assert len(room.kv.object(b"b", b"1").siblings[0].value) == 30_000
-    assert room.kv.object(b"b", b"1").siblings[0].metadata == ()
+    assert len(client_api.kv.object(b"b", b"1").siblings[0].value) == 30_000
+    assert client_api.kv.object(b"b", b"1").siblings[0].metadata == ()
     assert statuses(server.exchange(head % b"3" + b"1\r\nx\r\n0\r\nx-riak-meta-t: t\r\n\r\n" + CLOSE)) == [204, 200]
-    assert room.kv.object(b"b", b"3").siblings[0].metadata == ()
+    assert client_api.kv.object(b"b", b"3").siblings[0].metadata == ()
     for padding in (b"1;" + b"e" * 1000, b"0\r\ntrailer: " + b"t" * 1000):
         with server.connect() as sock:
             sock.sendall(head % b"2" + padding)
             assert taken_of(sock, b"p" * 1000, 10_000) < 10_000
-    assert room.kv.object(b"b", b"2") is None
+    assert client_api.kv.object(b"b", b"2") is None
 
 
-def test_an_upgrade_wish_does_not_cost_a_body(room, server):
+def test_an_upgrade_wish_does_not_cost_a_body(client_api, server):
     """A PUT that also offers another protocol is refused, never stored empty; a GET is answered, then closed."""
     offer = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ"
     raw = server.exchange(PUT.replace(b"host: x", offer) % (b"k", 5, b"12345") + CLOSE)
@@ -214,16 +214,16 @@ def test_an_upgrade_wish_does_not_cost_a_body(room, server):
     assert b"x-isthmus-reason: upgrade" in raw
     chunked = offer + b"\r\ntransfer-encoding: chunked"
     assert statuses(server.exchange(GET.replace(b"host: x", chunked) % b"k" + b"1\r\nx\r\n0\r\n\r\n")) == [400]
-    assert room.kv.writes == 0
+    assert client_api.kv.writes == 0
     for empty in (b"", b"\r\ncontent-length: 0"):
         raw = server.exchange(GET.replace(b"host: x", offer + empty) % b"k" + CLOSE)
         assert statuses(raw) == [404]
         assert b"connection: close" in raw
 
 
-def test_one_connection_too_many_is_told_503(room, serve):
+def test_one_connection_too_many_is_told_503(client_api, serve):
     """Beyond the limit a connection is answered 503 and closed, counted, and others go on."""
-    server = serve(room.face, connections_limit=2)
+    server = serve(client_api.app, connections_limit=2)
     with server.connect() as a, server.connect() as b:
         server.wait(lambda: len(server.listener._state.connections) == 2)
         raw = server.exchange(CLOSE)
@@ -236,12 +236,12 @@ def test_one_connection_too_many_is_told_503(room, serve):
     assert samples["isthmus_http_connections_refused_total"] == 1
 
 
-def test_slow_clients_are_given_up(room, serve, monkeypatch):
+def test_slow_clients_are_given_up(client_api, serve, monkeypatch):
     """A head or a body that does not arrive in time is 408; a silent connection is closed; nothing is written."""
     monkeypatch.setattr("isthmus.node.http.connection.HEAD_TIMEOUT_S", 0.3)
     monkeypatch.setattr("isthmus.node.http.connection.KEEP_ALIVE_S", 0.3)
     monkeypatch.setattr("isthmus.node.http.listener.SWEEP_S", 0.05)
-    server = serve(room.face, body_timeout_ms=300)
+    server = serve(client_api.app, body_timeout_ms=300)
     with server.connect() as silent, server.connect() as idle:
         idle.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
         assert statuses(idle.recv(4096)) == [200]
@@ -250,68 +250,68 @@ def test_slow_clients_are_given_up(room, serve, monkeypatch):
             assert statuses(raw) == [408], slow[:40]
             assert b"x-isthmus-reason: slow-request" in raw
         assert silent.recv(10) == idle.recv(10) == b""
-    assert room.kv.writes == 0
-    assert room.face.budget.used_bytes == 0
+    assert client_api.kv.writes == 0
+    assert client_api.app.budget.used_bytes == 0
 
 
-def test_a_reader_that_stalls_is_cut_and_its_answer_forgotten(room, serve, monkeypatch):
+def test_a_reader_that_stalls_is_cut_and_its_answer_forgotten(client_api, serve, monkeypatch):
     """A client that reads nothing of a large answer holds its memory for a bounded time only."""
     monkeypatch.setattr("isthmus.node.http.connection.STALL_TIMEOUT_S", 0.2)
     monkeypatch.setattr("isthmus.node.http.listener.SWEEP_S", 0.05)
-    server = serve(room.face)
-    room.put("/buckets/b/keys/k", b"x" * 30_000_000)
+    server = serve(client_api.app)
+    client_api.put("/buckets/b/keys/k", b"x" * 30_000_000)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(GET % b"k")
-        server.wait(lambda: room.face.budget.used_bytes == 30_000_000)
-        server.wait(lambda: room.face.budget.used_bytes == 0)
+        server.wait(lambda: client_api.app.budget.used_bytes == 30_000_000)
+        server.wait(lambda: client_api.app.budget.used_bytes == 0)
     server.wait(lambda: not server.listener._state.connections)
 
 
-def test_a_stop_lets_answers_out_and_refuses_new_connections(room, serve):
+def test_a_stop_lets_answers_out_and_refuses_new_connections(client_api, serve):
     """While draining, a running write is still answered, idle connections close, and no new one is taken."""
-    server = serve(room.face)
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server = serve(client_api.app)
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     idle, busy = server.connect(), server.connect()
     with idle, busy:
         busy.sendall(PUT % (b"k", 1, b"x"))
-        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
         stopping = asyncio.run_coroutine_threadsafe(server.listener.stop(10), server.loop)
         assert idle.recv(10) == b""
         with pytest.raises(OSError, match="refused"):
             server.connect()
-        server.call(room.kv.gate.set)
+        server.call(client_api.kv.gate.set)
         raw = b"".join(iter(lambda: busy.recv(4096), b""))
         assert statuses(raw) == [204]
         assert b"connection: close" in raw
         stopping.result(10)
 
 
-def test_a_stop_ends_long_polls(room, serve):
+def test_a_stop_ends_long_polls(client_api, serve):
     """A waiting fetch does not hold up the drain: it is answered at once."""
-    server = serve(room.face)
+    server = serve(client_api.app)
     body = encode_request(FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=30_000))
-    server.call(lambda: setattr(room.queue, "give", asyncio.Event()))
+    server.call(lambda: setattr(client_api.queue, "give", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(b"POST /queues/q/fetch HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        server.wait(lambda: len(room.queue.asked) == 1)
+        server.wait(lambda: len(client_api.queue.asked) == 1)
         asyncio.run_coroutine_threadsafe(server.listener.stop(60), server.loop).result(10)
         assert statuses(b"".join(iter(lambda: sock.recv(4096), b""))) == [503]
 
 
-def test_a_drain_that_takes_too_long_cuts_what_is_left(room, serve, logged):
+def test_a_drain_that_takes_too_long_cuts_what_is_left(client_api, serve, logged):
     """A stop ends in bounded time also when a write never gets its outcome."""
-    server = serve(room.face)
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server = serve(client_api.app)
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"k", 1, b"x"))
-        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
         began = time.monotonic()
         asyncio.run_coroutine_threadsafe(server.listener.stop(0.1), server.loop).result(10)
         assert time.monotonic() - began < 5
         assert sock.recv(10) == b""
-    assert server.call(lambda: (room.face.budget.used_bytes, len(server.listener._state.tasks))) == (0, 0)
+    assert server.call(lambda: (client_api.app.budget.used_bytes, len(server.listener._state.tasks))) == (0, 0)
     assert "http.drain_cut" in [e["event"] for e in logged]
 
 

@@ -25,7 +25,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize("header", ELSEWHERE)
 @pytest.mark.parametrize("cut", [0, 20])
-def test_what_a_page_elsewhere_sends_changes_nothing(room, server, header, cut):
+def test_what_a_page_elsewhere_sends_changes_nothing(client_api, server, header, cut):
     """A write that a page of another place makes a browser send is 403, whether it comes in one piece or in two."""
     raw = PUT % header
     with server.connect() as sock:
@@ -34,18 +34,18 @@ def test_what_a_page_elsewhere_sends_changes_nothing(room, server, header, cut):
         answer = sock.recv(65536)
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert b"x-isthmus-reason: other-origin\r\n" in answer.lower()
-    assert room.kv.object(b"b", b"k") is None
+    assert client_api.kv.object(b"b", b"k") is None
 
 
 @pytest.mark.parametrize(
     "header",
     [b"origin: http://127.0.0.1:8098", b"origin: HTTP://127.0.0.1:8098", b"sec-fetch-site: same-origin", b"x: y"],
 )
-def test_a_page_of_the_listener_itself_and_programs_go_on(room, server, header):
+def test_a_page_of_the_listener_itself_and_programs_go_on(client_api, server, header):
     """A request that names the listener's own host, or no origin at all, is served."""
     raw = server.exchange(PUT % header + CLOSE)
     assert raw.startswith(b"HTTP/1.1 204 ")
-    assert room.kv.object(b"b", b"k") is not None
+    assert client_api.kv.object(b"b", b"k") is not None
 
 
 def test_a_page_elsewhere_may_ask(server):
@@ -56,14 +56,14 @@ def test_a_page_elsewhere_may_ask(server):
 
 def test_the_listener_of_operators_refuses_too(serve):
     """Every face does, before a handler sees the request; a form of a page needs no permission to POST."""
-    face, acted = HttpApplication(), []
+    app, acted = HttpApplication(), []
 
     async def act(request: Request) -> Reply:
         acted.append(await request.body())
         return text_reply("done")
 
-    face.router.add("POST", "/admin/act", act)
-    raw = serve(face).exchange(
+    app.router.add("POST", "/admin/act", act)
+    raw = serve(app).exchange(
         b"POST /admin/act HTTP/1.1\r\nhost: 127.0.0.1:8099\r\norigin: null\r\ncontent-type: text/plain\r\n"
         b"content-length: 2\r\n\r\n{}" + CLOSE
     )

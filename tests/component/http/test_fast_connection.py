@@ -112,9 +112,9 @@ def converse(server, session, *, split):
     return answers
 
 
-def prompted(room, monkeypatch):
+def prompted(client_api, monkeypatch):
     """What the room's face was asked to answer at once, and did."""
-    asked, prompt = [], room.face.fast_answer
+    asked, prompt = [], client_api.app.fast_answer
 
     def noting(request):
         work = prompt(request)
@@ -122,21 +122,21 @@ def prompted(room, monkeypatch):
             asked.append(request.raw_path)
         return work
 
-    monkeypatch.setattr(room.face, "fast_answer", noting)
+    monkeypatch.setattr(client_api.app, "fast_answer", noting)
     return asked
 
 
-def test_both_ways_answer_alike(room_with, serve, monkeypatch):
+def test_both_ways_answer_alike(client_api_with, serve, monkeypatch):
     """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes."""
-    quick, slow = room_with(object_bytes=200_000), room_with(object_bytes=200_000)
+    quick, slow = client_api_with(object_bytes=200_000), client_api_with(object_bytes=200_000)
     asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
-    at_once = converse(serve(quick.face), SESSION, split=False)
-    by_parser = converse(serve(slow.face), SESSION, split=True)
+    at_once = converse(serve(quick.app), SESSION, split=False)
+    by_parser = converse(serve(slow.app), SESSION, split=True)
     assert at_once == by_parser
     assert quick.kv.objects == slow.kv.objects
     assert quick.kv.isolations == slow.kv.isolations
-    assert quick.face.counts == slow.face.counts
-    assert quick.face.budget.used_bytes == slow.face.budget.used_bytes == 0
+    assert quick.app.counts == slow.app.counts
+    assert quick.app.budget.used_bytes == slow.app.budget.used_bytes == 0
     assert none == []
     assert len(asked) > 25
 
@@ -146,18 +146,18 @@ def test_both_ways_answer_alike(room_with, serve, monkeypatch):
     [NotLeader("elsewhere", "n2"), Overloaded("full"), OutcomeUnknown("lost"), ValueError("a bug")],
     ids=lambda e: type(e).__name__,
 )
-def test_failures_are_told_alike(room_with, serve, monkeypatch, failure, logged):
+def test_failures_are_told_alike(client_api_with, serve, monkeypatch, failure, logged):
     """Refusals of the cluster and bugs are answered, counted and logged alike on both ways; the connection goes on."""
     session = [put(b"1", b"v", TEXT), ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/ping")]
-    rooms = [room_with(), room_with()]
-    for room in rooms:
-        room.kv.fail = failure
+    rooms = [client_api_with(), client_api_with()]
+    for client_api in rooms:
+        client_api.kv.fail = failure
     asked = prompted(rooms[0], monkeypatch)
-    answers = [converse(serve(room.face), session, split=room is rooms[1]) for room in rooms]
+    answers = [converse(serve(client_api.app), session, split=client_api is rooms[1]) for client_api in rooms]
     assert answers[0] == answers[1]
     assert len(asked) == 2
-    assert rooms[0].face.counts == rooms[1].face.counts
-    assert rooms[0].face.budget.used_bytes == 0
+    assert rooms[0].app.counts == rooms[1].app.counts
+    assert rooms[0].app.budget.used_bytes == 0
     bugs = [e for e in logged if e["event"] == "http.bug"]
     assert len(bugs) == (4 if isinstance(failure, ValueError) else 0)
 
@@ -174,63 +174,63 @@ class Doorman:
             raise RequestRefused(401, "unauthorized", f"say please before {method} {raw_path.decode()}")
 
 
-def test_the_guard_is_asked_once_for_each_request(room_with, serve):
+def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
     """Without what the guard wants nothing is read or written, on either way, and each request is judged once."""
     session = [
         put(b"1", b"v", TEXT),
         put(b"1", b"v", TEXT, b"authorization: please"),
         ask(b"GET", b"/buckets/b/keys/1"),
     ]
-    rooms = [room_with(), room_with()]
+    rooms = [client_api_with(), client_api_with()]
     answers = []
-    for room in rooms:
-        room.face.guard = Doorman()
-        answers.append(converse(serve(room.face), session, split=room is rooms[1]))
-        assert (room.kv.writes, room.kv.isolations, room.face.guard.asked) == (1, [], 3)
+    for client_api in rooms:
+        client_api.app.guard = Doorman()
+        answers.append(converse(serve(client_api.app), session, split=client_api is rooms[1]))
+        assert (client_api.kv.writes, client_api.kv.isolations, client_api.app.guard.asked) == (1, [], 3)
     assert answers[0] == answers[1]
     assert [head[9:12] for _, head, _ in answers[0]] == [b"401", b"204", b"401"]
 
 
-def test_what_is_sent_behind_a_running_request_waits_for_it(room, server, monkeypatch):
+def test_what_is_sent_behind_a_running_request_waits_for_it(client_api, server, monkeypatch):
     """Requests that arrive while one is answered at once get their answers behind it, in order, in pieces or whole."""
-    asked = prompted(room, monkeypatch)
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    asked = prompted(client_api, monkeypatch)
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x"))
-        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
         rest = GET % b"2" + CLOSE
         sock.sendall(GET % b"1" + rest[:20])
         server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
         sock.sendall(rest[20:])
-        server.call(room.kv.gate.set)
+        server.call(client_api.kv.gate.set)
         raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 200, 404, 200]
     assert asked == [b"/buckets/b/keys/1"]
 
 
-def test_a_client_that_left_has_written_all_the_same(room, server):
+def test_a_client_that_left_has_written_all_the_same(client_api, server):
     """A write that is under way goes on without its client, and its body is given back."""
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x"))
-        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     server.wait(lambda: not server.listener._state.connections)
-    server.call(room.kv.gate.set)
-    server.wait(lambda: room.face.budget.used_bytes == 0)
-    assert room.kv.writes == 1
+    server.call(client_api.kv.gate.set)
+    server.wait(lambda: client_api.app.budget.used_bytes == 0)
+    assert client_api.kv.writes == 1
     assert server.call(lambda: len(server.listener._state.tasks)) == 0
 
 
-def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(room, serve):
+def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(client_api, serve):
     """More than one piece is counted and sent as the client reads; meanwhile another request is not answered."""
-    server = serve(room.face)
-    room.put("/buckets/b/keys/k", b"x" * 20_000_000)
+    server = serve(client_api.app)
+    client_api.put("/buckets/b/keys/k", b"x" * 20_000_000)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(GET % b"k")
-        server.wait(lambda: room.face.budget.used_bytes == 20_000_000)
+        server.wait(lambda: client_api.app.budget.used_bytes == 20_000_000)
         sock.sendall(CLOSE)
         server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
         size = 0
@@ -240,21 +240,21 @@ def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(room, s
             last = (last + got)[-400:]
         assert size > 20_000_000
         assert last.endswith(b"\r\n\r\nOK")
-    server.wait(lambda: room.face.budget.used_bytes == 0)
+    server.wait(lambda: client_api.app.budget.used_bytes == 0)
 
 
-def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(room, server, monkeypatch):
+def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(client_api, server, monkeypatch):
     """A large answer that takes the long way out is not taken for the request that arrives behind it: the rest of that
     one's body reaches it, and nothing is answered before it."""
-    reading, get = asyncio.Event(), room.kv.get
+    reading, get = asyncio.Event(), client_api.kv.get
 
     async def held(key, isolation=None):
         await reading.wait()
         return await get(key, isolation)
 
-    room.put("/buckets/b/keys/large", b"x" * 100_000)
-    monkeypatch.setattr(room.kv, "get", held)
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    client_api.put("/buckets/b/keys/large", b"x" * 100_000)
+    monkeypatch.setattr(client_api.kv, "get", held)
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.settimeout(5)
         sock.sendall(GET % b"large")
@@ -265,22 +265,22 @@ def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(room, se
         server.call(reading.set)
         assert len(answer_of(sock, head_only=False)[1]) == 100_000
         sock.sendall(write[-4:])
-        server.wait(lambda: room.face.budget.used_bytes == 8)
+        server.wait(lambda: client_api.app.budget.used_bytes == 8)
         sock.sendall(CLOSE)
         server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
-        server.call(room.kv.gate.set)
+        server.call(client_api.kv.gate.set)
         raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 200]
-    assert room.kv.object(b"b", b"behind").siblings[0].value == b"all of i"
+    assert client_api.kv.object(b"b", b"behind").siblings[0].value == b"all of i"
 
 
-def test_a_body_that_waits_for_its_turn_is_not_slow(room, server):
+def test_a_body_that_waits_for_its_turn_is_not_slow(client_api, server):
     """While nothing is read of a connection, since a request before is worked on, its client is not told to be slow."""
-    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.settimeout(5)
         sock.sendall(PUT % (b"1", 1, b"x"))
-        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
         write = PUT % (b"behind", 8, b"all of i")
         sock.sendall(write[:-4])
         server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
@@ -292,7 +292,7 @@ def test_a_body_that_waits_for_its_turn_is_not_slow(room, server):
 
         server.call(sweep)
         sock.sendall(write[-4:] + CLOSE)
-        server.call(room.kv.gate.set)
+        server.call(client_api.kv.gate.set)
         raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 204, 200]
 
@@ -301,14 +301,14 @@ def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmati
     """What a request waits for inside the coordinator, usual or not, needs no task of its own: forwarding, the time in
     which nobody leads, a read that is confirmed later, and a wait that the client bounds."""
 
-    async def story():
+    async def scenario():
         async with cluster(("n1", "n2", None, "n1")) as c:
-            face = ClientApi(
+            app = ClientApi(
                 c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, riak_info=None, status=None,
             )  # fmt: skip
             settings = ListenSettings(http=Address("127.0.0.1", 0))
             listener = Listener("http", settings.http, settings)
-            await listener.start(face)
+            await listener.start(app)
             port = int(listener.url.rsplit(":", 1)[1])
 
             async def exchange(raw):
@@ -347,4 +347,4 @@ def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmati
             c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
             await listener.stop(1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

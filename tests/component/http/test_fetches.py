@@ -16,76 +16,76 @@ REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms
 BODY = encode_request(REQUEST)
 
 
-def test_a_fetch_reaches_the_queue_and_its_answer_the_sink(room):
+def test_a_fetch_reaches_the_queue_and_its_answer_the_sink(client_api):
     """The decoded request is handed on, and the encoded answer comes back as msgpack."""
-    answer = room.call("POST", "/queues/q/fetch", BODY)
+    answer = client_api.call("POST", "/queues/q/fetch", BODY)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/msgpack")
     assert decode_reply(answer.body).cluster_name == "east"
-    assert room.queue.asked == [REQUEST]
+    assert client_api.queue.asked == [REQUEST]
 
 
-def test_unknown_queues_and_bad_bodies_are_refused(room):
+def test_unknown_queues_and_bad_bodies_are_refused(client_api):
     """404 for a queue that is not there, 400 for bytes that are no request, 413 for too many."""
-    unknown = room.call("POST", "/queues/other/fetch", BODY)
+    unknown = client_api.call("POST", "/queues/other/fetch", BODY)
     assert (unknown.status, unknown.reason) == (404, "unknown-queue")
     for body in (b"", b"\xc1", msgpack.packb({"v": 99}), msgpack.packb([])):
-        assert room.call("POST", "/queues/q/fetch", body).status == 400
-    assert room.call("POST", "/queues/q/fetch", b"x" * (REQUEST_BYTES_MAX + 1)).status == 413
-    assert room.call("POST", "/queues/%ff/fetch", BODY).reason == "bad-path"
+        assert client_api.call("POST", "/queues/q/fetch", body).status == 400
+    assert client_api.call("POST", "/queues/q/fetch", b"x" * (REQUEST_BYTES_MAX + 1)).status == 413
+    assert client_api.call("POST", "/queues/%ff/fetch", BODY).reason == "bad-path"
 
 
-def test_a_long_poll_ends_when_its_sink_goes(room, server):
+def test_a_long_poll_ends_when_its_sink_goes(client_api, server):
     """A sink that closes its connection, or only its sending side, frees the poll: nothing is leased to nobody."""
     head = b"POST /queues/q/fetch HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY)
-    room.queue.give = asyncio.Event()
+    client_api.queue.give = asyncio.Event()
     for half_close in (False, True):
-        ended = room.queue.cancelled
+        ended = client_api.queue.cancelled
         with server.connect() as sock:
             sock.sendall(head + BODY)
-            server.wait(lambda: room.face._queues.running == 1)
+            server.wait(lambda: client_api.app._queues.running == 1)
             if half_close:
                 sock.shutdown(1)
                 assert sock.recv(1000).startswith(b"HTTP/1.1 400 ")
-        server.wait(lambda ended=ended: room.queue.cancelled > ended)
+        server.wait(lambda ended=ended: client_api.queue.cancelled > ended)
     with server.connect() as sock:
         sock.sendall(head + BODY + b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
-        server.wait(lambda: room.face._queues.running == 1)
+        server.wait(lambda: client_api.app._queues.running == 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends a reset
-    server.wait(lambda: room.face._queues.running == 0)
+    server.wait(lambda: client_api.app._queues.running == 0)
 
 
-def test_a_stop_ends_all_long_polls(room, ask_face, eventually):
+def test_a_stop_ends_all_long_polls(client_api, send_request, eventually):
     """When the node stops, polls that wait are told so at once, and so is every later one."""
 
     async def run():
-        room.queue.give = asyncio.Event()
-        polls = [asyncio.ensure_future(ask_face(room.face, "POST", "/queues/q/fetch", BODY)) for _ in range(3)]
-        await eventually(lambda: len(room.queue.asked) == 3)
-        room.face.stop()
-        answers = await asyncio.gather(*polls, ask_face(room.face, "POST", "/queues/q/fetch", BODY))
+        client_api.queue.give = asyncio.Event()
+        polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(3)]
+        await eventually(lambda: len(client_api.queue.asked) == 3)
+        client_api.app.stop()
+        answers = await asyncio.gather(*polls, send_request(client_api.app, "POST", "/queues/q/fetch", BODY))
         assert {(a.status, a.reason) for a in answers} == {(503, "not-ready")}
-        assert room.queue.cancelled == 3
+        assert client_api.queue.cancelled == 3
 
     asyncio.run(run())
 
 
-def test_fetches_are_bounded(room, ask_face, eventually, monkeypatch):
+def test_fetches_are_bounded(client_api, send_request, eventually, monkeypatch):
     """One fetch more than the limit is refused at once instead of waiting."""
     monkeypatch.setattr("isthmus.node.client_api.queue_fetch.FETCHES_MAX", 2)
 
     async def run():
-        room.queue.give = asyncio.Event()
-        polls = [asyncio.ensure_future(ask_face(room.face, "POST", "/queues/q/fetch", BODY)) for _ in range(2)]
-        await eventually(lambda: len(room.queue.asked) == 2)
-        refused = await ask_face(room.face, "POST", "/queues/q/fetch", BODY)
+        client_api.queue.give = asyncio.Event()
+        polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(2)]
+        await eventually(lambda: len(client_api.queue.asked) == 2)
+        refused = await send_request(client_api.app, "POST", "/queues/q/fetch", BODY)
         assert (refused.status, refused.reason) == (503, "overloaded")
-        room.queue.give.set()
+        client_api.queue.give.set()
         assert [a.status for a in await asyncio.gather(*polls)] == [200, 200]
 
     asyncio.run(run())
 
 
-def test_answers_are_compressed_for_who_asks(room):
+def test_answers_are_compressed_for_who_asks(client_api):
     """Large and small batches alike come back whole in zstd, and as they are for who did not ask."""
 
     def answer(size, asked):
@@ -95,8 +95,8 @@ def test_answers_are_compressed_for_who_asks(room):
         async def fetch(_queue, _request, _until):
             return reply
 
-        room.queue.fetch = fetch
-        body = room.call("POST", "/queues/q/fetch", encode_request(asked)).body
+        client_api.queue.fetch = fetch
+        body = client_api.call("POST", "/queues/q/fetch", encode_request(asked)).body
         assert decode_reply(body) == reply
         return body
 
@@ -105,17 +105,17 @@ def test_answers_are_compressed_for_who_asks(room):
         assert len(answer(size, REQUEST._replace(compress="zstd"))) < size // 5
 
 
-def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_asgi(room, server, monkeypatch):
+def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_asgi(client_api, server, monkeypatch):
     """What sinks send is the usual fetch: answers of all sizes come whole by the quick way; one with a long body is
     answered the other way, and both are counted alike."""
-    taken, prompt = [], room.face.fast_answer
+    taken, prompt = [], client_api.app.fast_answer
 
     def noting(request):
         work = prompt(request)
         taken.append(work is not None)
         return work
 
-    monkeypatch.setattr(room.face, "fast_answer", noting)
+    monkeypatch.setattr(client_api.app, "fast_answer", noting)
     item = (1, 2, 3, b"default", b"b", b"k", b"o" * 16, 7, b"v" * 200_000)
     small = FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, 7, "serving", ())
     replies = [small, small._replace(batch=b"id", items=(item,))]
@@ -123,7 +123,7 @@ def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_as
     async def fetch(_queue, request, _until):
         return replies[request.max_count]
 
-    room.queue.fetch = fetch
+    client_api.queue.fetch = fetch
 
     async def ask(path, request):
         peer = AsyncHttpPeer(f"http://127.0.0.1:{server.port}")
@@ -140,4 +140,4 @@ def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_as
     long = encode_request(REQUEST._replace(max_count=0, properties=types))
     assert decode_reply(asyncio.run(ask("/queues/q/fetch", long))) == small
     assert taken == [True, True, False]
-    assert room.face.counts["/queues/{queue}/fetch", "POST", 200] == 3
+    assert client_api.app.counts["/queues/{queue}/fetch", "POST", 200] == 3

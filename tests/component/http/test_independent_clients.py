@@ -62,14 +62,16 @@ def test_a_value_lives_from_put_to_delete(call: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "x-of-nobody"])
-def test_a_coding_is_kept_and_the_bytes_are_the_writers(room: Any, call: Callable[..., Any], encoding: str) -> None:
+def test_a_coding_is_kept_and_the_bytes_are_the_writers(
+    client_api: Any, call: Callable[..., Any], encoding: str
+) -> None:
     """What was stored under a Content-Encoding comes back under it, unchanged."""
     headers = {"content-type": "text/plain; charset=latin-1", "content-encoding": encoding}
     assert call("PUT", K, data=b"not really compressed", headers=headers).status_code == 204
     head = call("HEAD", K)
     assert head.headers["content-encoding"] == encoding
     assert head.headers["content-type"] == "text/plain; charset=latin-1"
-    assert room.kv.object(b"b", b"k").siblings[0].value == b"not really compressed"
+    assert client_api.kv.object(b"b", b"k").siblings[0].value == b"not really compressed"
 
 
 def test_empty_values_and_large_ones_are_values(call: Callable[..., Any]) -> None:
@@ -117,27 +119,27 @@ def test_views_and_refusals_are_plain(call: Callable[..., Any]) -> None:
     assert call("POST", "/mapred", data=b"{}").status_code == 501
 
 
-def test_a_listing_that_its_client_abandons_ends(room: Any, server: Any) -> None:
+def test_a_listing_that_its_client_abandons_ends(client_api: Any, server: Any) -> None:
     """A client that closes in the middle of a stream frees what the listing held."""
     for number in range(20):
-        room.put(f"/buckets/b/keys/{number}", b"v")
-    room.kv.listing_batch = 1
+        client_api.put(f"/buckets/b/keys/{number}", b"v")
+    client_api.kv.listing_batch = 1
     more = threading.Event()
 
     async def endless(*_: object) -> Any:
-        room.kv.listings_open += 1
+        client_api.kv.listings_open += 1
         try:
             while True:
                 yield [b"k" * 1000] * 100
                 more.set()
                 await asyncio.sleep(0)
         finally:
-            room.kv.listings_open -= 1
+            client_api.kv.listings_open -= 1
 
-    room.kv.list_keys = endless
+    client_api.kv.list_keys = endless
     with httpx.stream("GET", f"http://127.0.0.1:{server.port}/buckets/b/keys?keys=stream") as answer:
         assert answer.status_code == 200
         assert next(answer.iter_bytes()).startswith(b'{"keys":[')
         assert more.wait(10)
-    server.wait(lambda: room.kv.listings_open == 0)
-    server.wait(lambda: room.face._listings.running == 0)
+    server.wait(lambda: client_api.kv.listings_open == 0)
+    server.wait(lambda: client_api.app._listings.running == 0)

@@ -21,39 +21,39 @@ def objects_in(text):
 
 
 @pytest.mark.parametrize("prefix", ["", "/types/default"])
-def test_keys_are_listed_whole_or_streamed_without_the_deleted(room, prefix):
+def test_keys_are_listed_whole_or_streamed_without_the_deleted(client_api, prefix):
     """keys=true is one object, keys=stream one for each batch; both name every live key once."""
     for n in range(5):
-        room.put(f"/buckets/b/keys/{n}", b"v")
-    room.put("/buckets/other/keys/x", b"v")
-    room.call("DELETE", "/buckets/b/keys/3")
-    whole = room.call("GET", prefix + "/buckets/b/keys?keys=true")
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
+    client_api.put("/buckets/other/keys/x", b"v")
+    client_api.call("DELETE", "/buckets/b/keys/3")
+    whole = client_api.call("GET", prefix + "/buckets/b/keys?keys=true")
     assert whole.headers["content-type"] == "application/json"
     assert json.loads(whole.body) == {"keys": ["0", "1", "2", "4"]}
-    streamed = room.call("GET", prefix + "/buckets/b/keys?keys=stream")
+    streamed = client_api.call("GET", prefix + "/buckets/b/keys?keys=stream")
     assert objects_in(streamed.body.decode()) == [{"keys": ["0", "1"]}, {"keys": ["2", "4"]}]
-    buckets = room.call("GET", prefix + "/buckets?buckets=true")
+    buckets = client_api.call("GET", prefix + "/buckets?buckets=true")
     assert json.loads(buckets.body) == {"buckets": ["b", "other"]}
-    assert objects_in(room.call("GET", prefix + "/buckets?buckets=stream").body.decode()) == [
+    assert objects_in(client_api.call("GET", prefix + "/buckets?buckets=stream").body.decode()) == [
         {"buckets": ["b", "other"]}
     ]
 
 
-def test_an_empty_listing_is_an_empty_list(room):
+def test_an_empty_listing_is_an_empty_list(client_api):
     """A bucket without keys is an empty list in both forms, not an error."""
-    assert json.loads(room.call("GET", "/buckets/b/keys?keys=true").body) == {"keys": []}
-    assert json.loads(room.call("GET", "/buckets/b/keys?keys=stream").body) == {"keys": []}
-    assert json.loads(room.call("GET", "/buckets?buckets=true").body) == {"buckets": []}
+    assert json.loads(client_api.call("GET", "/buckets/b/keys?keys=true").body) == {"keys": []}
+    assert json.loads(client_api.call("GET", "/buckets/b/keys?keys=stream").body) == {"keys": []}
+    assert json.loads(client_api.call("GET", "/buckets?buckets=true").body) == {"buckets": []}
 
 
-def test_keys_that_are_not_text_are_listed_percent_encoded(room):
+def test_keys_that_are_not_text_are_listed_percent_encoded(client_api):
     """Bytes that are no UTF-8 appear percent-encoded; with encoding=percent every key can be taken back exactly."""
     keys = [b"a", b"\xff%", b"%41", "ä/\n".encode()]
     for key in keys:
-        room.put("/buckets/b/keys/" + urllib.parse.quote(key, safe=""), b"v")
-    plain = json.loads(room.call("GET", "/buckets/b/keys?keys=true").body)["keys"]
+        client_api.put("/buckets/b/keys/" + urllib.parse.quote(key, safe=""), b"v")
+    plain = json.loads(client_api.call("GET", "/buckets/b/keys?keys=true").body)["keys"]
     assert sorted(plain) == sorted(["a", "%FF%25", "%41", "ä/\n"])
-    exact = json.loads(room.call("GET", "/buckets/b/keys?keys=true&encoding=percent").body)["keys"]
+    exact = json.loads(client_api.call("GET", "/buckets/b/keys?keys=true&encoding=percent").body)["keys"]
     assert sorted(urllib.parse.unquote_to_bytes(k) for k in exact) == sorted(keys)
 
 
@@ -67,33 +67,33 @@ def test_keys_that_are_not_text_are_listed_percent_encoded(room):
         "/buckets/b/keys?keys=true&encoding=x",
     ],
 )
-def test_a_listing_must_be_asked_for(room, target):
+def test_a_listing_must_be_asked_for(client_api, target):
     """Without keys=true or keys=stream nothing is read: 400 says how to ask."""
-    assert room.call("GET", target).status == 400
+    assert client_api.call("GET", target).status == 400
 
 
-def test_a_refusal_before_the_first_key_is_a_status(room):
+def test_a_refusal_before_the_first_key_is_a_status(client_api):
     """A listing that cannot begin is refused like any other request, and gives its place back."""
-    room.kv.fail = NotReady("starting")
+    client_api.kv.fail = NotReady("starting")
     for _ in range(20):
-        answer = room.call("GET", "/buckets/b/keys?keys=stream")
+        answer = client_api.call("GET", "/buckets/b/keys?keys=stream")
         assert (answer.status, answer.reason) == (503, "not-ready")
-    assert room.call("GET", "/types/x/buckets?buckets=true").status == 503
+    assert client_api.call("GET", "/types/x/buckets?buckets=true").status == 503
 
 
-def test_head_of_a_listing_reads_no_more_than_its_beginning(room):
+def test_head_of_a_listing_reads_no_more_than_its_beginning(client_api):
     """HEAD shows headers, closes the listing, and gives its place back."""
     for n in range(9):
-        room.put(f"/buckets/b/keys/{n}", b"v")
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
     for _ in range(20):
-        assert room.call("HEAD", "/buckets/b/keys?keys=true").body == b""
-    assert room.kv.listings_open == 0
+        assert client_api.call("HEAD", "/buckets/b/keys?keys=true").body == b""
+    assert client_api.kv.listings_open == 0
 
 
-def test_listings_are_bounded_and_closed_when_the_client_goes(room, ask_face):
+def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, send_request):
     """At most eight run at once; one that its client abandons is closed and makes room."""
     for n in range(40):
-        room.put(f"/buckets/b/keys/{n}", b"v")
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
 
     async def run():
         blocked = asyncio.Event()
@@ -117,44 +117,44 @@ def test_listings_are_bounded_and_closed_when_the_client_goes(room, ask_face):
             "query_string": b"keys=stream",
             "headers": [],
         }
-        running = [asyncio.ensure_future(room.face(scope, receive, send)) for _ in range(8)]
+        running = [asyncio.ensure_future(client_api.app(scope, receive, send)) for _ in range(8)]
         await asyncio.sleep(0.01)
-        assert room.kv.listings_open == 8
-        refused = await ask_face(room.face, "GET", "/buckets/b/keys?keys=true")
+        assert client_api.kv.listings_open == 8
+        refused = await send_request(client_api.app, "GET", "/buckets/b/keys?keys=true")
         assert (refused.status, refused.reason) == (503, "overloaded")
         gone.set()
         await asyncio.sleep(0.01)
         blocked.set()
         await asyncio.gather(*running)
-        assert room.kv.listings_open == 0
+        assert client_api.kv.listings_open == 0
         assert len(sent) == 2 * 8, "nothing more was sent to clients that had gone"
-        assert (await ask_face(room.face, "GET", "/buckets/b/keys?keys=true")).status == 200
+        assert (await send_request(client_api.app, "GET", "/buckets/b/keys?keys=true")).status == 200
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
 
 
-def test_a_listing_that_fails_half_way_has_no_end(room, server):
+def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
     """An error in the middle cuts the connection before the last chunk, so a part is never taken for the whole."""
     for n in range(9):
-        room.put(f"/buckets/b/keys/{n}", b"v")
-    room.kv.listing_fails_after = 2
-    room.kv.fail = NotReady("lost")
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
+    client_api.kv.listing_fails_after = 2
+    client_api.kv.fail = NotReady("lost")
     raw = server.exchange(b"GET /buckets/b/keys?keys=true HTTP/1.1\r\nhost: x\r\n\r\n")
     assert raw.startswith(b"HTTP/1.1 200 ")
     assert b'"0","1"' in raw
     assert not raw.endswith(b"0\r\n\r\n")
-    assert room.kv.listings_open == 0
+    assert client_api.kv.listings_open == 0
 
 
-def test_a_stream_that_fails_half_way_says_so_and_ends(room, server):
+def test_a_stream_that_fails_half_way_says_so_and_ends(client_api, server):
     """An error in the middle of a stream is an object of its own, as Riak's clients expect it."""
     for n in range(9):
-        room.put(f"/buckets/b/keys/{n}", b"v")
-    room.kv.listing_fails_after = 2
-    room.kv.fail = NotReady("lost")
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
+    client_api.kv.listing_fails_after = 2
+    client_api.kv.fail = NotReady("lost")
     raw = server.exchange(b"GET /buckets/b/keys?keys=stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b'{"error": "lost", "reason": "not-ready"}' in raw
     assert raw.endswith(b"0\r\n\r\n")
-    assert room.kv.listings_open == 0
+    assert client_api.kv.listings_open == 0

@@ -17,7 +17,7 @@ from isthmus.node.http.application import SMALL_BODY_BYTES, HttpApplication
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.objects import Object, Sibling, encode_object
 from tests.support.riak_decoder import Answer, decode_answer
-from tests.support.threaded_node import Living, living
+from tests.support.threaded_node import ThreadedNode, running_node
 
 QUEUES = """
 [[queues]]
@@ -32,7 +32,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Caller:
-    def __init__(self, node: Living) -> None:
+    def __init__(self, node: ThreadedNode) -> None:
         self.node = node
 
     def ask(
@@ -70,7 +70,7 @@ class Caller:
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     directory: Path = tmp_path_factory.mktemp("riak")
-    with living(directory, QUEUES) as node:
+    with running_node(directory, QUEUES) as node:
         yield Caller(node)
 
 
@@ -146,11 +146,11 @@ def test_a_queue_registered_or_set_for_a_riak_is_one(caller: Caller) -> None:
 @pytest.mark.parametrize("size", [70_000, 20])
 def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten(size: int) -> None:
     """Where no room is left for bodies a large answer is Overloaded, which puts the change back; a small one goes."""
-    face = HttpApplication()
-    routes = QueueRoutes(cast("Any", None), cast("Any", None), face)
+    app = HttpApplication()
+    routes = QueueRoutes(cast("Any", None), cast("Any", None), app)
     stored = Object(((b"a", 1, 1),), (Sibling((b"a", 1), 1_000, tombstone=False, value=bytes(size)),))
     item = 1, 0, 1, b"default", b"b", b"k", b"o" * 16, 0, encode_object(stored)
-    face.budget.used_bytes = face.budget.limit_bytes
+    app.budget.used_bytes = app.budget.limit_bytes
     if size > SMALL_BODY_BYTES:
         with pytest.raises(Overloaded):
             asyncio.run(routes._riak_answer(item))

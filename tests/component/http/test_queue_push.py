@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.threaded_node import Living, living
+from tests.support.threaded_node import ThreadedNode, running_node
 
 QUEUES = """
 [[queues]]
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 class Caller:
     """Asks a node's faces."""
 
-    def __init__(self, node: Living) -> None:
+    def __init__(self, node: ThreadedNode) -> None:
         self.node = node
 
     def ask(self, method: str, path: str, body: object = None, *, admin: bool = False) -> Answer:
@@ -59,7 +59,7 @@ class Caller:
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     directory: Path = tmp_path_factory.mktemp("pushes")
-    with living(directory, QUEUES) as node:
+    with running_node(directory, QUEUES) as node:
         yield Caller(node)
 
 

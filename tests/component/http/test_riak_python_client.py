@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.threaded_node import Living, living
+from tests.support.threaded_node import ThreadedNode, running_node
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -77,20 +77,20 @@ def _imported(port: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Living]:
-    with living(tmp_path_factory.mktemp("node")) as found:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedNode]:
+    with running_node(tmp_path_factory.mktemp("node")) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def riak(node: Living) -> Any:
+def riak(node: ThreadedNode) -> Any:
     package = _imported(node.http)
     package.tests.test_kv.setUpModule()
     return package
 
 
 @pytest.fixture
-def client(riak: Any, node: Living) -> Iterator[Any]:
+def client(riak: Any, node: ThreadedNode) -> Iterator[Any]:
     made = riak.RiakClient(protocol="http", host="127.0.0.1", http_port=node.http, retries=0)
     yield made
     made.close()

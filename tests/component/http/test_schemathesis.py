@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.threaded_node import living
+from tests.support.threaded_node import running_node
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -26,7 +26,7 @@ def test_every_answer_fits_the_description(tmp_path: Path, face: str) -> None:
     """No request that can be made of the description, rightly or wrongly, is answered with a fault or with a status
     that is not in it."""
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
-    with living(tmp_path) as node:
+    with running_node(tmp_path) as node:
         base = f"http://127.0.0.1:{getattr(node, face)}"
         made = subprocess.run(
             [

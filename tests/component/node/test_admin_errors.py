@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.node.admin_api import body as wishes
-from tests.support.threaded_node import Living, living
+from tests.support.threaded_node import ThreadedNode, running_node
 
 MORE = """\
 [[queues]]
@@ -25,7 +25,7 @@ HALF = r'"\ud800"'
 """Half of a surrogate pair: JSON lets it stand, no encoding does."""
 
 
-def call(node: Living, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
+def call(node: ThreadedNode, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
     """Status and answer."""
     connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
     connection.request(method, path, body)
@@ -39,7 +39,7 @@ def test_no_body_of_a_slip_is_a_fault_of_the_program(tmp_path: Path) -> None:
     """Texts that are none, numbers that no wire carries, names that would be other paths of the metastore, words
     without end: each is refused as the client's, and nothing of it stays."""
     huge = str(10**30)
-    with living(tmp_path, MORE) as node:
+    with running_node(tmp_path, MORE) as node:
         for path, body, status, words in (
             ("reaps", f'{{"bucket": {HALF}, "key": "k"}}', 400, "no Unicode"),
             ("queues/to-west/push", f'{{"bucket": "b", "keys": [{HALF}]}}', 400, "no Unicode"),

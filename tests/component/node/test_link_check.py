@@ -18,7 +18,7 @@ from isthmus.repl.http.client import HttpRefused, PeerFault
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.property_digests import place_digest
 from isthmus.sink.discovery import PeerNodes
-from tests.support.threaded_node import living
+from tests.support.threaded_node import running_node
 
 QUEUES = '[[queues]]\nname = "to-west"\nfilter = "bucketname:b"\n[[queues]]\nname = "repairs"\nfilter = "block_rtq"\n'
 
@@ -130,7 +130,7 @@ def test_a_link_between_two_nodes_is_checked_without_touching_the_queue(
     source_folder, sink_folder = tmp_path / "source", tmp_path / "sink"
     source_folder.mkdir()
     sink_folder.mkdir()
-    with living(source_folder, QUEUES) as source, living(sink_folder) as sink:
+    with running_node(source_folder, QUEUES) as source, running_node(sink_folder) as sink:
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{sink.admin}")
         url = f"http://127.0.0.1:{source.http}"
         assert cli.main(["sink", "check", url, "to-west", "--cluster", "east", "-o", "json"]) == Exit.OK
@@ -159,7 +159,7 @@ def test_conflicts_are_listed_by_the_command_with_what_both_sides_had_seen(
     source_folder, sink_folder = tmp_path / "source", tmp_path / "sink"
     source_folder.mkdir()
     sink_folder.mkdir()
-    with living(source_folder, QUEUES) as source, living(sink_folder) as sink:
+    with running_node(source_folder, QUEUES) as source, running_node(sink_folder) as sink:
         for node, value in ((sink, b"ours"), (source, b"theirs")):
             connection = HTTPConnection("127.0.0.1", node.http, timeout=10)
             connection.request("PUT", "/buckets/b/keys/k", value, {"Content-Type": "text/plain"})

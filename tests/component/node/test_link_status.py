@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from tests.support.threaded_node import living
+from tests.support.threaded_node import running_node
 
 SINK = """
 [[queues]]
@@ -22,7 +22,7 @@ queue = "to-east"
 def test_links_that_fail_limits_and_unknown_types_are_told(tmp_path: Path) -> None:
     """A link that cannot be reached is a warning of the cluster's status and no problem of the cluster; a peer's limit
     above the workers is refused, and never shown as more than there are; a filter tried on no bucket type is noted."""
-    with living(tmp_path, SINK) as node:
+    with running_node(tmp_path, SINK) as node:
 
         def asked(method: str, path: str, **wish: Any) -> tuple[int, dict[str, Any]]:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
@@ -53,7 +53,7 @@ def test_links_that_fail_limits_and_unknown_types_are_told(tmp_path: Path) -> No
 def test_half_a_character_is_no_json(tmp_path: Path) -> None:
     """JSON can write half a character of UTF-16, and nothing can store it: refused as such, not answered as a fault of
     the program; a whole one of two halves is a character."""
-    with living(tmp_path, SINK) as node:
+    with running_node(tmp_path, SINK) as node:
 
         def suspended(reason: str) -> tuple[int, dict[str, Any]]:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)

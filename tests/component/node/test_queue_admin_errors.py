@@ -15,7 +15,7 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import NotReady
-from tests.support.threaded_node import Living, living
+from tests.support.threaded_node import ThreadedNode, running_node
 
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
 
@@ -23,7 +23,7 @@ QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
 def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path) -> None:
     """Unknown queues and nodes are told with those that there are, a beginning that lies ahead and references of a
     bucket type that there is not are refused; nothing of it changes anything."""
-    with living(tmp_path, QUEUES) as node:
+    with running_node(tmp_path, QUEUES) as node:
 
         def post(path: str, **wish: Any) -> tuple[int, str]:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
@@ -58,7 +58,7 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
         assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
 
 
-def wait_for_windows(node: Living) -> None:
+def wait_for_windows(node: ThreadedNode) -> None:
     """Return once both queues know their cursors; the election at the node's start is just over."""
     assert node.node is not None
     machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
@@ -70,7 +70,7 @@ def wait_for_windows(node: Living) -> None:
 
 def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
     """A node comes back as it was told meanwhile, and no suspension is left that nobody can end."""
-    with living(tmp_path, QUEUES) as node:
+    with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         assert node.node.services.membership.known_nodes() == {"n1"}
 
@@ -92,7 +92,7 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
 
 def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:
     """Who sets bytes does not lift the limit of objects that stands; 0 lifts one of them, default both."""
-    with living(tmp_path, QUEUES) as node:
+    with running_node(tmp_path, QUEUES) as node:
 
         def throttled(**wish: Any) -> dict[str, Any]:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
@@ -113,7 +113,7 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
 ) -> None:
     """Right after an election nobody can say whether there are gaps: the listing names the partition, and the probe for
     monitors is unknown, where both would else show that nothing was given up."""
-    with living(tmp_path, QUEUES) as node:
+    with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
         wait_for_windows(node)
@@ -132,7 +132,7 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
 def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Path) -> None:
     """`default` exists from the start: before it is placed, and before this node has read what is placed, who asks for
     its partitions is told to wait. Another name, once some are known, is a slip."""
-    with living(tmp_path, QUEUES) as node:
+    with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         assert list(node.node.services.membership.partitions(b"default")) == [0, 1]
         with pytest.raises(UnknownBucketType):
@@ -150,7 +150,7 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
 def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_path: Path) -> None:
     """A dry run of clear, delist, release, suspend and set counts what waits and changes nothing; a filter that names a
     bucket type that is not there is taken with a hint."""
-    with living(tmp_path, QUEUES) as node:
+    with running_node(tmp_path, QUEUES) as node:
 
         def post(path: str, **wish: Any) -> tuple[int, dict[str, Any]]:
             connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)

@@ -40,7 +40,7 @@ from isthmus.node.services.fullsync_query import (
 )
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from tests.support.fullsync_fakes import FakeAccess
-from tests.support.memory_client_api import ask, make_room
+from tests.support.memory_client_api import ask, make_client_api
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, shown, story, under_way
 
@@ -78,8 +78,8 @@ class Node:
             fullsync_status=status,
             time=self.desk.clock,
         )
-        self.room = make_room()
-        FullSyncAdmin(parts, self.room.face)  # type: ignore[arg-type]
+        self.client_api = make_client_api()
+        FullSyncAdmin(parts, self.client_api.app)  # type: ignore[arg-type]
 
     def _follow(self) -> None:
         self.desk.manager.apply_documents(self.documents, FakeAccess(self.tokens))
@@ -99,7 +99,7 @@ class Node:
 
     async def act(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
         """An operator's act at this node."""
-        answer = await ask(self.room.face, "POST", f"/admin/fullsync/{path}", json.dumps(body).encode())
+        answer = await ask(self.client_api.app, "POST", f"/admin/fullsync/{path}", json.dumps(body).encode())
         told = answer.body.decode()
         return answer.status, {"error": told} if answer.status >= 400 else json.loads(told)
 

@@ -2,4 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.memory_client_api import ask_face, eventually_fixture, logged, room, room_with, serve, server
+from tests.support.memory_client_api import (
+    client_api,
+    client_api_with,
+    eventually_fixture,
+    logged,
+    send_request,
+    serve,
+    server,
+)

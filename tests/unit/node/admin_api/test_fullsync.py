@@ -78,7 +78,7 @@ def manager_in(directory: Path) -> CheckScheduler:
     ],
 )
 def test_what_is_mistyped_is_refused_and_nothing_is_kept(
-    path: str, body: dict[str, Any] | None, room: Any, ask_face: Any, tmp_path: Path
+    path: str, body: dict[str, Any] | None, client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
     """Times beyond every clock, text that is none, a check of nothing: 400, and what is remembered stays as it was and
     can still be written."""
@@ -96,13 +96,13 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
         query=query, fullsync_status=SimpleNamespace(checks=lambda *_: {"peers": []}),
         membership=SimpleNamespace(live_nodes=lambda: {"n1"}), time=SystemTime(),
     )  # fmt: skip
-    FullSyncAdmin(parts, room.face)  # type: ignore[arg-type]
+    FullSyncAdmin(parts, client_api.app)  # type: ignore[arg-type]
 
     async def whole() -> Any:
         if body is None:
-            answer = await ask_face(room.face, "GET", f"/admin/fullsync{path}", b"")
+            answer = await send_request(client_api.app, "GET", f"/admin/fullsync{path}", b"")
         else:
-            answer = await ask_face(room.face, "POST", f"/admin/fullsync/{path}", json.dumps(body).encode())
+            answer = await send_request(client_api.app, "POST", f"/admin/fullsync/{path}", json.dumps(body).encode())
         await manager.suspend("west", "ann", "")
         await manager.resume("west")
         await manager.stop()

@@ -63,7 +63,7 @@ def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> Par
 def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
     """The answers of one node's admin face to some requests, one after the other."""
 
-    async def story() -> list[tuple[int, dict[str, Any]]]:
+    async def scenario() -> list[tuple[int, dict[str, Any]]]:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
         controller = ObedientController(metastore)
@@ -80,7 +80,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         await metastore.stop()
         return found
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 async def answer(admin: AdminApi, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:

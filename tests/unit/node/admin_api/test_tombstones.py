@@ -26,15 +26,15 @@ class Asked:
         return Reaped("waits", "queue q: waits")
 
 
-def test_tombstones_that_wait_are_shown_and_one_is_asked_for(room: Any, ask_face: Any) -> None:
+def test_tombstones_that_wait_are_shown_and_one_is_asked_for(client_api: Any, send_request: Any) -> None:
     """Names are percent-encoded, a plus is a plus; without bucket or key it is refused before anybody is asked."""
     reaper = Asked()
     settings = SimpleNamespace(node=SimpleNamespace(name="n1"))
-    ReapsAdmin(SimpleNamespace(reaper=reaper, settings=settings), room.face.router)  # type: ignore[arg-type]
+    ReapsAdmin(SimpleNamespace(reaper=reaper, settings=settings), client_api.app.router)  # type: ignore[arg-type]
 
     def call(method: str, body: Any = None) -> tuple[int, Any]:
         raw = b"" if body is None else json.dumps(body).encode()
-        answer = asyncio.run(ask_face(room.face, method, "/admin/reaps", raw))
+        answer = asyncio.run(send_request(client_api.app, method, "/admin/reaps", raw))
         return answer.status, answer.body
 
     status, body = call("GET")

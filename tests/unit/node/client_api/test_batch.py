@@ -12,17 +12,17 @@ from isthmus.repl.model.errors import Overloaded
 T = "default"
 
 
-def batch(room, verb, items, **options):
-    answer = room.call("POST", f"/batch/{verb}", msgpack.packb(items, **options))
+def batch(client_api, verb, items, **options):
+    answer = client_api.call("POST", f"/batch/{verb}", msgpack.packb(items, **options))
     assert answer.status == 200, answer.body
     assert answer.headers["content-type"] == "application/msgpack"
     return msgpack.unpackb(answer.body)
 
 
-def test_a_batch_put_is_read_by_a_batch_get(room):
+def test_a_batch_put_is_read_by_a_batch_get(client_api):
     """What one batch wrote, as text or as bytes, another reads, in the order of the request."""
     put = batch(
-        room,
+        client_api,
         "put",
         [
             [T, "b", "1", b"one"],
@@ -31,7 +31,7 @@ def test_a_batch_put_is_read_by_a_batch_get(room):
         ],
     )
     assert [a[0] for a in put] == [204, 204, 204]
-    got = batch(room, "get", [[T, "b", "3"], [T, "b", "none"], [T, "b", "1"], [T, b"b", b"\xff"]])
+    got = batch(client_api, "get", [[T, "b", "3"], [T, "b", "none"], [T, "b", "1"], [T, b"b", b"\xff"]])
     assert [a[0] for a in got] == [200, 404, 200, 200]
     assert got[1] == [404, None, "not-found"]
     assert got[2][1] == put[0][1]
@@ -40,47 +40,51 @@ def test_a_batch_put_is_read_by_a_batch_get(room):
     assert got[0][2][0][:2] == [b"text", b"application/octet-stream"]
 
 
-def test_the_context_of_an_item_replaces_and_nil_deletes(room):
+def test_the_context_of_an_item_replaces_and_nil_deletes(client_api):
     """A vclock does in a batch what X-Riak-Vclock does, and a value of nil is a DELETE."""
-    ((_, first, _),) = batch(room, "put", [[T, "b", "k", b"1"]])
-    ((_, second, _),) = batch(room, "put", [[T, "b", "k", b"2", "a/b", first]])
-    assert [s[0] for s in batch(room, "get", [[T, "b", "k"]])[0][2]] == [b"2"]
-    batch(room, "put", [[T, "b", "k", b"3", "a/b", first]])
-    status, _, siblings = batch(room, "get", [[T, "b", "k"]])[0]
+    ((_, first, _),) = batch(client_api, "put", [[T, "b", "k", b"1"]])
+    ((_, second, _),) = batch(client_api, "put", [[T, "b", "k", b"2", "a/b", first]])
+    assert [s[0] for s in batch(client_api, "get", [[T, "b", "k"]])[0][2]] == [b"2"]
+    batch(client_api, "put", [[T, "b", "k", b"3", "a/b", first]])
+    status, _, siblings = batch(client_api, "get", [[T, "b", "k"]])[0]
     assert (status, sorted(s[0] for s in siblings)) == (300, [b"2", b"3"])
-    assert batch(room, "put", [[T, "b", "k", None, None, second]])[0][0] == 204
-    siblings = batch(room, "get", [[T, "b", "k"]])[0][2]
+    assert batch(client_api, "put", [[T, "b", "k", None, None, second]])[0][0] == 204
+    siblings = batch(client_api, "get", [[T, "b", "k"]])[0][2]
     assert {s[0] for s in siblings} == {b"3", None}
-    ((_, clock, _),) = batch(room, "put", [[T, "b", "k", None]])
-    assert batch(room, "get", [[T, "b", "k"]])[0][:2] == [404, clock]
-    assert batch(room, "put", [[T, "b", "k", None]]) == [[404, clock, "not-found"]]
-    assert batch(room, "put", [[T, "b", "never", None]]) == [[404, None, "not-found"]]
+    ((_, clock, _),) = batch(client_api, "put", [[T, "b", "k", None]])
+    assert batch(client_api, "get", [[T, "b", "k"]])[0][:2] == [404, clock]
+    assert batch(client_api, "put", [[T, "b", "k", None]]) == [[404, clock, "not-found"]]
+    assert batch(client_api, "put", [[T, "b", "never", None]]) == [[404, None, "not-found"]]
 
 
-def test_extras_travel_with_a_value(room):
+def test_extras_travel_with_a_value(client_api):
     """Encoding, metadata, links and indexes of an item are what the object then has, also as headers."""
     extras = ["gzip", [["colour", "red"]], [["b", "k2", "next"]], [["age_int", "3"]]]
-    batch(room, "put", [[T, "b", "k", b"v", "a/b", None, extras]])
-    headers = room.call("GET", "/buckets/b/keys/k").headers
+    batch(client_api, "put", [[T, "b", "k", b"v", "a/b", None, extras]])
+    headers = client_api.call("GET", "/buckets/b/keys/k").headers
     assert headers["content-encoding"] == "gzip"
     assert headers["x-riak-meta-colour"] == "red"
     assert headers["x-riak-index-age_int"] == "3"
     assert headers["link"] == '</buckets/b/keys/k2>; riaktag="next"'
-    got = batch(room, "get", [[T, "b", "k"]])[0][2][0][4]
+    got = batch(client_api, "get", [[T, "b", "k"]])[0][2][0][4]
     assert got == [b"gzip", [[b"colour", b"red"]], [[b"b", b"k2", b"next"]], [[b"age_int", b"3"]]]
 
 
-def test_an_item_names_its_request_and_its_isolation(room):
+def test_an_item_names_its_request_and_its_isolation(client_api):
     """The eighth element of an item to put is its request id, the fourth of one to get its isolation."""
     item = [T, "b", "k", b"v", None, None, None, "id-1"]
-    first, again, other = batch(room, "put", [item, [*item[:3], b"w", *item[4:]], [*item[:7], b"id-2"]])
+    first, again, other = batch(client_api, "put", [item, [*item[:3], b"w", *item[4:]], [*item[:7], b"id-2"]])
     assert (first[2], again[2], other[2]) == (None, "repeated", None)
     assert again[:2] == first[:2]
-    assert room.kv.writes == 2
-    batch(room, "get", [[T, "b", "k"], [T, "b", "k", None], [T, "b", "k", "uncommitted"], [T, "b", "k", b"committed"]])
-    assert room.kv.isolations == [None, None, "uncommitted", "committed"]
+    assert client_api.kv.writes == 2
+    batch(
+        client_api,
+        "get",
+        [[T, "b", "k"], [T, "b", "k", None], [T, "b", "k", "uncommitted"], [T, "b", "k", b"committed"]],
+    )
+    assert client_api.kv.isolations == [None, None, "uncommitted", "committed"]
     for bad in ([T, "b", "k", "none"], [T, "b", "k", 3], [T, "b", "k", None, None]):
-        good, refused, more = batch(room, "get", [[T, "b", "k"], bad, [T, "b", "k"]])
+        good, refused, more = batch(client_api, "get", [[T, "b", "k"], bad, [T, "b", "k"]])
         assert (good[0], refused[0], more[0]) == (300, 400, 300)
 
 
@@ -117,49 +121,49 @@ BAD_ITEMS = [
 
 
 @pytest.mark.parametrize("bad", BAD_ITEMS)
-def test_a_malformed_item_is_its_own_400(room, bad):
+def test_a_malformed_item_is_its_own_400(client_api, bad):
     """The items around a malformed one are written, and its answer stands in its place."""
-    answers = batch(room, "put", [[T, "b", "1", b"v"], bad, [T, "b", "2", b"v"]])
+    answers = batch(client_api, "put", [[T, "b", "1", b"v"], bad, [T, "b", "2", b"v"]])
     assert [a[0] for a in answers] == [204, 400, 204]
     status, clock, reason = answers[1]
     assert (status, clock) == (400, None)
     assert reason.startswith(("bad-input: ", "malformed: ", "bad-request-id: "))
-    assert room.kv.writes == 2
+    assert client_api.kv.writes == 2
 
 
-def test_refusals_of_the_cluster_are_per_item(room, room_with):
+def test_refusals_of_the_cluster_are_per_item(client_api, client_api_with):
     """An unknown type, a value over the limit and an overloaded partition each have their status in their place."""
-    small = room_with(object_bytes=4)
+    small = client_api_with(object_bytes=4)
     answers = batch(small, "put", [["other", "b", "k", b"v"], [T, "b", "k", b"12345"], [T, "b", "k", b"1234"]])
     assert [a[0] for a in answers] == [404, 413, 204]
     assert answers[0][2].startswith("unknown-bucket-type: ")
     assert answers[1][2] == "too-large: value of 5 bytes, limits.object_size is 4"
-    room.kv.fail = Overloaded("full")
-    assert batch(room, "put", [[T, "b", "k", b"v"]]) == [[503, None, "overloaded: full"]]
-    assert [a[0] for a in batch(room, "get", [[T, "b", "k"], ["x"]])] == [503, 400]
+    client_api.kv.fail = Overloaded("full")
+    assert batch(client_api, "put", [[T, "b", "k", b"v"]]) == [[503, None, "overloaded: full"]]
+    assert [a[0] for a in batch(client_api, "get", [[T, "b", "k"], ["x"]])] == [503, 400]
 
 
-def test_a_batch_has_limits_of_items_bytes_and_answer(room_with):
+def test_a_batch_has_limits_of_items_bytes_and_answer(client_api_with):
     """Too many items or bytes are 413 as a whole; an answer that would grow too large tells the rest to ask again."""
-    room = room_with(batch_items=3, batch_bytes=200)
-    many = room.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v"]] * 4))
+    client_api = client_api_with(batch_items=3, batch_bytes=200)
+    many = client_api.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v"]] * 4))
     assert (many.status, many.reason) == (413, "too-large")
     assert b"limits.batch_items is 3" in many.body
-    large = room.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v" * 200]]))
+    large = client_api.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v" * 200]]))
     assert (large.status, large.reason) == (413, "too-large")
-    assert room.kv.writes == 0
+    assert client_api.kv.writes == 0
     for name in "12":
-        assert room.put(f"/buckets/b/keys/{name}", b"v" * 150).status == 204
-    answers = batch(room, "get", [[T, "b", "1"], [T, "b", "2"], [T, "b", "1"]])
+        assert client_api.put(f"/buckets/b/keys/{name}", b"v" * 150).status == 204
+    answers = batch(client_api, "get", [[T, "b", "1"], [T, "b", "2"], [T, "b", "1"]])
     assert [a[0] for a in answers] == [200, 503, 503] or [a[0] for a in answers] == [200, 200, 503]
     assert answers[2][2].startswith("overloaded: ")
 
 
-def test_one_request_cannot_ask_for_more_elements_than_its_items_need(room_with):
+def test_one_request_cannot_ask_for_more_elements_than_its_items_need(client_api_with):
     """A body of many tiny nested elements is refused while it is read, not after it has filled memory."""
-    room = room_with(batch_items=64)
+    client_api = client_api_with(batch_items=64)
     nest = [[None] * 60] * 60
-    answer = room.call("POST", "/batch/put", msgpack.packb([nest] * 64))
+    answer = client_api.call("POST", "/batch/put", msgpack.packb([nest] * 64))
     assert (answer.status, answer.reason) == (400, "bad-msgpack")
     assert b"more elements" in answer.body
 
@@ -180,19 +184,19 @@ def test_one_request_cannot_ask_for_more_elements_than_its_items_need(room_with)
         b"\x91\xdd\xff\xff\xff\xff",
     ],
 )
-def test_a_body_that_is_no_list_of_items_is_400_as_a_whole(room, body):
+def test_a_body_that_is_no_list_of_items_is_400_as_a_whole(client_api, body):
     """Bytes that are not one msgpack list of items write nothing."""
     for verb in ("put", "get"):
-        answer = room.call("POST", f"/batch/{verb}", body)
+        answer = client_api.call("POST", f"/batch/{verb}", body)
         if body == msgpack.packb([{}, {"a": 1}]):
             assert answer.status == 400
         assert (answer.status, answer.reason) == (400, "bad-msgpack"), answer.body
 
 
-def test_an_empty_batch_has_an_empty_answer(room):
+def test_an_empty_batch_has_an_empty_answer(client_api):
     """No items, no answers, no error."""
-    assert batch(room, "put", []) == []
-    assert batch(room, "get", []) == []
+    assert batch(client_api, "put", []) == []
+    assert batch(client_api, "get", []) == []
 
 
 element = st.recursive(
@@ -204,12 +208,12 @@ element = st.recursive(
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(element, max_size=4) | st.binary(max_size=30))
-def test_any_batch_is_answered(room_with, items):
+def test_any_batch_is_answered(client_api_with, items):
     """Whatever is sent, each item has a status, or the whole request is 400."""
     body = items if isinstance(items, bytes) else msgpack.packb(items)
-    room = room_with()
+    client_api = client_api_with()
     for verb in ("put", "get"):
-        answer = room.call("POST", f"/batch/{verb}", body)
+        answer = client_api.call("POST", f"/batch/{verb}", body)
         if answer.status == 200:
             answers = msgpack.unpackb(answer.body)
             assert all(a[0] in (200, 204, 400, 404) for a in answers)

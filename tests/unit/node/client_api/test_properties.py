@@ -18,7 +18,7 @@ from isthmus.repl.model.record import PartitionRecord
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 
-class Standstill:
+class FixedTime:
     """A time source that stands still."""
 
     def now_ms(self) -> int:
@@ -31,8 +31,8 @@ class Standstill:
 class PropertyApi:
     """A client API whose properties lie in a metastore in memory; `notes` has three replicas."""
 
-    def __init__(self, room: Any, ask_face: Any) -> None:
-        self.face, self._ask = room.face, ask_face
+    def __init__(self, client_api: Any, send_request: Any) -> None:
+        self.app, self._ask = client_api.app, send_request
         self.metastore = MemoryMetastore(MemoryEnsemble())
         records = {
             0: PartitionRecord(0, "default", 0, 1, ("n1",)),
@@ -41,16 +41,16 @@ class PropertyApi:
         self.properties = PropertyService(
             PropertyCache(self.metastore),
             self.metastore,
-            Standstill(),
+            FixedTime(),
             partitions=SimpleNamespace(records=records),
             key_limit_bytes=100,
         )
-        PropertyRoutes(self.properties, self.face)
-        PropertiesAdmin(SimpleNamespace(properties=self.properties), self.face.router)  # type: ignore[arg-type]
+        PropertyRoutes(self.properties, self.app)
+        PropertiesAdmin(SimpleNamespace(properties=self.properties), self.app.router)  # type: ignore[arg-type]
 
     async def ask(self, method: str, target: str, body: Any = None) -> tuple[int, Any, str | None]:
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = await self._ask(self.face, method, target, raw)
+        answer = await self._ask(self.app, method, target, raw)
         try:
             found = json.loads(answer.body)
         except ValueError:
@@ -59,14 +59,14 @@ class PropertyApi:
 
 
 @pytest.fixture
-def api(room, ask_face):
-    return PropertyApi(room, ask_face)
+def api(client_api, send_request):
+    return PropertyApi(client_api, send_request)
 
 
-def told(api: PropertyApi, story: Any) -> None:
+def told(api: PropertyApi, scenario: Any) -> None:
     async def run() -> None:
         await api.metastore.start(lambda _state: None)
-        await story(api.ask)
+        await scenario(api.ask)
 
     asyncio.run(run())
 
@@ -74,7 +74,7 @@ def told(api: PropertyApi, story: Any) -> None:
 def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
     """GET, PUT of one, GET again, PUT of all that was read, DELETE: as Riak's clients do it, by all three forms."""
 
-    async def story(ask):
+    async def scenario(ask):
         status, before, _ = await ask("GET", "/buckets/b/props")
         assert status == 200
         props = before["props"]
@@ -91,20 +91,20 @@ def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
         assert (await ask("GET", "/buckets/b/props"))[1] == before
         assert (await ask("GET", "/buckets/a%2Fb%FF/props"))[1]["props"]["name"] == "a%2Fb%FF"
 
-    told(api, story)
+    told(api, scenario)
 
 
 def test_a_bucket_type_has_properties_that_its_buckets_have(api):
     """Set for the type they count for its buckets, but for those with their own; n_val is the type's factor."""
 
-    async def story(ask):
+    async def scenario(ask):
         assert (await ask("PUT", "/types/notes/props", {"props": {"last_write_wins": True, "n_val": 3}}))[0] == 204
         shown = (await ask("GET", "/types/notes/props"))[1]["props"]
         assert (shown["last_write_wins"], shown["n_val"], shown["active"]) == (True, 3, True)
         assert (await ask("GET", "/types/notes/buckets/b/props"))[1]["props"]["last_write_wins"] is True
         assert (await ask("GET", "/buckets/b/props"))[1]["props"]["last_write_wins"] is False
 
-    told(api, story)
+    told(api, scenario)
 
 
 @pytest.mark.parametrize(
@@ -122,20 +122,20 @@ def test_a_bucket_type_has_properties_that_its_buckets_have(api):
 def test_what_cannot_be_set_is_a_400_that_says_why_and_sets_nothing(api, body, text):
     """The whole request is refused, whatever else it holds."""
 
-    async def story(ask):
+    async def scenario(ask):
         status, answer, reason = await ask("PUT", "/buckets/b/props", body)
         assert (status, reason in ("bad-property", "bad-json")) == (400, True)
         assert text in answer
         assert api.properties.cache.settings.places == {}
 
-    told(api, story)
+    told(api, scenario)
 
 
 def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
     """404 with the types that there are, 405 with what is answered, 422 at the bound."""
     monkeypatch.setattr(properties_room, "OWN_BUCKETS_MAX", 1)
 
-    async def story(ask):
+    async def scenario(ask):
         status, answer, reason = await ask("GET", "/types/no/buckets/b/props")
         assert (status, reason) == (404, "unknown-bucket-type")
         assert "default, notes" in answer
@@ -145,13 +145,13 @@ def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
         assert (status, reason) == (422, "too-many-properties")
         assert (await ask("GET", f"/buckets/{'x' * 101}/props"))[0] == 400
 
-    told(api, story)
+    told(api, scenario)
 
 
 def test_operators_see_who_set_what_and_where_it_comes_from(api):
     """Rows with value, origin, who and when; a dry run judges and changes nothing; names are taken back one by one."""
 
-    async def story(ask):
+    async def scenario(ask):
         base = "/admin/bucket-types/notes/properties"
         wish = {"props": {"delete_mode": "3s"}, "by": "ann", "dry_run": True}
         assert (await ask("POST", f"{base}/set", wish))[1]["outcome"] == "would be set"
@@ -172,4 +172,4 @@ def test_operators_see_who_set_what_and_where_it_comes_from(api):
         assert (await ask("GET", "/admin/buckets"))[1] == {"buckets": []}
         assert (await ask("POST", f"{base}/set", {"props": {}}))[0] == 400
 
-    told(api, story)
+    told(api, scenario)

@@ -16,22 +16,22 @@ UUID = b"\x01" * 16
 OBJECT = encode_object(write(None, EMPTY, Content(b"v"), (actor_of(b"\x02" * 16, 1), 1), 1_000))
 
 
-def pushes(room: Any, **limits: int) -> RowRoutes:
+def pushes(client_api: Any, **limits: int) -> RowRoutes:
     """The routes, beside the others of a face."""
     nobody: Any = None
     return RowRoutes(
-        nobody, nobody, room.kv, LimitSettings(**limits), room.face, cluster=UUID, cluster_name="east"
+        nobody, nobody, client_api.kv, LimitSettings(**limits), client_api.app, cluster=UUID, cluster_name="east"
     )  # fmt: skip
 
 
-def test_each_item_of_a_push_has_its_outcome(room: Any) -> None:
+def test_each_item_of_a_push_has_its_outcome(client_api: Any) -> None:
     """What is no item is rejected in its place; the others are pushed."""
-    pushes(room)
+    pushes(client_api)
     items = [[b"default", b"b", b"k", OBJECT], [b"default", b"b"], [b"default", b"", b"k", OBJECT], "x"]
-    answer = room.call("POST", "/batch/push", msgpack.packb([1, None, items]))
+    answer = client_api.call("POST", "/batch/push", msgpack.packb([1, None, items]))
     told = msgpack.unpackb(answer.body)
     assert [outcome for outcome, _ in told] == ["applied", "rejected", "rejected", "rejected"]
-    assert room.kv.object(b"b", b"k") is not None
+    assert client_api.kv.object(b"b", b"k") is not None
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_each_item_of_a_push_has_its_outcome(room: Any) -> None:
         [[[]] * 60] * 64,
     ],
 )
-def test_a_push_cannot_ask_for_more_elements_than_its_items_need(room: Any, rows: list[Any]) -> None:
+def test_a_push_cannot_ask_for_more_elements_than_its_items_need(client_api: Any, rows: list[Any]) -> None:
     """A body of many tiny nested elements is refused while it is read, not after it has filled memory, and its place
     among the pushes is free again."""
-    routes = pushes(room, batch_items=64)
+    routes = pushes(client_api, batch_items=64)
     for _ in range(PUSHES_MAX + 1):
-        answer = room.call("POST", "/batch/push", msgpack.packb([1, None, rows]))
+        answer = client_api.call("POST", "/batch/push", msgpack.packb([1, None, rows]))
         assert (answer.status, answer.reason) == (400, "bad-msgpack")
         assert b"more elements" in answer.body
     assert routes.pushes == 0
     whole = [[b"default", b"b", b"k%d" % at, OBJECT] for at in range(64)]
-    assert room.call("POST", "/batch/push", msgpack.packb([1, UUID, whole])).status == 200
-    many = room.call("POST", "/batch/push", msgpack.packb([1, UUID, [*whole, whole[0]]]))
+    assert client_api.call("POST", "/batch/push", msgpack.packb([1, UUID, whole])).status == 200
+    many = client_api.call("POST", "/batch/push", msgpack.packb([1, UUID, [*whole, whole[0]]]))
     assert (many.status, many.reason) == (400, "bad-msgpack")

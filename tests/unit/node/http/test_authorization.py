@@ -240,19 +240,19 @@ def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: st
 def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
-    face = HttpApplication()
+    app = HttpApplication()
     ran: list[Request] = []
 
     async def handler(request: Request) -> Reply:
         ran.append(request)
         return text_reply("done\n")
 
-    face.router.add("PUT", "/buckets/{b}/keys/{k}", handler)
-    face.guard = Guard("http", settings_of(folder))
+    app.router.add("PUT", "/buckets/{b}/keys/{k}", handler)
+    app.guard = Guard("http", settings_of(folder))
     with structlog.testing.capture_logs() as logs:
-        none = asyncio.run(answered(face, []))
-        wrong = asyncio.run(answered(face, [(b"authorization", b"Bearer not-the-token-it-is")]))
-        role = asyncio.run(answered(face, [(b"authorization", f"Bearer {folder.token(R)}".encode())]))
+        none = asyncio.run(answered(app, []))
+        wrong = asyncio.run(answered(app, [(b"authorization", b"Bearer not-the-token-it-is")]))
+        role = asyncio.run(answered(app, [(b"authorization", f"Bearer {folder.token(R)}".encode())]))
     assert [none[0], wrong[0], role[0]] == [401, 401, 403]
     assert [value for name, value in none[1] if name == b"www-authenticate"] == [
         b'Bearer realm="isthmus"',
@@ -263,13 +263,13 @@ def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> No
     shown = str((none, wrong, role, logs))
     assert "not-the-token" not in shown
     assert folder.token(R) not in shown
-    right = asyncio.run(answered(face, [(b"authorization", f"Bearer {folder.token(W)}".encode())]))
+    right = asyncio.run(answered(app, [(b"authorization", f"Bearer {folder.token(W)}".encode())]))
     assert right[0] == 200
     assert len(ran) == 1
 
 
 async def answered(
-    face: HttpApplication, headers: list[tuple[bytes, bytes]]
+    app: HttpApplication, headers: list[tuple[bytes, bytes]]
 ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Status, headers and body of a PUT."""
     sent: list[dict[str, Any]] = []
@@ -279,7 +279,7 @@ async def answered(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    await face(scope, receive, send)
+    await app(scope, receive, send)
     return sent[0]["status"], sent[0]["headers"], b"".join(m.get("body", b"") for m in sent[1:])
 
 

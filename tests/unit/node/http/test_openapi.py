@@ -17,8 +17,8 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "http.md"
 
 
 @pytest.fixture
-def described(room: Any) -> dict[str, Any]:
-    answer = room.call("GET", "/openapi.json")
+def described(client_api: Any) -> dict[str, Any]:
+    answer = client_api.call("GET", "/openapi.json")
     assert answer.headers["content-type"] == "application/json"
     document: dict[str, Any] = json.loads(answer.body)
     return document
@@ -28,9 +28,9 @@ def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
     return {(m.upper(), path): op for path, methods in document["paths"].items() for m, op in methods.items()}
 
 
-def test_what_is_routed_is_described_and_nothing_else(room: Any, described: dict[str, Any]) -> None:
+def test_what_is_routed_is_described_and_nothing_else(client_api: Any, described: dict[str, Any]) -> None:
     """Every method of every route stands in the document, objects among them, each in words of its own."""
-    routed = {(method, pattern) for pattern, method, _ in room.face.router.routes()}
+    routed = {(method, pattern) for pattern, method, _ in client_api.app.router.routes()}
     objects = {(method, pattern) for pattern in OBJECT_PATHS for method in METHODS if method != "HEAD"}
     found = operations(described)
     assert found.keys() == routed | objects
@@ -40,12 +40,12 @@ def test_what_is_routed_is_described_and_nothing_else(room: Any, described: dict
     assert OPERATIONS.keys() <= found.keys()
 
 
-def test_object_paths_are_told_apart_from_routes(room: Any) -> None:
+def test_object_paths_are_told_apart_from_routes(client_api: Any) -> None:
     """Each object path is answered by the object room for each of its methods: never 405, never an unknown path."""
     for pattern in OBJECT_PATHS:
         path = pattern.replace("{type}", "default").replace("{bucket}", "b").replace("{key}", "k")
         for method in METHODS:
-            answer = room.call(method, path, b"v" if method in ("PUT", "POST") else b"", {"content-type": "a/b"})
+            answer = client_api.call(method, path, b"v" if method in ("PUT", "POST") else b"", {"content-type": "a/b"})
             assert answer.status in operation_statuses(method, pattern), (method, path)
             assert answer.reason in (None, "not-found")
 
@@ -62,15 +62,15 @@ def test_every_status_is_one_that_the_documents_know(described: dict[str, Any]) 
     assert used <= WORDS.keys()
 
 
-def test_parameters_are_those_that_are_checked(room: Any, described: dict[str, Any]) -> None:
+def test_parameters_are_those_that_are_checked(client_api: Any, described: dict[str, Any]) -> None:
     """Every value that the description allows is taken, and one beside it is refused, by example."""
     found = operations(described)["GET", "/buckets/{bucket}/keys/{key}"]
-    room.put("/buckets/b/keys/k", b"v")
+    client_api.put("/buckets/b/keys/k", b"v")
     for parameter in found["parameters"]:
         if parameter["in"] != "query" or parameter["name"] == "vtag":
             continue
         schema, name = parameter["schema"], parameter["name"]
         words = schema.get("enum") or next((s["enum"] for s in schema.get("anyOf", ()) if "enum" in s), ["1"])
         for word in words:
-            assert room.call("GET", f"/buckets/b/keys/k?{name}={word}").status == 200, (name, word)
-        assert room.call("GET", f"/buckets/b/keys/k?{name}=neither").status == 400, name
+            assert client_api.call("GET", f"/buckets/b/keys/k?{name}={word}").status == 200, (name, word)
+        assert client_api.call("GET", f"/buckets/b/keys/k?{name}=neither").status == 400, name

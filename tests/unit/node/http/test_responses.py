@@ -63,7 +63,7 @@ def test_the_documented_table_is_complete_and_true():
         reassignments,
     )
     modules = (*taken_in, wire, scheduler, cluster, tree_wire)
-    modules = {room.__name__ for room in modules}
+    modules = {client_api.__name__ for client_api in modules}
     classes = {c for c in subclasses(errors.IsthmusError) if c.__module__ in modules}
     made = {(status_of(c("x")), c.reason) for c in classes} | {(500, "internal"), (404, "not-found")}
     assert made | refused_in_the_code() == documented()

@@ -94,13 +94,13 @@ def test_the_router_finds_handlers_by_segments_and_method():
         st.sampled_from([b"buckets", b"types", b"keys", b"default", b"b", b"", b"%", b"%2F", b"queues", b"q", b"fetch"])
     ),
 )
-def test_every_path_of_known_words_is_matched_or_refused(room_with, method, words):
+def test_every_path_of_known_words_is_matched_or_refused(client_api_with, method, words):
     """No combination of the words that routes are made of does anything but match or be refused with 400, 404, 405."""
-    router = room_with().face.router
+    router = client_api_with().app.router
     assert status_of(lambda: router.match(method, b"/" + b"/".join(words))) in (200, 400, 404, 405)
 
 
-def test_a_wrong_method_names_the_right_ones(room):
+def test_a_wrong_method_names_the_right_ones(client_api):
     """405 lists what the path answers, for routed paths and for objects."""
     for target, allow in (
         ("/buckets/b/keys/k", "DELETE, GET, HEAD, POST, PUT"),
@@ -109,16 +109,16 @@ def test_a_wrong_method_names_the_right_ones(room):
         ("/batch/put", "POST"),
         ("/ping", "GET, HEAD"),
     ):
-        answer = room.call("PATCH", target)
+        answer = client_api.call("PATCH", target)
         assert (answer.status, answer.headers["allow"]) == (405, allow), target
 
 
-def test_an_unknown_bucket_type_and_an_unknown_path_are_404_with_a_reason(room):
+def test_an_unknown_bucket_type_and_an_unknown_path_are_404_with_a_reason(client_api):
     """What is not there is told apart: no such path, no such type."""
-    assert room.call("GET", "/buckets/b/keys/a/b").reason == "unknown-path"
-    assert b"%2F" in room.call("GET", "/buckets/b/keys/a/b").body
+    assert client_api.call("GET", "/buckets/b/keys/a/b").reason == "unknown-path"
+    assert b"%2F" in client_api.call("GET", "/buckets/b/keys/a/b").body
     for method in ("GET", "PUT", "DELETE"):
-        answer = room.call(method, "/types/other/buckets/b/keys/k", b"", {"content-type": "a/b"})
+        answer = client_api.call(method, "/types/other/buckets/b/keys/k", b"", {"content-type": "a/b"})
         assert (answer.status, answer.reason) == (404, "unknown-bucket-type")
 
 

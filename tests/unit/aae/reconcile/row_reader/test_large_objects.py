@@ -18,7 +18,7 @@ from isthmus.aae.row_stream.wire import Rows, RowView
 from isthmus.repl.model.entry import encode_key_row
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.model.objects import Summary
-from tests.support.threaded_node import living
+from tests.support.threaded_node import running_node
 
 MB = 1_000_000
 
@@ -30,7 +30,7 @@ def test_an_object_too_large_to_be_sent_is_a_row_that_says_so(tmp_path: Path, mo
     for module in (wire, streams, compare_range):
         monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 2 * MB)
     values = {"small": 10, "near": 2 * MB - 1000, "large": 5 * MB, "other": 10}
-    with living(tmp_path) as node:
+    with running_node(tmp_path) as node:
         url = f"http://127.0.0.1:{node.http}"
         for name, size in values.items():
             put = urllib.request.Request(f"{url}/buckets/b/keys/{name}", bytes(size), method="PUT")

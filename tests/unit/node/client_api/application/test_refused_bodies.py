@@ -31,7 +31,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.mark.parametrize("query", ["", "?timeout=5000", "?timeout=20"])
 @pytest.mark.usefixtures("uncollected")
-def test_an_error_that_is_told_frees_the_calls_it_came_through(room: Any, ask_face: Any, query: str) -> None:
+def test_an_error_that_is_told_frees_the_calls_it_came_through(client_api: Any, send_request: Any, query: str) -> None:
     """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
     seen: list[ref[Held]] = []
     gate = asyncio.Event()
@@ -47,20 +47,20 @@ def test_an_error_that_is_told_frees_the_calls_it_came_through(room: Any, ask_fa
             error = Overloaded("full")
             raise error from cause
 
-    async def story() -> None:
-        room.kv.write = room.kv.get = refusing
+    async def scenario() -> None:
+        client_api.kv.write = client_api.kv.get = refusing
         for method in ("PUT", "POST", "GET"):
-            answer = await ask_face(room.face, method, f"/buckets/b/keys/k{query}", b"v", TEXT)
+            answer = await send_request(client_api.app, method, f"/buckets/b/keys/k{query}", b"v", TEXT)
             assert answer.status in (503, 504)
         gate.set()
         await asyncio.sleep(0.01)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert [each() for each in seen] == [None] * 3
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_errors_of_items_free_the_calls_they_came_through(room: Any, ask_face: Any) -> None:
+def test_errors_of_items_free_the_calls_they_came_through(client_api: Any, send_request: Any) -> None:
     """As of one write, so of those of a batch."""
     seen: list[ref[Held]] = []
 
@@ -75,18 +75,18 @@ def test_errors_of_items_free_the_calls_they_came_through(room: Any, ask_face: A
                 results.append(error)
         return results
 
-    async def story() -> None:
-        room.kv.write_batch = refusing
+    async def scenario() -> None:
+        client_api.kv.write_batch = refusing
         body = msgpack.packb([["default", "b", "k", b"v"]] * 3)
-        answer = await ask_face(room.face, "POST", "/batch/put", body)
+        answer = await send_request(client_api.app, "POST", "/batch/put", body)
         assert [item[0] for item in msgpack.unpackb(answer.body)] == [503] * 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert [each() for each in seen] == [None]
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_what_was_read_of_a_refused_body_goes_before_the_rest_is_thrown_away(room: Any) -> None:
+def test_what_was_read_of_a_refused_body_goes_before_the_rest_is_thrown_away(client_api: Any) -> None:
     """A client may take seconds to send what nobody wants; what came before is not held for so long."""
     gone: list[int] = []
     told: list[int] = []
@@ -95,7 +95,7 @@ def test_what_was_read_of_a_refused_body_goes_before_the_rest_is_thrown_away(roo
         def __del__(self) -> None:
             gone.append(len(self))
 
-    size = room.face.budget.limit_bytes = 1000
+    size = client_api.app.budget.limit_bytes = 1000
 
     async def receive() -> dict[str, Any]:
         if told:
@@ -113,6 +113,6 @@ def test_what_was_read_of_a_refused_body_goes_before_the_rest_is_thrown_away(roo
 
     headers = [(b"content-type", b"text/plain")]
     scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
-    asyncio.run(room.face(scope, receive, send))
+    asyncio.run(client_api.app(scope, receive, send))
     assert told == [503]
     assert sorted(gone) == [2, size - 1]

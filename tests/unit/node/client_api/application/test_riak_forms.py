@@ -40,17 +40,17 @@ def date(seconds: int) -> str:
     return format_datetime(datetime.fromtimestamp(seconds, UTC), usegmt=True)
 
 
-def write(room, headers, method="PUT", target=K):
-    return room.call(method, target, b"new" if method != "DELETE" else b"", TEXT | headers)
+def write(client_api, headers, method="PUT", target=K):
+    return client_api.call(method, target, b"new" if method != "DELETE" else b"", TEXT | headers)
 
 
 # -- conditions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
-def test_a_write_whose_condition_fails_is_412_and_writes_nothing(room, method):
+def test_a_write_whose_condition_fails_is_412_and_writes_nothing(client_api, method):
     """Each condition refuses what it must, and the key stays as it was."""
-    tag = room.put(K, b"old") and room.call("GET", K).headers["etag"]
+    tag = client_api.put(K, b"old") and client_api.call("GET", K).headers["etag"]
     for bad in (
         {"if-none-match": "*"},
         {"if-none-match": tag},
@@ -59,14 +59,14 @@ def test_a_write_whose_condition_fails_is_412_and_writes_nothing(room, method):
         {"if-match": f"W/{tag}"},
         {"if-unmodified-since": date(WRITTEN_S - 1)},
     ):
-        answer = write(room, bad, method)
+        answer = write(client_api, bad, method)
         assert (answer.status, answer.reason) == (412, "precondition-failed"), bad
-    assert room.kv.writes == 1
-    assert room.call("GET", K).body == b"old"
+    assert client_api.kv.writes == 1
+    assert client_api.call("GET", K).body == b"old"
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
-def test_a_write_whose_condition_holds_is_carried_out(room, method):
+def test_a_write_whose_condition_holds_is_carried_out(client_api, method):
     """Each condition lets through what it must."""
     for good in (
         {"if-match": "*"},
@@ -76,51 +76,51 @@ def test_a_write_whose_condition_holds_is_carried_out(room, method):
         {"if-unmodified-since": date(WRITTEN_S)},
         {"if-modified-since": date(WRITTEN_S + 5)},
     ):
-        room.kv.objects.clear()
-        room.put(K, b"old")
-        tag = room.call("GET", K).headers["etag"]
+        client_api.kv.objects.clear()
+        client_api.put(K, b"old")
+        tag = client_api.call("GET", K).headers["etag"]
         given = {n: v.format(tag=tag, bare=tag.strip('"')) for n, v in good.items()}
-        assert write(room, given, method).status == 204, good
+        assert write(client_api, given, method).status == 204, good
 
 
-def test_if_none_match_makes_a_key_once(room):
+def test_if_none_match_makes_a_key_once(client_api):
     """The first write of a key wins, the second is told; a deleted key may be made again."""
-    assert write(room, {"if-none-match": "*"}).status == 204
-    assert write(room, {"if-none-match": "*"}).status == 412
-    room.call("DELETE", K)
-    assert write(room, {"if-match": "*"}).status == 412
-    assert write(room, {"if-none-match": "*"}).status == 204
-    assert write(room, {"if-match": "*"}, "POST", "/buckets/b/keys").status == 412
-    assert write(room, {"if-none-match": "*"}, "POST", "/buckets/b/keys").status == 201
+    assert write(client_api, {"if-none-match": "*"}).status == 204
+    assert write(client_api, {"if-none-match": "*"}).status == 412
+    client_api.call("DELETE", K)
+    assert write(client_api, {"if-match": "*"}).status == 412
+    assert write(client_api, {"if-none-match": "*"}).status == 204
+    assert write(client_api, {"if-match": "*"}, "POST", "/buckets/b/keys").status == 412
+    assert write(client_api, {"if-none-match": "*"}, "POST", "/buckets/b/keys").status == 201
 
 
-def test_if_not_modified_names_the_clock_and_conflicts_are_409(room):
+def test_if_not_modified_names_the_clock_and_conflicts_are_409(client_api):
     """X-Riak-If-Not-Modified is compare-and-set by clock: 409 for another, and for a key that is not there."""
-    first = room.put(K, b"1").headers["x-riak-vclock"]
-    second = write(room, {"x-riak-if-not-modified": first, "x-riak-vclock": first})
+    first = client_api.put(K, b"1").headers["x-riak-vclock"]
+    second = write(client_api, {"x-riak-if-not-modified": first, "x-riak-vclock": first})
     assert second.status == 204
     for method in ("PUT", "DELETE"):
-        stale = write(room, {"x-riak-if-not-modified": first}, method)
+        stale = write(client_api, {"x-riak-if-not-modified": first}, method)
         assert (stale.status, stale.reason) == (409, "modified")
-    assert write(room, {"x-riak-if-not-modified": first}, target="/buckets/b/keys/none").status == 409
-    assert write(room, {"x-riak-if-not-modified": "no clock"}).reason == "bad-vclock"
+    assert write(client_api, {"x-riak-if-not-modified": first}, target="/buckets/b/keys/none").status == 409
+    assert write(client_api, {"x-riak-if-not-modified": "no clock"}).reason == "bad-vclock"
 
 
-def test_a_condition_that_is_none_refuses_a_write_and_not_a_read(room):
+def test_a_condition_that_is_none_refuses_a_write_and_not_a_read(client_api):
     """A write never becomes unconditional by a typing error; a read ignores a date that is none."""
-    room.put(K, b"1")
+    client_api.put(K, b"1")
     for bad in ({"if-match": '"open'}, {"if-none-match": "a b"}, {"if-unmodified-since": "yesterday"}):
-        answer = write(room, bad)
+        answer = write(client_api, bad)
         assert (answer.status, answer.reason) == (400, "bad-header"), bad
     for ignored in ({"if-modified-since": "yesterday"}, {"if-unmodified-since": "x"}):
-        assert room.call("GET", K, headers=ignored).status == 200
-    assert room.kv.writes == 1
+        assert client_api.call("GET", K, headers=ignored).status == 200
+    assert client_api.kv.writes == 1
 
 
-def test_reads_are_304_or_412_by_their_conditions(room):
+def test_reads_are_304_or_412_by_their_conditions(client_api):
     """A client that has the version is spared the body; 304 names the version, has no type, and HEAD is the same."""
-    room.put(K, b"v")
-    got = room.call("GET", K)
+    client_api.put(K, b"v")
+    got = client_api.call("GET", K)
     tag = got.headers["etag"]
     for name, value, status in (
         ("if-none-match", tag, 304),
@@ -136,7 +136,7 @@ def test_reads_are_304_or_412_by_their_conditions(room):
         ("if-unmodified-since", got.headers["last-modified"], 200),
     ):
         for method in ("GET", "HEAD"):
-            answer = room.call(method, K, headers={name: value})
+            answer = client_api.call(method, K, headers={name: value})
             assert answer.status == status, (name, value)
             if status == 304:
                 assert answer.body == b""
@@ -144,22 +144,22 @@ def test_reads_are_304_or_412_by_their_conditions(room):
                     n: got.headers[n] for n in ("etag", "x-riak-vclock", "last-modified")
                 }
                 assert "content-type" not in answer.headers
-    assert room.call("GET", "/buckets/b/keys/none", headers={"if-match": "*"}).status == 404
+    assert client_api.call("GET", "/buckets/b/keys/none", headers={"if-match": "*"}).status == 404
 
 
-def test_siblings_have_a_tag_together_and_each_their_own(room):
+def test_siblings_have_a_tag_together_and_each_their_own(client_api):
     """The 300 can be compared by its ETag, which changes with each version; a vtag is one sibling's."""
-    first = room.put(K, b"1").headers["x-riak-vclock"]
-    room.put(K, b"2")
-    both = room.call("GET", K)
+    first = client_api.put(K, b"1").headers["x-riak-vclock"]
+    client_api.put(K, b"2")
+    both = client_api.call("GET", K)
     assert both.status == 300
     assert both.headers["last-modified"]
-    assert room.call("GET", K, headers={"if-none-match": both.headers["etag"]}).status == 304
+    assert client_api.call("GET", K, headers={"if-none-match": both.headers["etag"]}).status == 304
     vtag = both.body.decode().splitlines()[1]
-    assert room.call("GET", f"{K}?vtag={vtag}", headers={"if-none-match": f'"{vtag}"'}).status == 304
-    assert room.call("GET", f"{K}?vtag={vtag}", headers={"if-none-match": both.headers["etag"]}).status == 200
-    assert write(room, {"if-match": both.headers["etag"], "x-riak-vclock": first}).status == 204
-    assert room.call("GET", K).headers["etag"] != both.headers["etag"]
+    assert client_api.call("GET", f"{K}?vtag={vtag}", headers={"if-none-match": f'"{vtag}"'}).status == 304
+    assert client_api.call("GET", f"{K}?vtag={vtag}", headers={"if-none-match": both.headers["etag"]}).status == 200
+    assert write(client_api, {"if-match": both.headers["etag"], "x-riak-vclock": first}).status == 204
+    assert client_api.call("GET", K).headers["etag"] != both.headers["etag"]
 
 
 @EXAMPLES
@@ -178,26 +178,26 @@ def test_conditional_headers_are_parsed_or_refused(value):
 # -- parameters -----------------------------------------------------------------------------------------------
 
 
-def test_quorums_are_taken_and_wrong_ones_refused(room):
+def test_quorums_are_taken_and_wrong_ones_refused(client_api):
     """What Riak's clients send changes nothing; a value that Riak would refuse is 400 with the parameter's name."""
     good = "r=quorum&w=2&dw=all&pr=one&pw=default&rw=1&n_val=3&basic_quorum=true&notfound_ok=False&sloppy_quorum=true"
     more = "node_confirms=2&sync_on_write=all&asis=false&timeout=60000&deletedvclock=true&chaos=x"
     for query in (good, more):
-        assert room.call("PUT", f"{K}?{query}", b"v", TEXT).status == 204
-        assert room.call("GET", f"{K}?{query}").status in (200, 300)
-        assert room.call("DELETE", f"{K}?{query}").status == 204
-    writes = room.kv.writes
+        assert client_api.call("PUT", f"{K}?{query}", b"v", TEXT).status == 204
+        assert client_api.call("GET", f"{K}?{query}").status in (200, 300)
+        assert client_api.call("DELETE", f"{K}?{query}").status == 204
+    writes = client_api.kv.writes
     for bad in (
         "r=two", "w=-1", "dw=", "pr=1.5", "pw=quorums", "rw=9999999999", "n_val=0", "n_val=x", "basic_quorum=1",
         "notfound_ok=maybe", "sloppy_quorum=", "returnbody=yes", "timeout=1s", "timeout=-1", "timeout=infinity",
         "sync_on_write=some",
     ):  # fmt: skip
         for method in ("GET", "PUT", "DELETE"):
-            answer = room.call(method, f"{K}?{bad}", b"v" if method == "PUT" else b"", TEXT)
+            answer = client_api.call(method, f"{K}?{bad}", b"v" if method == "PUT" else b"", TEXT)
             assert (answer.status, answer.reason) == (400, "bad-query"), bad
             assert bad.partition("=")[0].encode() in answer.body
-        assert room.call("POST", f"/buckets/b/keys?{bad}", b"v", TEXT).status == 400
-    assert room.kv.writes == writes
+        assert client_api.call("POST", f"/buckets/b/keys?{bad}", b"v", TEXT).status == 400
+    assert client_api.kv.writes == writes
 
 
 @EXAMPLES
@@ -207,110 +207,110 @@ def test_object_queries_are_parsed_or_refused(query):
     assert refused_status(lambda: parse_object_query(query)) in (None, 400)
 
 
-def test_a_timeout_of_the_client_is_kept(room, ask_face):
+def test_a_timeout_of_the_client_is_kept(client_api, send_request):
     """A write that takes longer is unknown and goes on; a read is refused; both within the time that was given."""
 
-    async def story():
-        room.kv.gate = asyncio.Event()
+    async def scenario():
+        client_api.kv.gate = asyncio.Event()
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        late = await ask_face(room.face, "PUT", K + "?timeout=30", b"v", TEXT)
+        late = await send_request(client_api.app, "PUT", K + "?timeout=30", b"v", TEXT)
         assert (late.status, late.reason) == (504, "outcome-unknown")
         assert b"outcome=unknown" in late.body
-        room.kv.gate.set()
+        client_api.kv.gate.set()
         async with asyncio.timeout(5):
-            while not room.kv.writes:
+            while not client_api.kv.writes:
                 await asyncio.sleep(0.001)
-        read = await ask_face(room.face, "GET", K + "?timeout=5000")
+        read = await send_request(client_api.app, "GET", K + "?timeout=5000")
         assert (read.status, read.body) == (200, b"v")
 
         async def never(*_):
             await asyncio.sleep(60)
 
-        room.kv.get = never
-        slow = await ask_face(room.face, "GET", K + "?timeout=30")
+        client_api.kv.get = never
+        slow = await send_request(client_api.app, "GET", K + "?timeout=30")
         assert (slow.status, slow.reason) == (503, "timeout")
         assert loop.time() - begun < 5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_goes_on_behind_a_timeout_is_still_held(room, ask_face):
+def test_what_goes_on_behind_a_timeout_is_still_held(client_api, send_request):
     """Bodies of writes that go on count against the limit until they are over, so that clients with little patience
     cannot fill a node's memory: what has no room is refused."""
 
-    async def story():
-        room.kv.gate = asyncio.Event()
-        budget = room.face.budget
+    async def scenario():
+        client_api.kv.gate = asyncio.Event()
+        budget = client_api.app.budget
         budget.limit_bytes = 250
         for method, path in (("PUT", K), ("POST", "/buckets/b/keys")):
-            late = await ask_face(room.face, method, f"{path}?timeout=20", b"v" * 100, TEXT)
+            late = await send_request(client_api.app, method, f"{path}?timeout=20", b"v" * 100, TEXT)
             assert (late.status, late.reason) == (504, "outcome-unknown")
         assert budget.used_bytes == 200
-        full = await ask_face(room.face, "PUT", K + "?timeout=20", b"v" * 100, TEXT)
+        full = await send_request(client_api.app, "PUT", K + "?timeout=20", b"v" * 100, TEXT)
         assert (full.status, full.reason) == (503, "overloaded")
-        room.kv.gate.set()
+        client_api.kv.gate.set()
         async with asyncio.timeout(5):
             while budget.used_bytes:
                 await asyncio.sleep(0.001)
-        assert (await ask_face(room.face, "PUT", K + "?timeout=5000", b"v" * 100, TEXT)).status == 204
+        assert (await send_request(client_api.app, "PUT", K + "?timeout=5000", b"v" * 100, TEXT)).status == 204
         assert budget.used_bytes == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_listing_that_takes_longer_than_its_timeout_is_cut(room, ask_face):
+def test_a_listing_that_takes_longer_than_its_timeout_is_cut(client_api, send_request):
     """Before the first names it is refused, and the listing behind it is closed."""
-    room.put(K, b"v")
+    client_api.put(K, b"v")
 
     async def slow(*_):
-        room.kv.listings_open += 1
+        client_api.kv.listings_open += 1
         try:
             await asyncio.sleep(60)
             yield [b"k"]
         finally:
-            room.kv.listings_open -= 1
+            client_api.kv.listings_open -= 1
 
-    room.kv.list_keys = slow
-    answer = room.call("GET", "/buckets/b/keys?keys=true&timeout=20")
+    client_api.kv.list_keys = slow
+    answer = client_api.call("GET", "/buckets/b/keys?keys=true&timeout=20")
     assert (answer.status, answer.reason) == (503, "timeout")
-    assert room.kv.listings_open == 0
-    assert room.call("GET", "/buckets/b/keys?keys=true&timeout=soon").reason == "bad-query"
+    assert client_api.kv.listings_open == 0
+    assert client_api.call("GET", "/buckets/b/keys?keys=true&timeout=soon").reason == "bad-query"
 
 
-def test_a_media_type_without_a_slash_is_415(room):
+def test_a_media_type_without_a_slash_is_415(client_api):
     """As in Riak, what is no media type is not stored as one."""
-    answer = room.call("PUT", K, b"v", {"content-type": "text"})
+    answer = client_api.call("PUT", K, b"v", {"content-type": "text"})
     assert (answer.status, answer.reason) == (415, "bad-content-type")
 
 
 # -- old forms, views, and what is not there ---------------------------------------------------------------------
 
 
-def test_the_old_forms_reach_the_same_objects(room):
+def test_the_old_forms_reach_the_same_objects(client_api):
     """/riak/B/K is /buckets/B/keys/K, POST to /riak/B makes a key there, /riak?buckets=true lists."""
-    assert room.put("/riak/b/a%2Fb", b"v").status == 204
-    assert room.call("GET", "/buckets/b/keys/a%2Fb").body == b"v"
-    assert room.call("HEAD", "/riak/b/a%2Fb").status == 200
-    made = room.call("POST", "/riak/b", b"w", TEXT)
+    assert client_api.put("/riak/b/a%2Fb", b"v").status == 204
+    assert client_api.call("GET", "/buckets/b/keys/a%2Fb").body == b"v"
+    assert client_api.call("HEAD", "/riak/b/a%2Fb").status == 200
+    made = client_api.call("POST", "/riak/b", b"w", TEXT)
     assert made.status == 201
     assert made.headers["location"].startswith("/riak/b/")
-    assert room.call("GET", made.headers["location"]).body == b"w"
-    assert json.loads(room.call("GET", "/riak?buckets=true").body) == {"buckets": ["b"]}
-    keys = json.loads(room.call("GET", "/riak/b?keys=true&props=false").body)["keys"]
+    assert client_api.call("GET", made.headers["location"]).body == b"w"
+    assert json.loads(client_api.call("GET", "/riak?buckets=true").body) == {"buckets": ["b"]}
+    keys = json.loads(client_api.call("GET", "/riak/b?keys=true&props=false").body)["keys"]
     assert "a/b" in keys
     assert len(keys) == 2
-    assert room.call("DELETE", "/riak/b/a%2Fb").status == 204
-    assert room.call("GET", "/riak/b/a%2Fb").headers["x-riak-deleted"] == "true"
+    assert client_api.call("DELETE", "/riak/b/a%2Fb").status == 204
+    assert client_api.call("GET", "/riak/b/a%2Fb").headers["x-riak-deleted"] == "true"
 
 
-def test_a_slash_at_the_end_says_nothing(room):
+def test_a_slash_at_the_end_says_nothing(client_api):
     """Paths of listings and new keys may end in a slash, and need the same role with it."""
-    assert room.call("POST", "/buckets/b/keys/", b"v", TEXT).headers["location"].count("//") == 0
-    assert room.call("GET", "/buckets/?buckets=true").status == 200
-    assert room.call("GET", "/riak/b/?keys=true&props=false").status == 200
+    assert client_api.call("POST", "/buckets/b/keys/", b"v", TEXT).headers["location"].count("//") == 0
+    assert client_api.call("GET", "/buckets/?buckets=true").status == 200
+    assert client_api.call("GET", "/riak/b/?keys=true&props=false").status == 200
     for path in ("/buckets/b/keys/k/", "/nothing/here/"):
-        unknown = room.call("GET", path)
+        unknown = client_api.call("GET", path)
         assert unknown.reason == "unknown-path"
         assert f"nothing answers at {path};".encode() in unknown.body, "the slash is at fault"
     paths = (b"/riak/b", b"/buckets/b/props", b"/types/t/props", b"/queues/q/fetch", b"/buckets/b/keys/k")
@@ -319,43 +319,43 @@ def test_a_slash_at_the_end_says_nothing(room):
             assert http_roles(method, path) == http_roles(method, path + b"/"), path
 
 
-def test_the_resource_list_names_what_is_answered(room):
+def test_the_resource_list_names_what_is_answered(client_api):
     """JSON where it is asked for, a page otherwise; nothing stands there that is not routed."""
-    found = room.call("GET", "/", headers={"accept": "application/json"})
+    found = client_api.call("GET", "/", headers={"accept": "application/json"})
     assert (found.status, found.headers["content-type"]) == (200, "application/json")
     resources = json.loads(found.body)
     assert resources["riak_kv_wm_buckets"] == "/buckets"
     assert "riak_kv_wm_mapred" not in resources
     assert "riak_kv_wm_counter" not in resources
     for accept in (None, "*/*", "text/html", "text/html, application/json;q=0.9"):
-        page = room.call("GET", "/", headers={} if accept is None else {"accept": accept})
+        page = client_api.call("GET", "/", headers={} if accept is None else {"accept": accept})
         assert page.headers["content-type"].startswith("text/html"), accept
         assert b"<li>riak_kv_wm_object: <code>/buckets/{bucket}/keys/{key}</code></li>" in page.body
         links = re.findall(rb'href="([^"]*)"', page.body)
         assert links
-        assert {room.call("GET", link.decode()).status for link in links} == {200}, "a link of the page answers"
+        assert {client_api.call("GET", link.decode()).status for link in links} == {200}, "a link of the page answers"
     assert '</stats>; rel="riak_kv_wm_stats"' in page.headers["link"]
 
 
-def test_statistics_have_a_version_that_clients_can_compare(room):
+def test_statistics_have_a_version_that_clients_can_compare(client_api):
     """Plain dotted numbers, above the releases that brought what is answered here."""
-    stats = json.loads(room.call("GET", "/stats").body)
+    stats = json.loads(client_api.call("GET", "/stats").body)
     assert tuple(map(int, stats["riak_kv_version"].split("."))) >= (3, 0, 13)
     assert stats["nodename"] == "n1"
 
 
-def test_a_preflist_names_who_holds_a_key(room):
+def test_a_preflist_names_who_holds_a_key(client_api):
     """The replicas of a key, whether it exists or not."""
-    shown = json.loads(room.call("GET", K + "/preflist").body)
+    shown = json.loads(client_api.call("GET", K + "/preflist").body)
     assert shown == {"preflist": [{"partition": 0, "node": "n1", "primary": True}]}
-    assert room.call("GET", "/types/none/buckets/b/keys/k/preflist").status == 404
+    assert client_api.call("GET", "/types/none/buckets/b/keys/k/preflist").status == 404
     for path in (
         "/buckets//keys/k",
         f"/buckets/b/keys/{'k' * 70_000}",
         "/buckets/b/keys/",
         f"/buckets/{'b' * 70_000}/keys/k",
     ):
-        refused = room.call("GET", path + "/preflist")
+        refused = client_api.call("GET", path + "/preflist")
         assert (refused.status, refused.reason) == (400, "bad-key")
 
 
@@ -375,9 +375,9 @@ def test_a_preflist_names_who_holds_a_key(room):
         ("GET", "/cachedtrees/nvals/3/root"),
     ],
 )
-def test_what_is_not_there_says_so(room, method, path):
+def test_what_is_not_there_says_so(client_api, method, path):
     """501 with one sentence on what to do instead, never a 404 that looks like an absent key."""
-    answer = room.call(method, path, b"{}" if method == "POST" else b"")
+    answer = client_api.call(method, path, b"{}" if method == "POST" else b"")
     assert (answer.status, answer.reason) == (501, "not-implemented")
     assert answer.body.count(b"\n") == 1
     assert b":" in answer.body
@@ -385,19 +385,19 @@ def test_what_is_not_there_says_so(room, method, path):
 
 @EXAMPLES
 @given(st.lists(st.sampled_from(["riak", "buckets", "types", "t", "keys", "index", "mapred", "b,t,1", "", "props"])))
-def test_every_path_of_riaks_words_is_answered(room_with, words):
+def test_every_path_of_riaks_words_is_answered(client_api_with, words):
     """No path of Riak's words brings the face to fall."""
-    room = room_with()
+    client_api = client_api_with()
     for method in ("GET", "PUT", "DELETE"):
-        answer = room.call(method, "/" + "/".join(words), b"", TEXT)
+        answer = client_api.call(method, "/" + "/".join(words), b"", TEXT)
         assert answer.status != 500
 
 
-def test_a_failing_listing_gives_its_place_back(room):
+def test_a_failing_listing_gives_its_place_back(client_api):
     """A refused listing in the old form leaves no listing behind."""
-    room.kv.fail = NotReady("x")
-    assert room.call("GET", "/riak/b?keys=true&props=false").status == 503
-    assert room.face._listings.running == 0
+    client_api.kv.fail = NotReady("x")
+    assert client_api.call("GET", "/riak/b?keys=true&props=false").status == 503
+    assert client_api.app._listings.running == 0
 
 
 def test_accept_prefers_by_weight():

@@ -27,12 +27,12 @@ from isthmus.repl.model.vclock import decode_clock
 K = "/buckets/b/keys/k"
 
 
-def test_a_put_value_is_read_back_with_its_headers(room):
+def test_a_put_value_is_read_back_with_its_headers(client_api):
     """GET gives the bytes, type, clock, tag and date of what PUT stored, under both forms of the path."""
-    written = room.put("/types/default/buckets/b/keys/k", b"\x00value\xff")
+    written = client_api.put("/types/default/buckets/b/keys/k", b"\x00value\xff")
     assert (written.status, written.body) == (204, b"")
     for path in (K, "/types/default/buckets/b/keys/k"):
-        read = room.call("GET", path)
+        read = client_api.call("GET", path)
         assert (read.status, read.body) == (200, b"\x00value\xff")
         assert read.headers["content-type"] == "text/plain"
         assert read.headers["content-length"] == "7"
@@ -42,61 +42,61 @@ def test_a_put_value_is_read_back_with_its_headers(room):
     assert decode_clock(base64.b64decode(written.headers["x-riak-vclock"]))
 
 
-def test_head_is_get_without_the_body(room):
+def test_head_is_get_without_the_body(client_api):
     """HEAD answers with GET's headers, the length among them, and no bytes."""
-    room.put(K, b"value")
-    head, get = room.call("HEAD", K), room.call("GET", K)
+    client_api.put(K, b"value")
+    head, get = client_api.call("HEAD", K), client_api.call("GET", K)
     assert head.body == b""
     assert (head.status, head.headers) == (get.status, get.headers)
-    assert room.call("HEAD", "/buckets/b/keys/none").status == 404
+    assert client_api.call("HEAD", "/buckets/b/keys/none").status == 404
 
 
-def test_an_absent_key_is_404_without_clock_or_deletion(room):
+def test_an_absent_key_is_404_without_clock_or_deletion(client_api):
     """A key that was never written is told apart from one that was deleted."""
-    read = room.call("GET", K)
+    read = client_api.call("GET", K)
     assert (read.status, read.reason) == (404, "not-found")
     assert "x-riak-vclock" not in read.headers
     assert "x-riak-deleted" not in read.headers
 
 
-def test_a_deleted_key_is_404_with_the_tombstones_clock(room):
+def test_a_deleted_key_is_404_with_the_tombstones_clock(client_api):
     """DELETE is 204; then GET shows the deletion, another DELETE is 404, and the clock makes a new write clean."""
-    room.put(K, b"1")
-    deleted = room.call("DELETE", K)
+    client_api.put(K, b"1")
+    deleted = client_api.call("DELETE", K)
     assert deleted.status == 204
-    read = room.call("GET", K)
+    read = client_api.call("GET", K)
     assert (read.status, read.headers["x-riak-deleted"]) == (404, "true")
     assert read.headers["x-riak-vclock"] == deleted.headers["x-riak-vclock"]
-    again = room.call("DELETE", K)
+    again = client_api.call("DELETE", K)
     assert (again.status, again.headers["x-riak-deleted"]) == (404, "true")
-    assert room.call("DELETE", "/buckets/b/keys/none").status == 404
-    room.put(K, b"2", read.headers["x-riak-vclock"])
-    assert room.call("GET", K).body == b"2"
+    assert client_api.call("DELETE", "/buckets/b/keys/none").status == 404
+    client_api.put(K, b"2", read.headers["x-riak-vclock"])
+    assert client_api.call("GET", K).body == b"2"
 
 
-def test_a_write_with_the_context_replaces_and_one_without_makes_a_sibling(room):
+def test_a_write_with_the_context_replaces_and_one_without_makes_a_sibling(client_api):
     """The clock that was read decides whether a value is replaced; values not seen are all kept."""
-    first = room.put(K, b"1").headers["x-riak-vclock"]
-    second = room.put(K, b"2", first).headers["x-riak-vclock"]
-    assert room.call("GET", K).body == b"2"
-    room.put(K, b"3", first)
-    siblings = room.call("GET", K)
+    first = client_api.put(K, b"1").headers["x-riak-vclock"]
+    second = client_api.put(K, b"2", first).headers["x-riak-vclock"]
+    assert client_api.call("GET", K).body == b"2"
+    client_api.put(K, b"3", first)
+    siblings = client_api.call("GET", K)
     assert siblings.status == 300
     assert siblings.headers["content-type"] == "text/plain"
     head, *vtags = siblings.body.decode().splitlines()
     assert head == "Siblings:"
-    assert sorted(room.call("GET", f"{K}?vtag={v}").body for v in vtags) == [b"2", b"3"]
-    resolved = room.put(K, b"4", siblings.headers["x-riak-vclock"])
+    assert sorted(client_api.call("GET", f"{K}?vtag={v}").body for v in vtags) == [b"2", b"3"]
+    resolved = client_api.put(K, b"4", siblings.headers["x-riak-vclock"])
     assert resolved.headers["x-riak-vclock"] != second
-    assert (room.call("GET", K).status, room.call("GET", K).body) == (200, b"4")
+    assert (client_api.call("GET", K).status, client_api.call("GET", K).body) == (200, b"4")
 
 
-def test_siblings_come_as_multipart_when_that_is_preferred(room):
+def test_siblings_come_as_multipart_when_that_is_preferred(client_api):
     """`Accept: multipart/mixed` gets every sibling with its own headers, tombstones among them."""
-    first = room.put(K, b"1").headers["x-riak-vclock"]
-    room.put(K, b"a\r\n--b", first, x_riak_meta_colour="red")
-    room.call("DELETE", K, headers={"x-riak-vclock": first})
-    got = room.call("GET", K, headers={"accept": "multipart/mixed"})
+    first = client_api.put(K, b"1").headers["x-riak-vclock"]
+    client_api.put(K, b"a\r\n--b", first, x_riak_meta_colour="red")
+    client_api.call("DELETE", K, headers={"x-riak-vclock": first})
+    got = client_api.call("GET", K, headers={"accept": "multipart/mixed"})
     assert got.status == 300
     parsed = email.message_from_bytes(b"content-type: " + got.headers["content-type"].encode() + b"\r\n\r\n" + got.body)
     parts = {p["X-Riak-Deleted"]: p for p in parsed.get_payload()}
@@ -105,26 +105,26 @@ def test_siblings_come_as_multipart_when_that_is_preferred(room):
     assert parts[None].get_payload(decode=True) == b"a\r\n--b"
     assert parts["true"].get_payload() == ""
     for accept in ("*/*", "text/plain, multipart/mixed", "multipart/mixed;q=0", "multipart/mixed;q=0.5, text/plain"):
-        plain = room.call("GET", K, headers={"accept": accept})
+        plain = client_api.call("GET", K, headers={"accept": accept})
         assert plain.headers["content-type"] == "text/plain", accept
 
 
-def test_the_vtag_of_a_tombstone_is_a_deleted_key_and_an_unknown_one_is_404(room):
+def test_the_vtag_of_a_tombstone_is_a_deleted_key_and_an_unknown_one_is_404(client_api):
     """`?vtag=` never shows a deletion as an empty value, nor another sibling than the one named."""
-    first = room.put(K, b"1").headers["x-riak-vclock"]
-    room.put(K, b"2", first)
-    room.call("DELETE", K, headers={"x-riak-vclock": first})
-    vtags = room.call("GET", K).body.decode().splitlines()[1:]
-    answers = [room.call("GET", f"{K}?vtag={v}") for v in vtags]
+    first = client_api.put(K, b"1").headers["x-riak-vclock"]
+    client_api.put(K, b"2", first)
+    client_api.call("DELETE", K, headers={"x-riak-vclock": first})
+    vtags = client_api.call("GET", K).body.decode().splitlines()[1:]
+    answers = [client_api.call("GET", f"{K}?vtag={v}") for v in vtags]
     assert sorted((a.status, a.headers.get("x-riak-deleted")) for a in answers) == [(200, None), (404, "true")]
-    unknown = room.call("GET", f"{K}?vtag=0000")
+    unknown = client_api.call("GET", f"{K}?vtag=0000")
     assert (unknown.status, unknown.reason) == (404, "unknown-vtag")
     assert "x-riak-vclock" in unknown.headers
 
 
-def test_metadata_links_indexes_and_encoding_are_kept(room):
+def test_metadata_links_indexes_and_encoding_are_kept(client_api):
     """What a writer says of a value beside its bytes comes back to every reader."""
-    room.call(
+    client_api.call(
         "PUT",
         K,
         b"v",
@@ -137,7 +137,7 @@ def test_metadata_links_indexes_and_encoding_are_kept(room):
             "link": '</buckets/o/keys/a%2Fb>; riaktag="next", </buckets/b>; rel="up", </riak/o/c>; riaktag=t',
         },
     )
-    got = room.call("GET", K).headers
+    got = client_api.call("GET", K).headers
     assert got["content-type"] == "application/json; charset=utf-8"
     assert got["content-encoding"] == "gzip"
     assert got["x-riak-meta-colour"] == "red"
@@ -146,36 +146,36 @@ def test_metadata_links_indexes_and_encoding_are_kept(room):
     assert got["link"] == '</buckets/o/keys/a%2Fb>; riaktag="next", </buckets/o/keys/c>; riaktag="t"'
 
 
-def test_returnbody_gives_what_a_get_would(room):
+def test_returnbody_gives_what_a_get_would(client_api):
     """`returnbody=true` answers a write with the object as it stands: 200, or 300 with siblings."""
-    first = room.call("PUT", K + "?returnbody=true", b"1", {"content-type": "text/plain"})
+    first = client_api.call("PUT", K + "?returnbody=true", b"1", {"content-type": "text/plain"})
     assert (first.status, first.body) == (200, b"1")
     assert first.headers["x-riak-vclock"]
-    second = room.call("PUT", K + "?returnbody=true", b"2", {"content-type": "text/plain"})
+    second = client_api.call("PUT", K + "?returnbody=true", b"2", {"content-type": "text/plain"})
     assert second.status == 300
 
 
-def test_a_post_to_the_listing_makes_a_key(room):
+def test_a_post_to_the_listing_makes_a_key(client_api):
     """POST to .../keys stores under a new key each time and says where in Location."""
     places = set()
     for path in ("/buckets/b%2F/keys", "/types/default/buckets/b%2F/keys"):
-        made = room.call("POST", path, b"v", {"content-type": "text/plain"})
+        made = client_api.call("POST", path, b"v", {"content-type": "text/plain"})
         assert (made.status, made.body) == (201, b"")
         assert made.headers["location"].startswith(path + "/")
         assert made.headers["x-riak-vclock"]
-        assert room.call("GET", made.headers["location"]).body == b"v"
+        assert client_api.call("GET", made.headers["location"]).body == b"v"
         places.add(made.headers["location"].rsplit("/", 1)[1])
     assert len(places) == 2
-    shown = room.call("POST", "/buckets/b/keys?returnbody=true", b"v", {"content-type": "text/plain"})
+    shown = client_api.call("POST", "/buckets/b/keys?returnbody=true", b"v", {"content-type": "text/plain"})
     assert (shown.status, shown.body) == (201, b"v")
-    assert room.call("POST", "/buckets/b/keys", b"v").reason == "no-content-type"
-    assert room.call("POST", "/buckets//keys", b"v", {"content-type": "a/b"}).reason == "bad-key"
+    assert client_api.call("POST", "/buckets/b/keys", b"v").reason == "no-content-type"
+    assert client_api.call("POST", "/buckets//keys", b"v", {"content-type": "a/b"}).reason == "bad-key"
 
 
-def test_a_slash_inside_a_key_is_the_keys_own(room):
+def test_a_slash_inside_a_key_is_the_keys_own(client_api):
     """A percent-encoded slash, NUL, plus or high byte is part of the key, and a bare `+` is a space, as Riak has it."""
-    room.put("/buckets/b/keys/a%2Fb%00%ff%2B+", b"v")
-    assert room.kv.object(b"b", b"a/b\x00\xff+ ") is not None
+    client_api.put("/buckets/b/keys/a%2Fb%00%ff%2B+", b"v")
+    assert client_api.kv.object(b"b", b"a/b\x00\xff+ ") is not None
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_a_slash_inside_a_key_is_the_keys_own(room):
         ({}, "no-content-type"),
     ],
 )
-def test_a_malformed_header_is_400_and_nothing_is_written(room, headers, reason):
+def test_a_malformed_header_is_400_and_nothing_is_written(client_api, headers, reason):
     """Each bad header is refused with its own reason, in one line, before anything is written."""
-    answer = room.call("PUT", K, b"v", headers)
+    answer = client_api.call("PUT", K, b"v", headers)
     assert (answer.status, answer.reason) == (400, reason)
     assert answer.body.count(b"\n") == 1
-    assert room.kv.writes == 0
+    assert client_api.kv.writes == 0
 
 
 @pytest.mark.parametrize(
@@ -214,179 +214,183 @@ def test_a_malformed_header_is_400_and_nothing_is_written(room, headers, reason)
         "/types/%/buckets/b/keys/k",
     ],
 )
-def test_bad_percent_encoding_is_400(room, target):
+def test_bad_percent_encoding_is_400(client_api, target):
     """A percent sign without two hex digits is refused, in every part of the path."""
-    answer = room.call("GET", target)
+    answer = client_api.call("GET", target)
     assert (answer.status, answer.reason) == (400, "bad-percent-encoding")
 
 
-def test_a_vclock_with_anything_added_is_refused(room):
+def test_a_vclock_with_anything_added_is_refused(client_api):
     """Base64 is taken as it was given, without skipping what is not base64."""
-    vclock = room.put(K, b"1").headers["x-riak-vclock"]
+    vclock = client_api.put(K, b"1").headers["x-riak-vclock"]
     for wrong in (vclock[:4] + "!" + vclock[4:], vclock + "=", vclock[:-4], " " + vclock + "\n"):
-        assert room.put(K, b"2", wrong).reason == "bad-vclock", wrong
-    assert room.kv.writes == 1
+        assert client_api.put(K, b"2", wrong).reason == "bad-vclock", wrong
+    assert client_api.kv.writes == 1
 
 
-def test_a_read_says_how_isolated_it_is_or_leaves_it_to_the_node(room):
+def test_a_read_says_how_isolated_it_is_or_leaves_it_to_the_node(client_api):
     """GET and HEAD hand their isolation on, none when they have none; another word is 400, never a committed read."""
-    room.put(K, b"v")
-    room.kv.unapplied[Key(b"default", b"b", b"k")] = room.kv.objects[Key(b"default", b"b", b"k")].replace(b"v", b"w")
-    assert room.call("GET", K).body == b"v"
-    assert room.call("GET", K + "?isolation=committed&r=2&unknown=x").body == b"v"
-    assert room.call("GET", K + "?isolation=uncommitted").body == b"w"
-    assert room.call("HEAD", K + "?isolation=uncommitted").status == 200
-    assert room.kv.isolations == [None, "committed", "uncommitted", "uncommitted"]
+    client_api.put(K, b"v")
+    client_api.kv.unapplied[Key(b"default", b"b", b"k")] = client_api.kv.objects[Key(b"default", b"b", b"k")].replace(
+        b"v", b"w"
+    )
+    assert client_api.call("GET", K).body == b"v"
+    assert client_api.call("GET", K + "?isolation=committed&r=2&unknown=x").body == b"v"
+    assert client_api.call("GET", K + "?isolation=uncommitted").body == b"w"
+    assert client_api.call("HEAD", K + "?isolation=uncommitted").status == 200
+    assert client_api.kv.isolations == [None, "committed", "uncommitted", "uncommitted"]
     for method in ("GET", "HEAD", "PUT"):
-        answer = room.call(method, K + "?isolation=none", b"v" * (method == "PUT"), {"content-type": "a/b"})
+        answer = client_api.call(method, K + "?isolation=none", b"v" * (method == "PUT"), {"content-type": "a/b"})
         assert (answer.status, answer.reason) == (400, "isolation"), method
-    assert room.kv.writes == 1
+    assert client_api.kv.writes == 1
 
 
-def test_a_request_id_makes_a_repeated_write_harmless(room):
+def test_a_request_id_makes_a_repeated_write_harmless(client_api):
     """The second PUT or DELETE under one id writes nothing, is answered as the first, and says that it is a repeat."""
-    first = room.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
+    first = client_api.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
     assert "x-isthmus-repeated" not in first.headers
-    again = room.put(K, b"other", X_Isthmus_Request_Id="client-7/1")
+    again = client_api.put(K, b"other", X_Isthmus_Request_Id="client-7/1")
     assert (again.status, again.headers["x-isthmus-repeated"]) == (204, "true")
     assert again.headers["x-riak-vclock"] == first.headers["x-riak-vclock"]
-    shown = room.call(
+    shown = client_api.call(
         "PUT", K + "?returnbody=true", b"other", {"content-type": "a/b", "x-isthmus-request-id": "client-7/1"}
     )
     assert (shown.status, shown.body, shown.headers["x-isthmus-repeated"]) == (200, b"v", "true")
     for repeated in (False, True):
-        gone = room.call("DELETE", K, b"", {"x-isthmus-request-id": "client-7/2"})
+        gone = client_api.call("DELETE", K, b"", {"x-isthmus-request-id": "client-7/2"})
         assert gone.status == 204
         assert ("x-isthmus-repeated" in gone.headers) == repeated
-    assert room.kv.writes == 2
+    assert client_api.kv.writes == 2
 
 
-def test_a_repeated_write_of_a_key_that_was_reaped_since_says_so(room):
+def test_a_repeated_write_of_a_key_that_was_reaped_since_says_so(client_api):
     """It writes nothing: 204 without a clock, or 404 where the body was asked for."""
-    room.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
-    room.kv.objects.clear()
-    again = room.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
+    client_api.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
+    client_api.kv.objects.clear()
+    again = client_api.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
     assert (again.status, again.headers["x-isthmus-repeated"]) == (204, "true")
     assert "x-riak-vclock" not in again.headers
     headers = {"content-type": "a/b", "x-isthmus-request-id": "client-7/1"}
-    shown = room.call("PUT", K + "?returnbody=true", b"v", headers)
+    shown = client_api.call("PUT", K + "?returnbody=true", b"v", headers)
     assert (shown.status, shown.headers["x-isthmus-repeated"]) == (404, "true")
-    assert room.kv.writes == 1
+    assert client_api.kv.writes == 1
 
 
-def test_a_request_id_that_is_none_is_refused(room):
+def test_a_request_id_that_is_none_is_refused(client_api):
     """Empty, too long, a space, unprintable: 400, and nothing is written; so is an id for a key yet to be made."""
     for bad in ("", "x" * 65, "a b", "a\x7f", "\xe9"):
-        answer = room.put(K, b"v", X_Isthmus_Request_Id=bad)
+        answer = client_api.put(K, b"v", X_Isthmus_Request_Id=bad)
         assert (answer.status, answer.reason) == (400, "bad-request-id"), bad
-    made = room.call("POST", "/buckets/b/keys", b"v", {"content-type": "a/b", "x-isthmus-request-id": "1"})
+    made = client_api.call("POST", "/buckets/b/keys", b"v", {"content-type": "a/b", "x-isthmus-request-id": "1"})
     assert (made.status, made.reason) == (400, "bad-request-id")
-    assert room.kv.writes == 0
-    assert room.put(K, b"v", X_Isthmus_Request_Id="x" * 64).status == 204
+    assert client_api.kv.writes == 0
+    assert client_api.put(K, b"v", X_Isthmus_Request_Id="x" * 64).status == 204
 
 
-def test_a_written_object_that_did_not_come_back_is_read(room):
+def test_a_written_object_that_did_not_come_back_is_read(client_api):
     """returnbody=true shows the object also when the write's answer was too small to carry it."""
-    room.kv.returns = False
-    shown = room.call("PUT", K + "?returnbody=true", b"v", {"content-type": "a/b"})
+    client_api.kv.returns = False
+    shown = client_api.call("PUT", K + "?returnbody=true", b"v", {"content-type": "a/b"})
     assert (shown.status, shown.body) == (200, b"v")
-    assert room.kv.isolations == ["committed"]
+    assert client_api.kv.isolations == ["committed"]
 
 
-def test_refusals_and_unknown_outcomes_are_told_apart(room):
+def test_refusals_and_unknown_outcomes_are_told_apart(client_api):
     """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504, says so, and has none."""
     refusals = NotLeader("x", "n2"), Fenced("x"), TooFewInSync("x"), Overloaded("x"), OutOfStorage("x"), NotReady("x")
     for error in refusals:
-        room.kv.fail = error
-        for answer in (room.put(K, b"v"), room.call("GET", K)):
+        client_api.kv.fail = error
+        for answer in (client_api.put(K, b"v"), client_api.call("GET", K)):
             assert (answer.status, answer.reason) == (503, error.reason)
             assert int(answer.headers["retry-after"]) > 0
             assert b"outcome=unknown" not in answer.body
             assert answer.headers.get("x-isthmus-leader") == ("n2" if isinstance(error, NotLeader) else None)
-    room.kv.fail = OutcomeUnknown("the connection broke")
-    answer = room.put(K, b"v")
+    client_api.kv.fail = OutcomeUnknown("the connection broke")
+    answer = client_api.put(K, b"v")
     assert (answer.status, answer.reason) == (504, "outcome-unknown")
     assert answer.body == b"the connection broke; outcome=unknown\n"
     assert "retry-after" not in answer.headers
 
 
-def test_bucket_and_key_have_limits(room_with):
+def test_bucket_and_key_have_limits(client_api_with):
     """Empty and too long names are 400; the longest allowed one is stored."""
-    room = room_with(key_bytes=8)
+    client_api = client_api_with(key_bytes=8)
     for target in (
         "/buckets//keys/k",
         "/types/default/buckets//keys/k",
         f"/buckets/b/keys/{'k' * 9}",
         f"/buckets/{'b' * 9}/keys/k",
     ):
-        answer = room.call("PUT", target, b"v", {"content-type": "text/plain"})
+        answer = client_api.call("PUT", target, b"v", {"content-type": "text/plain"})
         assert (answer.status, answer.reason) == (400, "bad-key"), target
-    assert room.put(f"/buckets/b/keys/{'%20' * 8}", b"v").status == 204
+    assert client_api.put(f"/buckets/b/keys/{'%20' * 8}", b"v").status == 204
 
 
-def test_a_value_over_the_limit_is_413_before_it_is_read(room_with):
+def test_a_value_over_the_limit_is_413_before_it_is_read(client_api_with):
     """The limit holds by Content-Length and by count, and the largest allowed value is stored."""
-    room = room_with(object_bytes=10)
+    client_api = client_api_with(object_bytes=10)
     kind = {"content-type": "text/plain"}
-    assert room.call("PUT", K, b"x" * 10, kind).status == 204
-    declared = room.call("PUT", K, b"x" * 11, kind)
+    assert client_api.call("PUT", K, b"x" * 10, kind).status == 204
+    declared = client_api.call("PUT", K, b"x" * 11, kind)
     assert (declared.status, declared.reason) == (413, "too-large")
     assert declared.headers["connection"] == "close"
     assert b"limits.object_size is 10" in declared.body
-    counted = room.call("PUT", K, [b"x" * 6, b"x" * 6, b"x"], kind)
+    counted = client_api.call("PUT", K, [b"x" * 6, b"x" * 6, b"x"], kind)
     assert (counted.status, counted.reason) == (413, "too-large")
-    last = room.call("PUT", K, [b"x" * 6, b"x" * 6], kind)
+    last = client_api.call("PUT", K, [b"x" * 6, b"x" * 6], kind)
     assert last.status == 413
-    assert room.kv.writes == 1
-    room.face.budget.limit_bytes = 100
-    assert room.call("PUT", K, [b"x" * 6] * 40, kind).status == 413, "the rest was kept"
-    assert room.face.budget.used_bytes == 0
+    assert client_api.kv.writes == 1
+    client_api.app.budget.limit_bytes = 100
+    assert client_api.call("PUT", K, [b"x" * 6] * 40, kind).status == 413, "the rest was kept"
+    assert client_api.app.budget.used_bytes == 0
 
 
-def test_a_body_cut_short_writes_nothing(room, ask_face):
+def test_a_body_cut_short_writes_nothing(client_api, send_request):
     """A client that goes away in the middle of its body has written nothing and is answered nothing."""
     for pieces in ([b"half"], [b"a", b"b"], [b""]):
         answer = asyncio.run(
-            ask_face(room.face, "PUT", K, pieces, {"content-type": "a/b", "content-length": "9"}, cut=True)
+            send_request(client_api.app, "PUT", K, pieces, {"content-type": "a/b", "content-length": "9"}, cut=True)
         )
         assert answer is None
-    assert room.kv.writes == 0
-    assert room.face.budget.used_bytes == 0
+    assert client_api.kv.writes == 0
+    assert client_api.app.budget.used_bytes == 0
 
 
-def test_bodies_in_flight_are_bounded_over_all_requests(room, ask_face):
+def test_bodies_in_flight_are_bounded_over_all_requests(client_api, send_request):
     """Bodies held by slow writes count together; over the limit a write is refused, and room comes back."""
-    room.face.budget.limit_bytes = 100
+    client_api.app.budget.limit_bytes = 100
 
     async def run():
-        room.kv.gate = asyncio.Event()
+        client_api.kv.gate = asyncio.Event()
         kind = {"content-type": "a/b"}
-        held = [asyncio.ensure_future(ask_face(room.face, "PUT", f"{K}{n}", b"x" * 40, kind)) for n in range(2)]
+        held = [
+            asyncio.ensure_future(send_request(client_api.app, "PUT", f"{K}{n}", b"x" * 40, kind)) for n in range(2)
+        ]
         await asyncio.sleep(0)
-        assert room.face.budget.used_bytes == 80
-        refused = await ask_face(room.face, "PUT", K, b"x" * 40, kind)
-        pieces = await ask_face(room.face, "PUT", K, [b"x" * 15, b"x" * 15, b"x"], kind)
-        room.kv.gate.set()
+        assert client_api.app.budget.used_bytes == 80
+        refused = await send_request(client_api.app, "PUT", K, b"x" * 40, kind)
+        pieces = await send_request(client_api.app, "PUT", K, [b"x" * 15, b"x" * 15, b"x"], kind)
+        client_api.kv.gate.set()
         return [refused, pieces], [await h for h in held]
 
     refused, held = asyncio.run(run())
     assert [(a.status, a.reason, a.headers["retry-after"]) for a in refused] == [(503, "overloaded", "1")] * 2
     assert [a.status for a in held] == [204, 204]
-    assert room.face.budget.used_bytes == 0
-    assert room.put(K, b"x" * 100).status == 204
+    assert client_api.app.budget.used_bytes == 0
+    assert client_api.put(K, b"x" * 100).status == 204
 
 
-def test_a_large_value_is_sent_in_pieces_and_counted(room):
+def test_a_large_value_is_sent_in_pieces_and_counted(client_api):
     """An answer larger than a piece is whole at the client, goes out in bounded pieces, and counts meanwhile."""
     value = bytes(range(256)) * 1000
-    room.put(K, value)
-    got = room.call("GET", K)
+    client_api.put(K, value)
+    got = client_api.call("GET", K)
     assert got.body == value
     assert max(map(len, got.chunks)) == 64_000
-    room.face.budget.limit_bytes = 100_000
-    assert room.call("GET", K).reason == "overloaded"
-    assert room.call("HEAD", K).status == 200
-    assert room.face.budget.used_bytes == 0
+    client_api.app.budget.limit_bytes = 100_000
+    assert client_api.call("GET", K).reason == "overloaded"
+    assert client_api.call("HEAD", K).status == 200
+    assert client_api.app.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -398,19 +402,19 @@ def test_a_large_value_is_sent_in_pieces_and_counted(room):
         (ValueError("a bug"), 500, "internal", {}),
     ],
 )
-def test_errors_of_the_cluster_become_statuses_with_a_reason(room, error, status, reason, headers):
+def test_errors_of_the_cluster_become_statuses_with_a_reason(client_api, error, status, reason, headers):
     """A definite refusal is 503 and may be repeated; an unknown outcome is 504 and says so; a bug is 500."""
-    room.kv.fail = error
+    client_api.kv.fail = error
     for method in ("PUT", "GET", "DELETE"):
-        answer = room.call(method, K, b"v" if method == "PUT" else b"", {"content-type": "a/b"})
+        answer = client_api.call(method, K, b"v" if method == "PUT" else b"", {"content-type": "a/b"})
         assert (answer.status, answer.reason) == (status, reason)
         assert headers.items() <= answer.headers.items()
         assert answer.body.count(b"\n") == 1
         assert (b"outcome=unknown" in answer.body) == (status in (500, 504))
-    assert room.face.budget.used_bytes == 0
+    assert client_api.app.budget.used_bytes == 0
 
 
-def test_stored_bytes_that_are_no_object_are_corruption_not_a_value(room):
+def test_stored_bytes_that_are_no_object_are_corruption_not_a_value(client_api):
     """Whatever shape broken bytes have, a reader gets a 500 with a reason, never a wrong value."""
     for broken in (
         b"",
@@ -419,12 +423,12 @@ def test_stored_bytes_that_are_no_object_are_corruption_not_a_value(room):
         msgpack.packb((1, b"", ())),
         msgpack.packb((1, b"", ((1,),))),
     ):
-        room.kv.objects[Key(b"default", b"b", b"k")] = broken
-        answer = room.call("GET", K)
+        client_api.kv.objects[Key(b"default", b"b", b"k")] = broken
+        answer = client_api.call("GET", K)
         assert (answer.status, answer.reason) == (500, "corruption"), broken
 
 
-def test_headers_of_objects_from_elsewhere_cannot_forge_headers(room):
+def test_headers_of_objects_from_elsewhere_cannot_forge_headers(client_api):
     """Stored text with line ends is left out of answers, since a batch or a push may hold anything."""
     sibling = (
         b"a" * 20,
@@ -438,21 +442,23 @@ def test_headers_of_objects_from_elsewhere_cannot_forge_headers(room):
         (),
         (),
     )
-    room.kv.objects[Key(b"default", b"b", b"k")] = msgpack.packb((1, msgpack.packb(((b"a" * 20, 1, 0),)), (sibling,)))
-    got = room.call("GET", K)
+    client_api.kv.objects[Key(b"default", b"b", b"k")] = msgpack.packb(
+        (1, msgpack.packb(((b"a" * 20, 1, 0),)), (sibling,))
+    )
+    got = client_api.call("GET", K)
     assert (got.status, got.headers["content-type"]) == (200, "application/octet-stream")
     assert "content-encoding" not in got.headers
     assert [h for h in got.headers if "meta" in h] == ["x-riak-meta-ok"]
 
 
-def test_requests_are_counted_by_route_method_and_status(room):
+def test_requests_are_counted_by_route_method_and_status(client_api):
     """The face's samples say how many answers of which kind were given, with a help line for each name."""
     from isthmus.node.client_api.application import HELP
 
-    room.put(K, b"v")
-    room.call("GET", K)
-    room.call("GET", "/nowhere")
-    samples = {(n, *sorted(labels.values())): v for n, labels, v in room.face.samples()}
+    client_api.put(K, b"v")
+    client_api.call("GET", K)
+    client_api.call("GET", "/nowhere")
+    samples = {(n, *sorted(labels.values())): v for n, labels, v in client_api.app.samples()}
     assert samples["isthmus_http_requests_total", "204", "PUT", "object"] == 1
     assert samples["isthmus_http_requests_total", "200", "GET", "object"] == 1
     assert samples["isthmus_http_requests_total", "404", "GET", "refused"] == 1

@@ -8,24 +8,24 @@ import msgpack
 import pytest
 
 from isthmus.repl.model.errors import NotReady
-from tests.support.memory_client_api import Room, ask
+from tests.support.memory_client_api import ClientApiFixture, ask
 
 FULL_BYTES = 256 * 1000 * 1000
 
 
 @pytest.mark.parametrize("target", ["/buckets/b/keys/k?returnbody=true", "/buckets/b/keys?returnbody=true"])
 def test_a_write_whose_object_cannot_be_read_then_is_no_refusal(
-    room: Room, monkeypatch: pytest.MonkeyPatch, target: str
+    client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     """What did not come with the write is read; when that fails, a 503 would say that nothing was written."""
 
     async def none(*_: object) -> None:
         raise NotReady("no leader serves the partition yet")
 
-    room.kv.returns = False
-    monkeypatch.setattr(room.kv, "get", none)
-    answer = room.call("POST", target, b"v", {"content-type": "text/plain"})
-    assert room.kv.writes == 1
+    client_api.kv.returns = False
+    monkeypatch.setattr(client_api.kv, "get", none)
+    answer = client_api.call("POST", target, b"v", {"content-type": "text/plain"})
+    assert client_api.kv.writes == 1
     assert (answer.status, answer.reason) == (504, "outcome-unknown")
     assert answer.body.endswith(b"outcome=unknown\n")
 
@@ -43,30 +43,30 @@ def requests_for_much() -> list[tuple[str, str, bytes, int]]:
 
 @pytest.mark.parametrize(("method", "target", "body", "status"), requests_for_much())
 def test_an_answer_that_finds_no_room_refuses_no_write(
-    room: Room, monkeypatch: pytest.MonkeyPatch, method: str, target: str, body: bytes, status: int
+    client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, method: str, target: str, body: bytes, status: int
 ) -> None:
     """With as many bodies held as a node holds, a large answer to a read is refused for now, one to a write unknown."""
-    room.put("/buckets/b/keys/large", b"x" * 100_000)
-    writes = room.kv.writes
+    client_api.put("/buckets/b/keys/large", b"x" * 100_000)
+    writes = client_api.kv.writes
 
     def filling(name: str) -> None:
-        act = getattr(room.kv, name)
+        act = getattr(client_api.kv, name)
 
         async def acts(*given: object) -> object:
             done = await act(*given)
-            room.face.budget.used_bytes = FULL_BYTES + len(body)
+            client_api.app.budget.used_bytes = FULL_BYTES + len(body)
             return done
 
-        monkeypatch.setattr(room.kv, name, acts)
+        monkeypatch.setattr(client_api.kv, name, acts)
 
     for name in ("write", "write_batch", "get", "get_batch"):
         filling(name)
 
     async def asked() -> None:
-        answer = await ask(room.face, method, target, body, {"content-type": "text/plain"})
+        answer = await ask(client_api.app, method, target, body, {"content-type": "text/plain"})
         assert answer is not None
         assert answer.status == status
-        assert (answer.reason, room.kv.writes > writes) == (
+        assert (answer.reason, client_api.kv.writes > writes) == (
             ("outcome-unknown", True) if status == 504 else ("overloaded", False)
         )
 
