@@ -1,5 +1,5 @@
 """The command line, `isthmus NOUN VERB`: one module for each noun, imported when it is used.
 
-Commands talk to a node over its admin listener (`admin_client`). Must not import `node.demo` at run time of other
-nouns. Start at `main`, which lists the nouns.
+Commands send requests to a node's admin listener (`admin_client`); changes share `admin_act`, listings are declared as
+`output.TableSpec`. Must not import `node.demo`, which `main` finds by name. Start at `main`, which lists the nouns.
 """

@@ -96,9 +96,14 @@ def failure_of(error: Exception) -> Failure | None:
 OWN_PACKAGES: Final = tuple(f"isthmus.{name}" for name in ("config", "repl", "queues", "aae", "sink", "node"))
 
 
+COMES_WITH: Final[Mapping[str, str]] = {"py4j": "pyspark"}
+"""Package that is imported -> the required package that it is installed with."""
+
+
 def missing_package(error: ModuleNotFoundError) -> str:
     """How to install a missing package; "" where a package of Isthmus itself is missing, which is a bug."""
-    name = (error.name or "").partition(".")[0]
+    imported = (error.name or "").partition(".")[0]
+    name = COMES_WITH.get(imported, imported)
     if not name or name == "isthmus":
         return ""
     return (

@@ -58,18 +58,22 @@ def _remember(context: click.Context, _parameter: click.Parameter, value: str) -
     return value
 
 
-def output_option(command: Command) -> Command:
-    """Add `-o table|json` to a command, as its argument `output`."""
+def format_option(*names: str) -> Callable[[Command], Command]:
+    """An option of these names that chooses the output format: "table" or "json"."""
     return click.option(
-        "-o",
-        "--output",
+        *names,
         type=click.Choice(FORMATS),
         default=FORMATS[0],
         show_default=True,
         is_eager=True,
         callback=_remember,
         help="A table for people, or JSON for programs.",
-    )(command)
+    )
+
+
+def output_option(command: Command) -> Command:
+    """Add `-o table|json` to a command, as its argument `output`."""
+    return format_option("-o", "--output")(command)
 
 
 def echo_json(value: Any) -> None:

@@ -14,8 +14,8 @@ import click
 
 from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_json, echo_table, output_option, printable
-from isthmus.node.cli.reconcile_options import duration_s, files_of
+from isthmus.node.cli.output import echo_json, echo_table, output_option
+from isthmus.node.cli.reconcile_options import duration_s, files_of, print_progress
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -116,7 +116,7 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
     options = _options(given)
     exporting.known_part(path, batch_jobs.source_options(urls, bucket_type, "", options))
     with spark_session.job("export", master) as spark:
-        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), _print_progress)
+        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), print_progress)
         _echo_count(count, "exported", output)
 
 
@@ -145,7 +145,7 @@ def import_(
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
     exporting.check_whole(path)
     with spark_session.job("import", master) as spark:
-        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, _print_progress)
+        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, print_progress)
         _echo_count(count, "imported", output)
 
 
@@ -194,10 +194,6 @@ def java_home(directory: Path, output: str) -> None:
         echo_json({"java_home": found})
     else:
         click.echo(found)
-
-
-def _print_progress(line: str) -> None:
-    click.echo(printable(line), err=True)
 
 
 def _echo_count(count: int, done: str, output: str) -> None:

@@ -13,24 +13,15 @@ from isthmus.aae.reconcile.client import Credentials
 from isthmus.config.units import parse_duration
 from isthmus.node.cli.credentials import TOKEN_VARIABLE
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import FORMATS, CliContext
+from isthmus.node.cli.output import CliContext, format_option, printable
+
+FORMAT = format_option("-o", "format_")
+"""`-o` of commands whose --output is a directory."""
 
 
-def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    context.ensure_object(CliContext).output = value
-    return value
-
-
-FORMAT = click.option(
-    "-o",
-    "format_",
-    type=click.Choice(FORMATS),
-    default=FORMATS[0],
-    show_default=True,
-    is_eager=True,
-    callback=_remember,
-    help="A table for people, or JSON for programs.",
-)
+def print_progress(line: str) -> None:
+    """Print a line of a job's progress on standard error."""
+    click.echo(printable(line), err=True)
 
 
 def files_of(context: click.Context) -> Credentials:

@@ -17,7 +17,7 @@ from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
 from isthmus.node.cli.parameters import BY
-from isthmus.node.cli.reconcile_options import FORMAT, duration_s, files_of
+from isthmus.node.cli.reconcile_options import FORMAT, duration_s, files_of, print_progress
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 
@@ -80,7 +80,7 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
     seeding.open_seed(given["source"], given["target"], options, queue)  # reports faults before Spark starts
     with spark_session.job(f"seed {run_id}", given["master"]) as spark:
         try:
-            summary = seeding.seed(spark, given["source"], given["target"], options, queue, _print_progress)
+            summary = seeding.seed(spark, given["source"], given["target"], options, queue, print_progress)
         except KeyboardInterrupt:
             click.echo(f"broken off: --run-id {run_id} goes on", err=True)
             raise
@@ -157,10 +157,6 @@ class _SeedAdmin:
             return ask()
         except CommandFailed as error:
             raise (BadInput if error.exit_code is Exit.REFUSED else PeerFault)(str(error)) from error
-
-
-def _print_progress(line: str) -> None:
-    click.echo(printable(line), err=True)
 
 
 def _echo_plan(plan: dict[str, Any], output: str) -> None:
