@@ -1,5 +1,5 @@
-"""Nodes of one cluster in one process: runtime, controller and coordinator on real disk files, with the metastore's
-memory twin, and with connections in memory (`wires`)."""
+"""Nodes of one cluster in one process: runtime, controller and coordinator on real files, with a metastore and
+connections in memory."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class FullableFiles(SystemFiles):
 
 
 @dataclass
-class House:
-    """What a test talks to."""
+class Node:
+    """A running node."""
 
     node: str
     runtime: Runtime
@@ -67,7 +67,7 @@ class House:
 
     @property
     def ready(self) -> bool:
-        """All replicas of the cluster's partitions that are to be here do their work."""
+        """True when all replicas that the records assign to this node serve."""
         records = self.controller.records
         mine = [p for p, record in records.items() if self.node in record.replicas]
         partitions = self.runtime.partitions
@@ -75,7 +75,7 @@ class House:
 
 
 @asynccontextmanager
-async def opened(
+async def run_node(
     directory: Path,
     ensemble: MemoryEnsemble,
     *,
@@ -94,7 +94,7 @@ async def opened(
     checkpoint_interval_ms: int = 100_000,
     removed_grace_ms: int = 600_000,
     balance: BalanceOptions | None = None,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Node]:
     """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over."""
     metastore = MemoryMetastore(ensemble)
     await metastore.start(lambda _state: None)
@@ -197,11 +197,11 @@ async def opened(
     runtime.start()
     runtime.session_started(await registrar.register())
     controller.start()
-    house = House(node, runtime, coordinator, controller, metastore, identity, registrar, links, disk, failures)
+    member = Node(node, runtime, coordinator, controller, metastore, identity, registrar, links, disk, failures)
     try:
         if wait:
-            await until(lambda: house.ready)
-        yield house
+            await eventually(lambda: member.ready)
+        yield member
     finally:
         if stop:
             await controller.resign()
@@ -210,19 +210,19 @@ async def opened(
             links._wires.unplug(node)
             assert await runtime.stop(10.0)
         else:
-            await _left(house)
+            await _abandon(member)
         await metastore.stop()
         identity.close(clean=stop)
         pool.shutdown()
 
 
-async def _left(house: House) -> None:
-    """Leave a node as a kill would: it says and hears nothing more, and what was written stays."""
-    bugs = [p.reason for p in house.runtime.partitions.values() if "bug:" in p.reason]
+async def _abandon(member: Node) -> None:
+    """End a node as a kill would: it sends and receives nothing more, and written data stays."""
+    bugs = [p.reason for p in member.runtime.partitions.values() if "bug:" in p.reason]
     assert not bugs, bugs
-    runtime, storage = house.runtime, house.runtime._storage
-    house.links._wires.unplug(house.node)
-    await house.controller.stop()
+    runtime, storage = member.runtime, member.runtime._storage
+    member.links._wires.unplug(member.node)
+    await member.controller.stop()
     runtime._closed = True
     for part in (runtime._metastore_effects, runtime._replicas):
         part.cancel()  # type: ignore[attr-defined]
@@ -233,27 +233,27 @@ async def _left(house: House) -> None:
     if runtime._second is not None:
         runtime._second.cancel()
     storage._checkpointer.stop(10.0)
-    await until(lambda: storage.idle or bool(house.failures))
+    await eventually(lambda: storage.idle or bool(member.failures))
     storage._applier.stop(10.0)
     runtime.replog.close()
     runtime.store._db.close()  # type: ignore[attr-defined]
 
 
 @dataclass
-class Town:
-    """A cluster: its nodes by name, the wires between them, and what each is opened with."""
+class Cluster:
+    """A cluster: its running nodes by name, the connections between them, and the options of all nodes."""
 
     directory: Path
     default_type: DefaultType
     given: dict[str, object]
     ensemble: MemoryEnsemble = field(default_factory=MemoryEnsemble)
     wires: Wires = field(default_factory=Wires)
-    houses: dict[str, House] = field(default_factory=dict)
-    _open: dict[str, AbstractAsyncContextManager[House]] = field(default_factory=dict)
+    members: dict[str, Node] = field(default_factory=dict)
+    _open: dict[str, AbstractAsyncContextManager[Node]] = field(default_factory=dict)
 
-    async def open(self, node: str, **given: object) -> House:
-        """Start a node, on the directory that it had; `kill` leaves it."""
-        entered = opened(
+    async def open(self, node: str, **given: object) -> Node:
+        """Start a node on its directory, which `kill` keeps."""
+        entered = run_node(
             self.directory / node,
             self.ensemble,
             node=node,
@@ -264,53 +264,53 @@ class Town:
             wait=False,
             **{**self.given, **given},  # type: ignore[arg-type]
         )
-        self.houses[node] = await entered.__aenter__()
+        self.members[node] = await entered.__aenter__()
         self._open[node] = entered
-        return self.houses[node]
+        return self.members[node]
 
     async def kill(self, node: str) -> None:
         """End a node as a kill would, and its session."""
-        del self.houses[node]
+        del self.members[node]
         await self._open.pop(node).__aexit__(None, None, None)
 
     async def settled(self, timeout_s: float = 15.0) -> None:
-        """Wait until all replicas of the nodes that run do their work."""
-        await until(lambda: all(house.ready for house in self.houses.values()), timeout_s)
+        """Wait until all replicas of running nodes serve."""
+        await eventually(lambda: all(member.ready for member in self.members.values()), timeout_s)
 
-    def leader(self, partition: int = 0) -> House | None:
+    def leader(self, partition: int = 0) -> Node | None:
         """The node that leads and serves a partition."""
         return next(
             (
-                house
-                for house in self.houses.values()
-                if partition in house.runtime.partitions and house.partition(partition).replica.ready
+                member
+                for member in self.members.values()
+                if partition in member.runtime.partitions and member.partition(partition).replica.ready
             ),
             None,
         )
 
-    async def led(self, partition: int = 0, timeout_s: float = 15.0) -> House:
+    async def led(self, partition: int = 0, timeout_s: float = 15.0) -> Node:
         """Wait for a serving leader."""
-        await until(lambda: self.leader(partition) is not None, timeout_s)
+        await eventually(lambda: self.leader(partition) is not None, timeout_s)
         found = self.leader(partition)
         assert found is not None
         return found
 
-    async def led_by_another(self, old: House, partition: int = 0, timeout_s: float = 15.0) -> House:
+    async def led_by_another(self, old: Node, partition: int = 0, timeout_s: float = 15.0) -> Node:
         """Wait until a node other than `old` leads and serves."""
-        others = [house for house in self.houses.values() if house is not old]
-        await until(lambda: any(house.partition(partition).replica.ready for house in others), timeout_s)
-        return next(house for house in others if house.partition(partition).replica.ready)
+        others = [member for member in self.members.values() if member is not old]
+        await eventually(lambda: any(member.partition(partition).replica.ready for member in others), timeout_s)
+        return next(member for member in others if member.partition(partition).replica.ready)
 
-    def followers(self, partition: int = 0) -> list[House]:
+    def followers(self, partition: int = 0) -> list[Node]:
         """The nodes that follow a partition's leader."""
-        return [house for house in self.houses.values() if house.partition(partition).replica.following]
+        return [member for member in self.members.values() if member.partition(partition).replica.following]
 
     async def level(self, partition: int = 0, timeout_s: float = 15.0) -> None:
-        """Wait until all copies of a partition are applied to the same end, in sync: as what they are now. The record
-        may still name a copy as it was before it lost its log."""
+        """Wait until all copies of a partition are applied to the same end and in sync under their current gens: the
+        record may still name a copy as it was before it lost its log."""
 
         def same() -> bool:
-            found = [house.partition(partition).replica for house in self.houses.values()]
+            found = [member.partition(partition).replica for member in self.members.values()]
             record = next((r.record for r in found if r.ready), None)
             return (
                 record is not None
@@ -319,27 +319,27 @@ class Town:
                 and record.isr == {r.member for r in found}
             )
 
-        await until(same, timeout_s)
+        await eventually(same, timeout_s)
 
 
 @asynccontextmanager
-async def founded(
+async def run_cluster(
     directory: Path, nodes: int = 3, *, partitions: int = 1, factor: int = 3, min_isr: int = 2, **given: object
-) -> AsyncIterator[Town]:
-    """A cluster of several nodes, all replicas at work."""
+) -> AsyncIterator[Cluster]:
+    """A cluster of several nodes, whose replicas all serve."""
     default_type = DefaultType(partitions, factor, min_isr, settle_ms=0 if nodes == factor else 100)
-    town = Town(directory, default_type, given)
+    cluster = Cluster(directory, default_type, given)
     try:
         for number in range(1, nodes + 1):
-            await town.open(f"n{number}")
-        await town.settled()
-        yield town
+            await cluster.open(f"n{number}")
+        await cluster.settled()
+        yield cluster
     finally:
-        for node in list(town.houses):
-            await town.kill(node)
+        for node in list(cluster.members):
+            await cluster.kill(node)
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait until `holds()`; fail after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while not holds():
@@ -347,12 +347,12 @@ async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 @pytest.fixture
-def house() -> Callable[..., AbstractAsyncContextManager[House]]:
-    """`async with house(directory, ensemble) as h: ...`"""
-    return opened
+def start_node() -> Callable[..., AbstractAsyncContextManager[Node]]:
+    """`async with start_node(directory, ensemble) as h: ...`"""
+    return run_node
 
 
 @pytest.fixture
-def town() -> Callable[..., AbstractAsyncContextManager[Town]]:
-    """`async with town(directory, nodes) as t: ...`"""
-    return founded
+def start_cluster() -> Callable[..., AbstractAsyncContextManager[Cluster]]:
+    """`async with start_cluster(directory, nodes) as t: ...`"""
+    return run_cluster

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.runtime_cluster import house, town
+from tests.support.runtime_cluster import start_cluster, start_node

@@ -11,57 +11,59 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object
 from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
-from tests.support.runtime_cluster import House, Town
+from tests.support.runtime_cluster import Cluster, Node
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def key(name: bytes) -> Key:
     return Key(b"default", b"b", name)
 
 
-async def write_until_answered(house: House, request: WriteRequest) -> WriteResult:
+async def write_until_answered(member: Node, request: WriteRequest) -> WriteResult:
     """As a client with a request id does: again after every 503 and 504."""
     async with asyncio.timeout(20):
         while True:
             try:
-                return await house.coordinator.write(request)
+                return await member.coordinator.write(request)
             except IsthmusError:
                 await asyncio.sleep(0.02)
 
 
-def test_every_node_reads_what_any_node_wrote(tmp_path: Path, town: Towns) -> None:
+def test_every_node_reads_what_any_node_wrote(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What was answered at one node is at once seen at the others, one by one, in batches and in listings."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=4) as t:
             names = [b"%d" % n for n in range(24)]
-            houses = list(t.houses.values())
+            members = list(t.members.values())
             for n, name in enumerate(names):
-                await houses[n % 3].coordinator.write(WriteRequest(key(name), Content(name)))
+                await members[n % 3].coordinator.write(WriteRequest(key(name), Content(name)))
                 for isolation in Isolation:
-                    data = await houses[(n + 1) % 3].coordinator.get(key(name), isolation)
+                    data = await members[(n + 1) % 3].coordinator.get(key(name), isolation)
                     assert data is not None
                     assert decode_object(data).live[0].value == name
-            for house in houses:
-                found = await house.coordinator.get_batch([key(name) for name in names], None, 1_000_000)
+            for member in members:
+                found = await member.coordinator.get_batch([key(name) for name in names], None, 1_000_000)
                 assert all(isinstance(data, bytes) for data in found)
-                listed = [k async for batch in house.coordinator.list_keys(b"default", b"b") for k in batch]
+                listed = [k async for batch in member.coordinator.list_keys(b"default", b"b") for k in batch]
                 assert sorted(listed) == sorted(names)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_repeated_request_takes_effect_once_over_the_leaders_death(tmp_path: Path, town: Towns) -> None:
+def test_a_repeated_request_takes_effect_once_over_the_leaders_death(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Writes that are repeated under their ids, at other nodes and after the leader was killed under them, leave no
     second sibling, and the next leader knows those that it did not take itself."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
-            others = [house for house in t.houses.values() if house is not leader]
-            for house in others:
-                house.coordinator._forwarder._timeout_ms = 500  # these wires do not tell of a connection that broke
+            others = [member for member in t.members.values() if member is not leader]
+            for member in others:
+                member.coordinator._forwarder._timeout_ms = 500  # these wires do not tell of a connection that broke
             requests = [WriteRequest(key(b"%d" % n), Content(b"v"), None, b"id-%d" % n) for n in range(20)]
             for request in requests[:10]:
                 assert not (await others[0].coordinator.write(request)).repeated
@@ -71,8 +73,8 @@ def test_a_repeated_request_takes_effect_once_over_the_leaders_death(tmp_path: P
             await asyncio.gather(*under_way)
             new = await t.led()
             for request in requests:
-                for house in (*others, new):
-                    again = await write_until_answered(house, request)
+                for member in (*others, new):
+                    again = await write_until_answered(member, request)
                     assert (again.repeated, again.sibling_count) == (True, 1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -15,9 +15,9 @@ from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 class Listener:
@@ -46,13 +46,13 @@ class Listener:
 class Gate:
     """Lets the store's writer through, a batch at a time, once it is shut."""
 
-    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._commit = house.runtime.store.commit
+    def __init__(self, member: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._commit = member.runtime.store.commit
         self._may_go = threading.Semaphore(0)
         self._shut = False
         self.waiting = False
-        monkeypatch.setattr(house.runtime.store, "commit", self._pass)
-        monkeypatch.setattr(house.runtime.store, "takes_at_once", lambda _prepared: False)
+        monkeypatch.setattr(member.runtime.store, "commit", self._pass)
+        monkeypatch.setattr(member.runtime.store, "takes_at_once", lambda _prepared: False)
 
     def _pass(self, prepared: object) -> None:
         self.waiting = self._shut
@@ -76,13 +76,13 @@ class Gate:
 
 
 def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that drains for a hand-over which does not come about leads on, and its hooks have missed nothing: a
     source queue would pass over what it was not told."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             listener = Listener()
             listener.next = leader.partition().replica.applied
@@ -97,20 +97,20 @@ def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
             for name in (b"drained", b"too-late"):
                 request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
                 writes.append(asyncio.create_task(leader.coordinator.write(request)))
-                await until(waits, 5)
+                await eventually(waits, 5)
             leader.runtime.hand_over(leader.partition(), None, 300)
             before = leader.partition().replica.applied
             gate.let_one_through()
-            await until(lambda: leader.partition().replica.applied > before, 5)
+            await eventually(lambda: leader.partition().replica.applied > before, 5)
             assert leader.partition().replica.role is ReplicaRole.RESIGNING
-            await until(lambda: leader.partition().replica.role is ReplicaRole.LEADER, 5)
+            await eventually(lambda: leader.partition().replica.role is ReplicaRole.LEADER, 5)
             gate.open()
             await asyncio.gather(*writes)
             await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
             assert listener.missed == []
             assert listener.next == leader.partition().replica.applied
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 class Broken:
@@ -125,17 +125,17 @@ class Broken:
         raise KeyError("a bug in what is told of leadership")
 
 
-def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, town: Towns) -> None:
+def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What is applied together with it, of its partition and of others, is told, answered and served; leadership goes
     on, is handed over, and is taken."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=4) as t:
             listeners = {}
-            for house in t.houses.values():
-                house.runtime.listeners._listeners.insert(0, Broken())
-                listeners[house.node] = Listener()
-                house.runtime.listeners.add(listeners[house.node])
+            for member in t.members.values():
+                member.runtime.listeners._listeners.insert(0, Broken())
+                listeners[member.node] = Listener()
+                member.runtime.listeners.add(listeners[member.node])
             for name in (b"k%d" % number for number in range(30)):
                 request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
                 async with asyncio.timeout(5):
@@ -151,4 +151,4 @@ def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, town: T
             assert listeners[after.node].next == after.partition().replica.applied
             assert not any(listener.missed for listener in listeners.values())
 
-    asyncio.run(story())
+    asyncio.run(scenario())

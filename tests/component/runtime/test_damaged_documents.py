@@ -15,9 +15,9 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.model.errors import LocalFault
 from tests.component.runtime.test_replica_removal import change, changed, nothing_left, others, write
 from tests.support.memory_metastore import MemoryEnsemble
-from tests.support.runtime_cluster import Town, until
+from tests.support.runtime_cluster import Cluster, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
@@ -32,11 +32,11 @@ def told(logs: list, event: str, path: str) -> bool:
     return any(each["event"] == event and path in each["error"] for each in logs)
 
 
-def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, town: Towns) -> None:
+def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A copy that needs another gen waits for it, and says which document is damaged; nothing else stops."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             await write(t, 3)
             await t.level()
             doubted = t.followers()[0]
@@ -44,48 +44,50 @@ def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, town: Towns) -> 
             was = overwrite(t.ensemble, "/gen", b"not a number")
             with capture_logs() as logs:
                 doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
-                await until(lambda: told(logs, "identity.gen_waits", "/gen"))
+                await eventually(lambda: told(logs, "identity.gen_waits", "/gen"))
                 await write(t, 3, b"more")
             assert not doubted.failures
             overwrite(t.ensemble, "/gen", was)
-            await until(lambda: doubted.partition().replica.member != before)
+            await eventually(lambda: doubted.partition().replica.member != before)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(tmp_path: Path, town: Towns) -> None:
+def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """What could not be read is no word that a copy is to go: it stays until the record says so."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4, removed_grace_ms=1_500) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
             await write(t, 5)
             newcomer, leaver = others(t)
             await change(t, adding=(newcomer,), removing=(leaver,))
-            stay = {*t.houses} - {leaver}
+            stay = {*t.members} - {leaver}
             await changed(t, *stay)
-            left = t.houses[leaver]
+            left = t.members[leaver]
             with capture_logs() as logs:
                 was = overwrite(t.ensemble, "/p/0", b"{")
-                await until(lambda: told(logs, "clearing.waits", "/p/0"), 8.0)
+                await eventually(lambda: told(logs, "clearing.waits", "/p/0"), 8.0)
             assert not left.failures
             assert not nothing_left(left)
             overwrite(t.ensemble, "/p/0", was)
-            await until(lambda: nothing_left(left), 8.0)
+            await eventually(lambda: nothing_left(left), 8.0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that ZooKeeper refuses (its rights, its quota) is tried again: the disk has done nothing wrong."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4) as t:
             await write(t, 5)
             newcomer, leaver = others(t)
-            house = t.houses[newcomer]
-            register, refused = house.registrar.register, []
+            member = t.members[newcomer]
+            register, refused = member.registrar.register, []
 
             async def refuse() -> int:
                 if len(refused) < 2:
@@ -93,38 +95,38 @@ def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
                     raise LocalFault("ZooKeeper at zk:1 refuses writing /replicas: NoAuthError()")
                 return await register()
 
-            monkeypatch.setattr(house.registrar, "register", refuse)
+            monkeypatch.setattr(member.registrar, "register", refuse)
             await change(t, adding=(newcomer,), removing=(leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
+            await changed(t, *({*t.members} - {leaver}))
             assert len(refused) == 2
-            assert not house.failures
+            assert not member.failures
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_node_comes_up_beside_a_record_that_cannot_be_read(tmp_path: Path, town: Towns) -> None:
+def test_a_node_comes_up_beside_a_record_that_cannot_be_read(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its copy of that partition waits as it is; once the record is mended it goes on, under the gen that it had."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             await write(t, 10)
             await t.level()
             gone = t.followers()[0].node
-            gen = t.houses[gone].identity.gens()[0]
+            gen = t.members[gone].identity.gens()[0]
             await t.kill(gone)
             was = overwrite(t.ensemble, "/p/0", b'{"v":99}')
             back = await t.open(gone)
-            await until(lambda: "version 99" in back.controller.unread.why.get("/p/0", ""))
+            await eventually(lambda: "version 99" in back.controller.unread.why.get("/p/0", ""))
             await asyncio.sleep(0.5)
             assert not back.runtime.partitions
             assert not back.failures
             overwrite(t.ensemble, "/p/0", was)
-            await until(lambda: back.ready)
+            await eventually(lambda: back.ready)
             assert back.identity.gens()[0] == gen
             await write(t, 10, b"more")
             await t.level()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -132,21 +134,21 @@ def test_a_node_comes_up_beside_a_record_that_cannot_be_read(tmp_path: Path, tow
     [("epoch", 1 << 40), ("partition_count", 1 << 62), ("bucket_type", "\ud800"), ("reason", "\ud800")],
 )
 def test_a_record_with_a_number_or_text_that_cannot_be_is_unreadable(
-    tmp_path: Path, town: Towns, field: str, value: object
+    tmp_path: Path, start_cluster: ClusterFactory, field: str, value: object
 ) -> None:
     """It is told, nothing goes by it, nobody ends by it, and once it is mended all is as before."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             await write(t, 3)
             found = t.ensemble.read("/p/0")
             assert found is not None
             was = overwrite(t.ensemble, "/p/0", json.dumps({**json.loads(found[0]), field: value}).encode())
-            await until(lambda: all(field in h.controller.unread.why.get("/p/0", "") for h in t.houses.values()))
+            await eventually(lambda: all(field in h.controller.unread.why.get("/p/0", "") for h in t.members.values()))
             await write(t, 3, b"more")
             overwrite(t.ensemble, "/p/0", was)
-            await until(lambda: not any(h.controller.unread.why for h in t.houses.values()))
+            await eventually(lambda: not any(h.controller.unread.why for h in t.members.values()))
             await write(t, 3, b"most")
-            assert not any(house.failures for house in t.houses.values())
+            assert not any(member.failures for member in t.members.values())
 
-    asyncio.run(story())
+    asyncio.run(scenario())

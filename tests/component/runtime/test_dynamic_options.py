@@ -20,9 +20,9 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import Isolation, WriteRequest
 from isthmus.repl.transport.lanes import RateCap
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 SETTINGS = Settings(
     NodeSettings("n1", "east", Path("data")),
@@ -36,17 +36,17 @@ def chosen(value: int | str) -> Setting:
     return Setting(value, "ann", 1)
 
 
-def live(house: House) -> tuple[EffectiveOptions, RateCap]:
+def live(member: Node) -> tuple[EffectiveOptions, RateCap]:
     """The options of a node, attached to its parts; the cap of its connections."""
     options, cap = EffectiveOptions(SETTINGS), RateCap(100_000_000)
     links = SimpleNamespace(cap=cap)
-    options.attach(house.controller, house.runtime, house.coordinator, links)  # type: ignore[arg-type]
+    options.attach(member.controller, member.runtime, member.coordinator, links)  # type: ignore[arg-type]
     return options, cap
 
 
-async def put(house: House, name: bytes) -> None:
+async def put(member: Node, name: bytes) -> None:
     """One write."""
-    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
+    await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
 
 
 def test_the_nearer_setting_counts() -> None:
@@ -67,13 +67,15 @@ def test_the_nearer_setting_counts() -> None:
     assert options.effective("election.response.max.millis", None, settings) == (20_000, "default")
 
 
-def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(tmp_path: Path, town: Towns) -> None:
+def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """One change at one node; all nodes go by it without a restart, and back when it is unset."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2) as t:
-            there = {node: live(house) for node, house in t.houses.items()}
-            metastore = t.houses["n2"].metastore
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2) as t:
+            there = {node: live(member) for node, member in t.members.items()}
+            metastore = t.members["n2"].metastore
             for name, value in (
                 ("replication.far.horizon.min.transfer.rounds", 5),
                 ("replication.max.time.lag.millis", 1_234),
@@ -84,41 +86,43 @@ def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(tmp_pa
             await change_option(metastore, "read.isolation.default", "notes", chosen("committed"))
 
             def everywhere(lag_ms: int) -> bool:
-                replicas = [p.replica for h in t.houses.values() for p in h.runtime.partitions.values()]
+                replicas = [p.replica for h in t.members.values() for p in h.runtime.partitions.values()]
                 return len(replicas) == 6 and {r.options.max_time_lag_ms for r in replicas} == {lag_ms}
 
-            await until(lambda: everywhere(1_234))
-            assert {p.replica.options.far_min_transfer_rounds for p in t.houses["n3"].runtime.partitions.values()} == {
+            await eventually(lambda: everywhere(1_234))
+            assert {p.replica.options.far_min_transfer_rounds for p in t.members["n3"].runtime.partitions.values()} == {
                 5
             }
-            await until(lambda: {cap._rate for _, cap in there.values()} == {64_000})
-            await until(
+            await eventually(lambda: {cap._rate for _, cap in there.values()} == {64_000})
+            await eventually(
                 lambda: all(
                     (h.coordinator._reads._default, dict(h.coordinator._reads._defaults))
                     == (Isolation.UNCOMMITTED, {b"notes": Isolation.COMMITTED})
-                    for h in t.houses.values()
+                    for h in t.members.values()
                 )
             )
-            await put(t.houses["n1"], b"k")
-            assert await t.houses["n3"].coordinator.get(Key(b"default", b"b", b"k")) is not None
-            assert sum(h.coordinator._reads.counts[Isolation.UNCOMMITTED] for h in t.houses.values()) >= 1
+            await put(t.members["n1"], b"k")
+            assert await t.members["n3"].coordinator.get(Key(b"default", b"b", b"k")) is not None
+            assert sum(h.coordinator._reads.counts[Isolation.UNCOMMITTED] for h in t.members.values()) >= 1
             await change_option(metastore, "replication.max.time.lag.millis", None, None)
-            await until(lambda: everywhere(3_000))
+            await eventually(lambda: everywhere(3_000))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(tmp_path: Path, town: Towns) -> None:
+def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """With an hour's patience a silent follower stays in sync; set to 300 ms it is out soon, and writes go on."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
-            for house in t.houses.values():
-                live(house)
-            metastore = t.houses["n1"].metastore
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
+            for member in t.members.values():
+                live(member)
+            metastore = t.members["n1"].metastore
             await change_option(metastore, "replication.max.time.lag.millis", None, chosen(3_600_000))
             leader = await t.led()
-            await until(lambda: leader.partition().replica.options.max_time_lag_ms == 3_600_000)
+            await eventually(lambda: leader.partition().replica.options.max_time_lag_ms == 3_600_000)
             silent = t.followers()[0].node
             t.wires.lost = lambda sender, to, _message: silent in (sender, to)
             writing = asyncio.create_task(put(leader, b"k"))
@@ -130,34 +134,36 @@ def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(tmp_path: Pa
             assert record is not None
             assert silent not in {member.node for member in record.isr}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(tmp_path: Path, town: Towns) -> None:
+def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """With one of three gone, 3 refuses writes, 2 takes them; nobody is restarted, no epoch changes."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             gone = t.followers()[0]
             await t.kill(gone.node)
-            await until(lambda: len(record_of(leader).isr) == 2)
+            await eventually(lambda: len(record_of(leader).isr) == 2)
             await put(leader, b"two")
             epoch = record_of(leader).epoch
             await change_option(leader.metastore, "replication.min.isr", None, chosen(3))
-            await until(lambda: record_of(leader).min_isr == 3)
+            await eventually(lambda: record_of(leader).min_isr == 3)
             with pytest.raises((TooFewInSync, OutcomeUnknown)):
                 await put(leader, b"three")
             await change_option(leader.metastore, "replication.min.isr", None, chosen(2))
-            await until(lambda: record_of(leader).min_isr == 2)
+            await eventually(lambda: record_of(leader).min_isr == 2)
             await put(leader, b"four")
             assert (record_of(leader).epoch, leader.partition().replica.role) == (epoch, ReplicaRole.LEADER)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def record_of(house: House) -> PartitionRecord:
+def record_of(member: Node) -> PartitionRecord:
     """The record that a replica goes by."""
-    record = house.partition().replica.record
+    record = member.partition().replica.record
     assert record is not None
     return record

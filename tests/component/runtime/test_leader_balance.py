@@ -20,17 +20,17 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime.handover import LeadershipTransfer, encode
 from tests.support.memory_links import is_entries
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 QUICK = BalanceOptions(delay_ms=100, moves=4, cool_down_ms=0, timeout_ms=3_000)
 
 
-def leads(t: Town) -> Counter[str]:
+def leads(t: Cluster) -> Counter[str]:
     """How many partitions each node leads and serves."""
     return Counter(
-        {house.node: sum(p.replica.ready for p in house.runtime.partitions.values()) for house in t.houses.values()}
+        {member.node: sum(p.replica.ready for p in member.runtime.partitions.values()) for member in t.members.values()}
     )
 
 
@@ -38,45 +38,45 @@ def key(name: bytes) -> Key:
     return Key(b"default", b"b", name)
 
 
-def test_leaders_end_even_after_a_node_came_back_under_load(tmp_path: Path, town: Towns) -> None:
+def test_leaders_end_even_after_a_node_came_back_under_load(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Three nodes, six partitions: one is killed, three and three; it is back, two each, while clients of every node
     write on and not one write fails; all that was answered is read afterwards, from any node."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=6, balance=QUICK) as t:
-            await until(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=6, balance=QUICK) as t:
+            await eventually(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
             await t.kill("n3")
-            await until(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
+            await eventually(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
             stop = asyncio.Event()
             written: list[bytes] = []
 
-            async def client(house: House) -> None:
+            async def client(member: Node) -> None:
                 n = 0
                 while not stop.is_set():
-                    name = b"%s-%d" % (house.node.encode(), n)
-                    await house.coordinator.write(WriteRequest(key(name), Content(b"v")))
+                    name = b"%s-%d" % (member.node.encode(), n)
+                    await member.coordinator.write(WriteRequest(key(name), Content(b"v")))
                     written.append(name)
                     n += 1
 
-            clients = [asyncio.create_task(client(house)) for house in t.houses.values()]
+            clients = [asyncio.create_task(client(member)) for member in t.members.values()]
             await t.open("n3", balance=QUICK)
-            await until(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2} or any(c.done() for c in clients), 20)
+            await eventually(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2} or any(c.done() for c in clients), 20)
             stop.set()
             await asyncio.gather(*clients)
             assert leads(t) == {"n1": 2, "n2": 2, "n3": 2}
-            for house in t.houses.values():
+            for member in t.members.values():
                 for name in written[:: max(1, len(written) // 20)]:
-                    assert await house.coordinator.get(key(name)) is not None
+                    assert await member.coordinator.get(key(name)) is not None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, town: Towns) -> None:
+def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Of another epoch, to who is not in sync, is not connected or lacks too much, or by who does not lead: nothing is
     begun, the leader leads on and says why."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             target, other = t.followers()
             epoch = leader.partition().replica.epoch
@@ -97,7 +97,7 @@ def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, town:
                 asyncio.create_task(leader.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))))
                 for n in range(1_100)
             ]
-            await until(lambda: leader.partition().replica.leo > 1_100)
+            await eventually(lambda: leader.partition().replica.leo > 1_100)
             with pytest.raises(NotReady, match="lacks 1100 entries"):
                 await at_leader.answer("x", encode(0, epoch, target.node, 1_000))
             assert leader.partition().replica.role is ReplicaRole.LEADER
@@ -107,21 +107,21 @@ def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, town:
             assert await at_leader.answer("x", encode(0, epoch, target.node, 3_000)) == b""
             assert await t.led_by_another(leader) is target
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, town: Towns) -> None:
+def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A node that does not decide asks the one that does: for the status, and for moves on behalf of an operator."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         manual = QUICK._replace(automatic=False)
-        async with town(tmp_path, partitions=6, balance=manual) as t:
-            await until(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
+        async with start_cluster(tmp_path, partitions=6, balance=manual) as t:
+            await eventually(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
             await t.kill("n3")
-            await until(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
+            await eventually(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
             again = await t.open("n3", balance=manual)
             asker = LeaderBalanceApi(again.controller, again.runtime, manual)
-            await until(lambda: again.controller.controller == "n1")
+            await eventually(lambda: again.controller.controller == "n1")
             async with asyncio.timeout(20):
                 while len((status := await asker.status())["plan"]) < 2:
                     await asyncio.sleep(0.01)
@@ -138,4 +138,4 @@ def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, town: Towns)
             with pytest.raises(NotReady, match="does not control"):
                 await asker.answer("n2", b"")
 
-    asyncio.run(story())
+    asyncio.run(scenario())

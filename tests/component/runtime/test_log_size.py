@@ -11,20 +11,20 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from tests.support.memory_metastore import MemoryEnsemble
-from tests.support.runtime_cluster import House, until
+from tests.support.runtime_cluster import Node, eventually
 
 
 def test_a_log_above_its_size_does_not_wait_for_the_interval(
-    tmp_path: Path, house: Callable[..., AbstractAsyncContextManager[House]]
+    tmp_path: Path, start_node: Callable[..., AbstractAsyncContextManager[Node]]
 ) -> None:
     """With a checkpoint every 100 s, what is written in one of them five times over does not stay in the log."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble(), log_size_bytes=60_000, log_file_bytes=20_000) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble(), log_size_bytes=60_000, log_file_bytes=20_000) as h:
             for number in range(300):
                 name = Key(b"default", b"b", b"key-%d" % number)
                 await h.coordinator.write(WriteRequest(name, Content(b"x" * 1_000)))
-            await until(lambda: h.runtime.replog.stats().size_bytes < 100_000, 10)
+            await eventually(lambda: h.runtime.replog.stats().size_bytes < 100_000, 10)
             assert not h.failures
 
-    asyncio.run(story())
+    asyncio.run(scenario())

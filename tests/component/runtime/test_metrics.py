@@ -22,9 +22,9 @@ from isthmus.repl.runtime.entry_timestamps import COMMITTED_MAX, EntryTimestamps
 from isthmus.repl.runtime.latency import BOUNDS_MS, LOST, TIMED_OUT, WINDOW_MS, Histogram, ReplicationLatency
 from isthmus.repl.runtime.metrics import ISR, LEADER, OSR, ReplogSizes, part_of, replog_sizes, samples
 from tests.component.runtime.test_several_nodes import put
-from tests.support.runtime_cluster import Town
+from tests.support.runtime_cluster import Cluster
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def entry(offset: int, kind: EntryKind = EntryKind.DATA) -> Entry:
@@ -135,18 +135,18 @@ def test_failures_have_a_rate_of_the_recent_past() -> None:
 
 
 def test_a_write_that_is_not_replicated_in_time_is_a_failure(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both followers hear nothing: a write waits for min-ISR and is answered 504. It counts at its leader as timed out,
     with a rate; a write that is replicated does not."""
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
             leader = await t.led()
             await put(leader, b"well", b"v")
             assert leader.runtime.latency.failures() == {}
-            for house in t.followers():
-                t.wires.isolate(house.node)
+            for member in t.followers():
+                t.wires.isolate(member.node)
             monkeypatch.setattr(leader.coordinator._timeouts, "_timeout_s", 0.2)
             with pytest.raises(OutcomeUnknown, match="no outcome within"):
                 await put(leader, b"late", b"v")
@@ -154,7 +154,7 @@ def test_a_write_that_is_not_replicated_in_time_is_a_failure(
             assert times.failures() == {(b"default", "write", TIMED_OUT): 1}
             assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_times_of_commits_are_bounded() -> None:
@@ -168,17 +168,19 @@ def test_times_of_commits_are_bounded() -> None:
     assert not partition.timestamps._committed
 
 
-def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, town: Towns) -> None:
+def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Of three nodes one counts its log as leader and two as isr, and one whose gen the record does not know as osr;
     barriers and writes are timed, and the size of the ISR stands beside the min-ISR of that moment."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             for number in range(5):
                 await put(leader, b"k%d" % number, b"v")
             await t.level()
-            sizes = {house.node: replog_sizes([house.partition()], house.runtime.replog) for house in t.houses.values()}
+            sizes = {
+                member.node: replog_sizes([member.partition()], member.runtime.replog) for member in t.members.values()
+            }
             assert sorted(part for found in sizes.values() for _, part in found) == [ISR, ISR, LEADER]
             ends = {tuple(found.values()) for found in sizes.values()}
             assert ends == {(ReplogSizes(1, leader.partition().replica.leo, leader.partition().replica.leo, 0, 0),)}
@@ -193,4 +195,4 @@ def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, town: Towns) -> No
             follower.replica._state.member = Member(follower.replica.member.node, 99)
             assert part_of(follower) == OSR
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -22,27 +22,27 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime import isr_changes
 from tests.component.runtime.test_several_nodes import fill, held, key, put
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_a_followers_slow_store_costs_no_memory(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, away: bool
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     """While a follower's store does not come back, what it holds in memory stays within its window, also when it was
     away and has to catch up; the leader goes on, and afterwards the follower applies all, read back from its log."""
 
-    async def story() -> None:
-        async with town(tmp_path, window_bytes=400_000) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, window_bytes=400_000) as t:
             leader = await t.led()
             slow = t.followers()[0]
             if away:
                 await t.kill(slow.node)
                 for n in range(60):
                     await put(leader, b"%d" % n, b"x" * 50_000)
-                for node in t.houses:
+                for node in t.members:
                     t.wires.cut(slow.node, node)
                 slow = await t.open(slow.node)
             store = slow.runtime.store
@@ -60,7 +60,7 @@ def test_a_followers_slow_store_costs_no_memory(
             else:
                 for n in range(60):
                     await put(leader, b"%d" % n, b"x" * 50_000)
-            await until(lambda: slow.partition().replica.high_watermark > 55)
+            await eventually(lambda: slow.partition().replica.high_watermark > 55)
             assert slow.partition().replica.applied < 10
             assert slow.runtime._storage.window.held_bytes < 600_000
             held_up.set()
@@ -68,24 +68,26 @@ def test_a_followers_slow_store_costs_no_memory(
             assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
             assert slow.runtime._storage.window.held_bytes == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(tmp_path: Path, town: Towns) -> None:
+def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Where commits wait for somebody else, a follower with a smaller window leaves what is durable to its log."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
-            small, other = (house.node for house in t.followers())
+            small, other = (member.node for member in t.followers())
             await t.kill(small)
             tiny = await t.open(small, window_bytes=100_000)
             await t.level()
             t.wires.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
             writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
-            await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
+            await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
             await put_one_more(leader, writes)
-            await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
+            await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
             assert tiny.partition().replica.applied < 5
             assert tiny.runtime._storage.window.held_bytes < 200_000
             t.wires.lost = lambda _sender, _to, _message: False
@@ -94,20 +96,22 @@ def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(tmp_path
             assert held(tiny, b"11") == [b"x" * 50_000]
             assert tiny.runtime._storage.window.held_bytes == 0
 
-    async def put_one_more(leader: House, writes: list[asyncio.Task[None]]) -> None:
+    async def put_one_more(leader: Node, writes: list[asyncio.Task[None]]) -> None:
         before = leader.partition().replica.leo
         writes.append(asyncio.create_task(put(leader, b"one more", b"x")))
-        await until(lambda: leader.partition().replica.leo > before)
+        await eventually(lambda: leader.partition().replica.leo > before)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Path, town: Towns) -> None:
+def test_a_follower_without_room_stops_acknowledging_and_comes_back(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """H38: a follower whose disk is full takes nothing, lives on and says why; the leader goes on without it; when
     there is room again it catches up."""
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
             leader = await t.led()
             full = t.followers()[0]
             fill(full)
@@ -120,16 +124,16 @@ def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Pa
             assert not full.failures
             full.disk.free = None
             full.runtime.replog.has_space(0)
-            await until(lambda: full.runtime.replog.has_space(0))
+            await eventually(lambda: full.runtime.replog.has_space(0))
             await t.level(timeout_s=25)
             assert full.partition().serves
             assert held(full, b"4") == [b"v"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_leader_that_changes_the_isr_leaves_a_trace(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that stalls is taken out: the leader logs and counts it with the reason, and says of the node for as
     long as it is out why, since when, and how long its back-off is; its return is logged and counted, too."""
@@ -142,12 +146,12 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
 
         monkeypatch.setattr(isr_changes.log, name, note)
 
-    def counted(house: House) -> dict[tuple[str, ...], float]:
-        found = [each for each in house.runtime.metrics() if each[0].startswith(("isthmus_isr_s", "isthmus_isr_e"))]
+    def counted(member: Node) -> dict[tuple[str, ...], float]:
+        found = [each for each in member.runtime.metrics() if each[0].startswith(("isthmus_isr_s", "isthmus_isr_e"))]
         return {(name, *labels.values()): value for name, labels, value in found}
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
             leader = await t.led()
             out = t.followers()[0]
             replica, time = leader.partition().replica, leader.runtime.time
@@ -162,44 +166,46 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
             out.disk.free = None
             out.runtime.replog.has_space(0)
             await t.level(timeout_s=25)
-            await until(lambda: len(leader.partition().replica.record.isr) == 3, 10)
+            await eventually(lambda: len(leader.partition().replica.record.isr) == 3, 10)
             assert replica.why_out(time.now_ms()) == {}
             assert counted(leader)["isthmus_isr_expanded_total",] == 1
             assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
             assert logged == [("isr.shrunk", out.node, "stalled"), ("isr.expanded", out.node, "caught up")]
             await t.kill(out.node)
-            await until(lambda: counted(leader)["isthmus_isr_shrunk_total", "gone"] == 1, 10)
+            await eventually(lambda: counted(leader)["isthmus_isr_shrunk_total", "gone"] == 1, 10)
             assert logged[2:] == [("isr.shrunk", out.node, "gone")]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(tmp_path: Path, town: Towns) -> None:
+def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """H38: whoever leads and whoever follows says so within a second or two, not with the next write, and takes it back
     when there is room again."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             await put(leader, b"k", b"v")
             await t.level()
-            for house in (leader, t.followers()[0]):
-                house.disk.free = 0
-                await until(lambda house=house: house.partition().reason.startswith("out-of-storage"), 4.0)
-                house.disk.free = None
-                await until(lambda house=house: not house.partition().reason.startswith("out-of-storage"), 4.0)
+            for member in (leader, t.followers()[0]):
+                member.disk.free = 0
+                await eventually(lambda member=member: member.partition().reason.startswith("out-of-storage"), 4.0)
+                member.disk.free = None
+                await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"), 4.0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_leader_without_room_refuses_and_hands_over(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 0)
-        async with town(tmp_path) as t:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             await put(leader, b"k", b"v")
             fill(leader)
@@ -207,32 +213,32 @@ def test_a_leader_without_room_refuses_and_hands_over(
             assert error is not None
             assert error.reason == "out-of-storage"
             assert await leader.coordinator.get(key(b"k")) is not None
-            await until(lambda: leader.partition().reason.startswith("out-of-storage"))
+            await eventually(lambda: leader.partition().reason.startswith("out-of-storage"))
             new = await t.led_by_another(leader)
             await put(new, b"k2", b"v")
             assert not leader.failures
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def _an_entry(house: House) -> list:
-    entries = house.runtime.replog.read(0, 0, 2, 1 << 20)
+def _an_entry(member: Node) -> list:
+    entries = member.runtime.replog.read(0, 0, 2, 1 << 20)
     return entries[-1:]
 
 
-def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Towns) -> None:
+def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """NewLogIdentity: the new gen is durable and registered before the core hears of it; the copy joins again under
     it."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             await put(leader, b"k", b"v")
             await t.level()
             doubted = t.followers()[0]
             before = doubted.partition().replica.member
             doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
-            await until(lambda: doubted.partition().replica.member != before)
+            await eventually(lambda: doubted.partition().replica.member != before)
             after = doubted.partition().replica.member
             assert doubted.identity.gens()[0] == after.log_id
             assert (await doubted.metastore.registrations())[doubted.node].log_ids[0] == after.log_id
@@ -242,16 +248,16 @@ def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Tow
                 record = leader.partition().replica.record
                 return record is not None and after in record.isr and before not in record.isr
 
-            await until(joined, 25)
+            await eventually(joined, 25)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, town: Towns) -> None:
+def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A batch of several megabytes goes in messages of about one each, of one entry at least, in one go."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             sizes: list[int] = []
 
@@ -269,19 +275,22 @@ def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, town: Town
             assert len(sizes) == 8, sizes
             await t.level()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("kind", [ev.Received, ev.AppliedTo])
 def test_a_fault_of_the_program_stops_one_copy_only(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, kind: type[ev.Received | ev.AppliedTo]
+    tmp_path: Path,
+    start_cluster: ClusterFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[ev.Received | ev.AppliedTo],
 ) -> None:
     """When a core contradicts itself its copy is left as it is and says so; the node's other copies and the other nodes
     go on."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
-            hurt = next(house for house in t.houses.values() if not house.partition(0).replica.ready)
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+            hurt = next(member for member in t.members.values() if not member.partition(0).replica.ready)
             replica = hurt.partition(0).replica
             step = replica.step
 
@@ -290,12 +299,12 @@ def test_a_fault_of_the_program_stops_one_copy_only(
                 return step(event, now_ms)
 
             monkeypatch.setattr(replica, "step", bad)
-            await until(lambda: t.leader(0) is not None and t.leader(1) is not None)
+            await eventually(lambda: t.leader(0) is not None and t.leader(1) is not None)
             leader = t.leader(0)
             assert leader is not None
             leader.runtime.soft_cursor(0, b"q", b"1")
             await asyncio.gather(*(put(leader, b"first-%d" % n, b"v") for n in range(9)))
-            await until(lambda: replica.role is fx.ReplicaRole.FAILED)
+            await eventually(lambda: replica.role is fx.ReplicaRole.FAILED)
             monkeypatch.undo()
             assert "made up by a test" in hurt.partition(0).reason
             assert not hurt.failures
@@ -306,17 +315,17 @@ def test_a_fault_of_the_program_stops_one_copy_only(
             await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
             hurt.runtime.partitions[0].replica._state.reason = "known to the test"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process lives on with its session, so it says that this copy is not to be counted on; started again, the node
     is in sync under the gen that it had."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2) as t:
             hurt = await t.led(0)
             await put(hurt, b"before", b"v")
             replica = hurt.partition(0).replica
@@ -328,7 +337,7 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
 
             monkeypatch.setattr(replica, "step", bad)
             hurt.runtime.soft_cursor(0, b"q", b"1")
-            await until(lambda: replica.role is fx.ReplicaRole.FAILED)
+            await eventually(lambda: replica.role is fx.ReplicaRole.FAILED)
             monkeypatch.undo()
             other = await t.led_by_another(hurt)
             for n in range(9):
@@ -343,19 +352,19 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
             assert again.partition(0).replica.member.log_id == gen
             assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_goes_wrong_in_one_second_is_done_in_the_next(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
-        async with town(tmp_path, 1, factor=1, min_isr=1) as t:
-            house = t.houses["n1"]
-            look, looks, bugs = house.runtime._disk_full.check, [], []
+        async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
+            member = t.members["n1"]
+            look, looks, bugs = member.runtime._disk_full.check, [], []
             asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
 
             def bad(*given: object) -> object:
@@ -363,34 +372,34 @@ def test_what_goes_wrong_in_one_second_is_done_in_the_next(
                 assert len(looks) > 1, "made up by a test"
                 return look(*given)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(house.runtime._disk_full, "check", bad)
-            await until(lambda: len(looks) > 2, 5)
+            monkeypatch.setattr(member.runtime._disk_full, "check", bad)
+            await eventually(lambda: len(looks) > 2, 5)
             assert len(bugs) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_metastore_that_went_back_is_told_once(
-    tmp_path: Path, town: Towns, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, start_cluster: ClusterFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """H32: records that are older than what is durable here are not believed, whoever led leads no more, and the alarm
     is raised once a copy, with a metric beside it."""
 
-    async def story() -> None:
-        async with town(tmp_path, 1, factor=1, min_isr=1) as t:
-            house = t.houses["n1"]
-            record = house.partition().replica.record
-            await house.controller.stop()
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
+            member = t.members["n1"]
+            record = member.partition().replica.record
+            await member.controller.stop()
             assert record is not None
             old = replace(record, epoch=0, version=record.version + 1)
             for version in range(3):
-                house.runtime.records_seen({0: replace(old, version=record.version + 1 + version)})
-            assert not house.partition().replica.ready
-            assert house.partition().reason.startswith("metastore-rollback")
-            samples = {name: value for name, labels, value in house.runtime.metrics() if not labels}
+                member.runtime.records_seen({0: replace(old, version=record.version + 1 + version)})
+            assert not member.partition().replica.ready
+            assert member.partition().reason.startswith("metastore-rollback")
+            samples = {name: value for name, labels, value in member.runtime.metrics() if not labels}
             assert samples["isthmus_partitions_rolled_back"] == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert capsys.readouterr().out.count("METASTORE_ROLLBACK") == 1
 
 

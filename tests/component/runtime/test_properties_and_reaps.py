@@ -19,9 +19,9 @@ from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
 from isthmus.repl.model.properties import PLAIN, FixedProperties
 from isthmus.repl.model.requests import WriteRequest
 from tests.component.runtime.test_state_transfer import SMALL, follower_of, put, same_everywhere, trimmed_beyond
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 class NoQueues:
@@ -34,11 +34,11 @@ class NoQueues:
         return ""
 
 
-def reaper_of(house: House, pool: ThreadPoolExecutor) -> Reaper:
+def reaper_of(member: Node, pool: ThreadPoolExecutor) -> Reaper:
     return Reaper(
-        house.runtime,
-        links=house.links,
-        routes=house.coordinator.routes,
+        member.runtime,
+        links=member.links,
+        routes=member.coordinator.routes,
         read_pool=pool,
         limits=WriteLimits(1_000_000, 5, 3_000_000),
         properties=FixedProperties(PLAIN),
@@ -47,45 +47,47 @@ def reaper_of(house: House, pool: ThreadPoolExecutor) -> Reaper:
     )
 
 
-async def delete(house: House, name: bytes) -> None:
-    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), TOMBSTONE))
+async def delete(member: Node, name: bytes) -> None:
+    await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), TOMBSTONE))
 
 
-def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, town: Towns) -> None:
+def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Whichever node a client asks and whichever leads: the bucket's properties decide, and other buckets' do not."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=3) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=3) as t:
             books = {}
-            for node, house in t.houses.items():
-                book = books[node] = PropertyCache(house.metastore)
+            for node, member in t.members.items():
+                book = books[node] = PropertyCache(member.metastore)
                 await book.start()
-                house.coordinator._properties = book
+                member.coordinator._properties = book
             changes = {
                 "allow_mult": PropertySetting(False, "ann", 1),
                 "max_object_size": PropertySetting(9, "ann", 1),
             }
-            await change_properties(t.houses["n2"].metastore, PropertyScope("default", b"b"), changes)
-            await until(lambda: all(book.of_type(b"default").of(b"b").max_object_bytes == 9 for book in books.values()))
-            for n, house in enumerate(t.houses.values()):
+            await change_properties(t.members["n2"].metastore, PropertyScope("default", b"b"), changes)
+            await eventually(
+                lambda: all(book.of_type(b"default").of(b"b").max_object_bytes == 9 for book in books.values())
+            )
+            for n, member in enumerate(t.members.values()):
                 key = Key(b"default", b"b", b"k%d" % n)
                 for value in (b"1", b"2"):
-                    written = await house.coordinator.write(WriteRequest(key, Content(value)))
+                    written = await member.coordinator.write(WriteRequest(key, Content(value)))
                 assert len(decode_object(written.payload).siblings) == 1
                 with pytest.raises(TooLarge):
-                    await house.coordinator.write(WriteRequest(key, Content(bytes(10))))
-                await house.coordinator.write(WriteRequest(key._replace(bucket=b"c"), Content(bytes(10))))
+                    await member.coordinator.write(WriteRequest(key, Content(bytes(10))))
+                await member.coordinator.write(WriteRequest(key._replace(bucket=b"c"), Content(bytes(10))))
             for book in books.values():
                 await book.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_reap_is_done_by_every_copy(tmp_path: Path, town: Towns) -> None:
+def test_a_reap_is_done_by_every_copy(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """After it no copy holds anything of the key, restarted or not."""
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             with ThreadPoolExecutor(1) as pool:
                 leader = await t.led()
                 reaper = reaper_of(leader, pool)
@@ -94,28 +96,28 @@ def test_a_reap_is_done_by_every_copy(tmp_path: Path, town: Towns) -> None:
                 assert (await reaper.ask(Key(b"default", b"b", b"k"))).outcome == "reaped"
                 await put(leader, b"other", b"v")
                 await same_everywhere(t)
-                for house in t.houses.values():
-                    assert [k.key for k in house.runtime.store.list_keys(0, None, None)] == [b"other"]
+                for member in t.members.values():
+                    assert [k.key for k in member.runtime.store.list_keys(0, None, None)] == [b"other"]
                 away = await follower_of(t)
                 await t.kill(away.node)
                 leader = await t.led()
-                await until(lambda: len(leader.partition().replica.record.isr) == 2)  # type: ignore[union-attr]
+                await eventually(lambda: len(leader.partition().replica.record.isr) == 2)  # type: ignore[union-attr]
                 reaper = reaper_of(leader, pool)
                 await delete(leader, b"other")
                 answer = await reaper.ask(Key(b"default", b"b", b"other"))
                 assert (answer.outcome, f"replica {away.node} is not in sync" in answer.reason) == ("waits", True)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_copy_that_missed_a_reap_and_is_far_begins_with_nothing(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows tell nothing of what was reaped; so a copy below the last reap takes all rows, and ends like the others."""
     monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had gone just after the reap was proposed
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             with ThreadPoolExecutor(1) as pool:
                 leader = await t.led()
                 for n in range(10):
@@ -127,7 +129,7 @@ def test_a_copy_that_missed_a_reap_and_is_far_begins_with_nothing(
                 await t.kill(away.node)
                 leader = await t.led()
                 reaper = reaper_of(leader, pool)
-                await until(lambda: leader.partition().replica.ready)
+                await eventually(lambda: leader.partition().replica.ready)
                 assert (await reaper.ask(Key(b"default", b"b", b"k3"))).outcome == "reaped"
                 await trimmed_beyond(leader, end)
                 back = await t.open(away.node)
@@ -136,4 +138,4 @@ def test_a_copy_that_missed_a_reap_and_is_far_begins_with_nothing(
                 assert b"k3" not in names
                 assert b"k4" in names
 
-    asyncio.run(story())
+    asyncio.run(scenario())

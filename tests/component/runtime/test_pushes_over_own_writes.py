@@ -19,7 +19,7 @@ from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from tests.support.memory_metastore import MemoryEnsemble
 
-Houses = Callable[..., AbstractAsyncContextManager]
+NodeFactory = Callable[..., AbstractAsyncContextManager]
 
 WEST, NORTH = b"west-cluster-016", b"north-cluster-16"
 KEY = Key(b"default", b"b", b"k")
@@ -40,13 +40,13 @@ class Origins:
         """Nothing to note."""
 
 
-def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: Houses) -> None:
+def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-OWED: while another cluster still has to get what the push replaces, the result is ours and goes out to it;
     once it has it, or when nothing of ours was replaced, the origin is the pusher's."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         origins = Origins()
-        async with house(tmp_path, MemoryEnsemble()) as h:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             h.runtime.listeners.add(origins)
             asked: list[tuple[int, bytes]] = []
             owes = True
@@ -81,16 +81,16 @@ def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: 
             assert {pusher for _, pusher in asked} == {WEST}
             assert len(asked) == 3, "only what replaces something of ours is asked about"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, house: Houses) -> None:
+def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-OWED: after a loss another cluster may push what it had from us. Whether a third one had it nothing tells any
     more, so it goes out again: where the key is not here, and where it replaces a row without that write."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         origins = Origins()
-        async with house(tmp_path, MemoryEnsemble()) as h:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             h.runtime.listeners.add(origins)
             h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
             await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
@@ -113,7 +113,7 @@ def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, house: H
             assert origins.of[b"replaced"] == [WEST, ours]
             assert origins.of[b"not-owed"] == [NORTH]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_is_owed_follows_owners_and_cursors() -> None:
@@ -140,11 +140,13 @@ def test_what_is_owed_follows_owners_and_cursors() -> None:
     assert not owed([queue(NORTH, 0, led=False, rules="!bucketname:b")], 3, 5, WEST, KEY)
 
 
-def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(tmp_path: Path, house: Houses) -> None:
+def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(
+    tmp_path: Path, start_node: NodeFactory
+) -> None:
     """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and nothing is disturbed."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             key = Key(b"default", b"b", b"k")
             await h.coordinator.write(WriteRequest(key, Content(b"mine")))
             stored = decode_object(await h.coordinator.get(key))
@@ -159,4 +161,4 @@ def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(tmp_path
             written = await h.coordinator.write(WriteRequest(key, Content(b"next"), stored.clock))
             assert [s.value for s in decode_object(written.payload).live] == [b"next"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -19,17 +19,17 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from tests.support.memory_links import is_entries
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
+async def ask(member: Node, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
     """What the admin face of a node answers."""
     face = HttpApplication()
-    query = ClusterQuery(house.node, house.links)
-    query.serve(REPLICAS, ReplicaResponder(house.runtime))
-    services = SimpleNamespace(controller=house.controller, time=house.runtime.time, query=query)
+    query = ClusterQuery(member.node, member.links)
+    query.serve(REPLICAS, ReplicaResponder(member.runtime))
+    services = SimpleNamespace(controller=member.controller, time=member.runtime.time, query=query)
     ReassignmentsAdmin(services, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
@@ -48,32 +48,32 @@ def key(name: bytes) -> Key:
     return Key(b"default", b"b", name)
 
 
-def held(house: House) -> Counter[str]:
+def held(member: Node) -> Counter[str]:
     """How many partitions each node is to hold, as a node has read it."""
-    return Counter(node for record in house.controller.records.values() for node in record.replicas)
+    return Counter(node for record in member.controller.records.values() for node in record.replicas)
 
 
-def over(house: House) -> bool:
+def over(member: Node) -> bool:
     """True when nothing is ordered any more, and no partition changes."""
-    records = house.controller.records.values()
-    return not house.controller.placement.orders and not any(r.adding or r.removing for r in records)
+    records = member.controller.records.values()
+    return not member.controller.placement.orders and not any(r.adding or r.removing for r in records)
 
 
 @asynccontextmanager
-async def writing(*houses: House) -> AsyncIterator[list[bytes]]:
+async def writing(*members: Node) -> AsyncIterator[list[bytes]]:
     """Clients of these nodes write all the while; no write fails. Gives the names that were acknowledged."""
     written: list[bytes] = []
     stop = asyncio.Event()
 
-    async def client(house: House) -> None:
+    async def client(member: Node) -> None:
         n = 0
         while not stop.is_set():
-            name = b"%s-%d" % (house.node.encode(), n)
-            await house.coordinator.write(WriteRequest(key(name), Content(b"v")))
+            name = b"%s-%d" % (member.node.encode(), n)
+            await member.coordinator.write(WriteRequest(key(name), Content(b"v")))
             written.append(name)
             n += 1
 
-    clients = [asyncio.create_task(client(house)) for house in houses]
+    clients = [asyncio.create_task(client(member)) for member in members]
     try:
         yield written
     finally:
@@ -81,42 +81,42 @@ async def writing(*houses: House) -> AsyncIterator[list[bytes]]:
         await asyncio.gather(*clients)
 
 
-async def all_read(houses: list[House], written: list[bytes]) -> None:
+async def all_read(members: list[Node], written: list[bytes]) -> None:
     """What was acknowledged is read from any node."""
-    for house in houses:
+    for member in members:
         for name in written[:: max(1, len(written) // 30)]:
-            assert await house.coordinator.get(key(name)) is not None, name
+            assert await member.coordinator.get(key(name)) is not None, name
 
 
-def test_a_cluster_grows_to_five_nodes_and_back_under_load(tmp_path: Path, town: Towns) -> None:
+def test_a_cluster_grows_to_five_nodes_and_back_under_load(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Two nodes are added and get their share, then are drained, stopped and removed, while clients of the others
     write on: no write fails, all that was acknowledged is read afterwards."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=5) as t:
-            one, two, three = t.houses.values()
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=5) as t:
+            one, two, three = t.members.values()
             async with writing(one, two, three) as written:
                 for name in ("n4", "n5"):
                     await t.open(name)
-                await until(lambda: len(two.controller.registrations) == 5)
+                await eventually(lambda: len(two.controller.registrations) == 5)
                 status, plan = await ask(two, "POST", "/admin/moves", {"kind": "spread", "dry_run": True})
                 assert (status, plan["outcome"], plan["copies"]) == (200, "planned", 6)
                 wish = {"kind": "spread", "plan": plan["plan"], "by": "ann"}
                 status, ordered = await ask(two, "POST", "/admin/moves", wish)
                 assert (status, ordered["order"], ordered["partitions"]) == (200, 1, plan["partitions"])
-                await until(lambda: over(two), 30)
+                await eventually(lambda: over(two), 30)
                 assert set(held(two).values()) == {3}
                 status, refused = await ask(one, "POST", "/admin/nodes/n5/remove", {})
                 assert (status, "holds 3 replicas" in refused) == (409, True)
                 status, drained = await ask(three, "POST", "/admin/nodes/drain", {"nodes": ["n4", "n5"], "by": "bob"})
                 assert (status, drained["order"]) == (200, 2)
-                await until(lambda: over(three), 30)
+                await eventually(lambda: over(three), 30)
                 assert held(three) == {"n1": 5, "n2": 5, "n3": 5}
                 for name in ("n4", "n5"):
                     status, refused = await ask(one, "POST", f"/admin/nodes/{name}/remove", {})
                     assert (status, "stop it first" in refused) == (409, True)
                     await t.kill(name)
-                    await until(lambda name=name: name not in one.controller.registrations)  # type: ignore[misc]
+                    await eventually(lambda name=name: name not in one.controller.registrations)  # type: ignore[misc]
                     assert (await ask(one, "POST", f"/admin/nodes/{name}/remove", {}))[0] == 200
             assert not one.controller.placement.drained
             _, listed = await ask(one, "GET", "/admin/nodes")
@@ -128,19 +128,19 @@ def test_a_cluster_grows_to_five_nodes_and_back_under_load(tmp_path: Path, town:
             ]
             await all_read([one, two, three], written)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_killed_controller_is_followed_by_one_that_goes_on(tmp_path: Path, town: Towns) -> None:
+def test_a_killed_controller_is_followed_by_one_that_goes_on(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """While a newcomer cannot catch up the controller dies: the next one waits as well, says for whom, and ends the
     order when the newcomer is heard again."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2) as t:
             await t.open("n4")
-            first = next(house for house in t.houses.values() if house.controller.decides)
-            others = [house for house in t.houses.values() if house is not first and house.node != "n4"]
-            await until(lambda: len(first.controller.registrations) == 4)
+            first = next(member for member in t.members.values() if member.controller.decides)
+            others = [member for member in t.members.values() if member is not first and member.node != "n4"]
+            await eventually(lambda: len(first.controller.registrations) == 4)
             for n in range(20):
                 await first.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v")))
             t.wires.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
@@ -148,64 +148,64 @@ def test_a_killed_controller_is_followed_by_one_that_goes_on(tmp_path: Path, tow
             wish = {"kind": "replace", "nodes": [gone, "n4"]}
             status, ordered = await ask(others[0], "POST", "/admin/moves", wish)
             assert (status, ordered["copies"]) == (200, 2)
-            await until(lambda: all(r.adding == ("n4",) for r in others[0].controller.records.values()))
+            await eventually(lambda: all(r.adding == ("n4",) for r in others[0].controller.records.values()))
             _, shown = await ask(others[1], "GET", "/admin/moves")
             (order,) = shown["orders"]
             assert order["stages"] == {"copying": 2}
             assert all(row["copies"][0]["node"] == "n4" and row["reason"] for row in order["partitions"])
             await t.kill(gone)
-            await until(lambda: any(house.controller.decides for house in others), 20)
-            await until(lambda: all(r.leader is not None for r in others[0].controller.records.values()), 20)
+            await eventually(lambda: any(member.controller.decides for member in others), 20)
+            await eventually(lambda: all(r.leader is not None for r in others[0].controller.records.values()), 20)
             assert others[0].controller.placement.order(1) is not None
             t.wires.lost = lambda _sender, _to, _message: False
-            await until(lambda: over(others[0]), 30)
+            await eventually(lambda: over(others[0]), 30)
             assert all(
                 set(r.replicas) == {"n4", *(h.node for h in others)} for r in others[0].controller.records.values()
             )
             await all_read(others, [b"%d" % n for n in range(20)])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, town: Towns) -> None:
+def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The newcomer that could not catch up is out of the replicas again, nobody else is; a plan that was shown for
     another state, and one for a partition in an order, are refused."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             await t.open("n4")
-            house = t.houses["n2"]
-            await until(lambda: len(house.controller.registrations) == 4)
-            await house.coordinator.write(WriteRequest(key(b"a"), Content(b"v")))
+            member = t.members["n2"]
+            await eventually(lambda: len(member.controller.registrations) == 4)
+            await member.coordinator.write(WriteRequest(key(b"a"), Content(b"v")))
             t.wires.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
             path = "/admin/bucket-types/default/replication-factor"
-            _, plan = await ask(house, "POST", path, {"replication_factor": 4, "dry_run": True})
-            status, said = await ask(house, "POST", path, {"replication_factor": 2, "plan": plan["plan"]})
+            _, plan = await ask(member, "POST", path, {"replication_factor": 4, "dry_run": True})
+            status, said = await ask(member, "POST", path, {"replication_factor": 2, "plan": plan["plan"]})
             assert (status, "changed since" in said) == (409, True)
-            status, ordered = await ask(house, "POST", path, {"replication_factor": 4, "plan": plan["plan"]})
+            status, ordered = await ask(member, "POST", path, {"replication_factor": 4, "plan": plan["plan"]})
             assert (status, ordered["order"]) == (200, 1)
-            await until(lambda: house.controller.records[0].adding == ("n4",))
-            assert house.controller.records[0].effective_min_isr == 2
-            status, said = await ask(house, "POST", path, {"replication_factor": 3})
+            await eventually(lambda: member.controller.records[0].adding == ("n4",))
+            assert member.controller.records[0].effective_min_isr == 2
+            status, said = await ask(member, "POST", path, {"replication_factor": 3})
             assert (status, "is in order 1" in said) == (409, True)
-            status, said = await ask(house, "POST", "/admin/moves/cancel", {"order": 9})
+            status, said = await ask(member, "POST", "/admin/moves/cancel", {"order": 9})
             assert (status, "there is no order 9: under way are 1" in said) == (404, True)
-            status, cancelled = await ask(house, "POST", "/admin/moves/cancel", {"by": "bob"})
+            status, cancelled = await ask(member, "POST", "/admin/moves/cancel", {"by": "bob"})
             assert (status, cancelled["order"]) == (200, 1)
-            await until(lambda: over(house), 30)
-            assert sorted(house.controller.records[0].replicas) == ["n1", "n2", "n3"]
-            assert house.controller.placement.ended[0].outcome == "cancelled"
-            await house.coordinator.write(WriteRequest(key(b"b"), Content(b"v")))
+            await eventually(lambda: over(member), 30)
+            assert sorted(member.controller.records[0].replicas) == ["n1", "n2", "n3"]
+            assert member.controller.placement.ended[0].outcome == "cancelled"
+            await member.coordinator.write(WriteRequest(key(b"b"), Content(b"v")))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, town: Towns) -> None:
+def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Too few nodes, unknown nodes and bucket types, files that place what is not there: each says what is right."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
-            house = t.houses["n1"]
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
+            member = t.members["n1"]
             places = [{"id": 0, "replicas": ["n1", "n2", "n3"]}]
             factor = "/admin/bucket-types/default/replication-factor"
             for path, wish, status, says in (
@@ -235,30 +235,30 @@ def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, town:
                 ("/admin/moves", {"kind": "drain"}, 400, "kind is one of"),
                 ("/admin/moves/cancel", {}, 404, "nothing is ordered"),
             ):
-                found, said = await ask(house, "POST", path, wish)
+                found, said = await ask(member, "POST", path, wish)
                 assert (found, says in str(said)) == (status, True), (path, wish, said)
-            found, same = await ask(house, "POST", "/admin/moves", {"kind": "file", "partitions": places})
+            found, same = await ask(member, "POST", "/admin/moves", {"kind": "file", "partitions": places})
             assert (found, same["outcome"], same["order"]) == (200, "nothing to move", None)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_file_places_replicas_by_id_or_name(tmp_path: Path, town: Towns) -> None:
+def test_a_file_places_replicas_by_id_or_name(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What `bucket-type show` prints can be changed and ordered; the same once more moves nothing."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2) as t:
             await t.open("n4")
-            house = t.houses["n1"]
-            await until(lambda: len(house.controller.registrations) == 4)
+            member = t.members["n1"]
+            await eventually(lambda: len(member.controller.registrations) == 4)
             places = [{"id": 0, "replicas": [4, "n1", 2]}, {"id": 1, "replicas": ["n3", "n4", "n2"]}]
             wish = {"kind": "file", "bucket_type": "default", "partitions": places}
-            status, made = await ask(house, "POST", "/admin/moves", wish)
+            status, made = await ask(member, "POST", "/admin/moves", wish)
             assert (status, made["order"], made["copies"]) == (200, 1, 2)
-            await until(lambda: over(house), 30)
-            assert set(house.controller.records[0].replicas) == {"n1", "n2", "n4"}
-            assert set(house.controller.records[1].replicas) == {"n2", "n3", "n4"}
-            status, again = await ask(house, "POST", "/admin/moves", wish)
+            await eventually(lambda: over(member), 30)
+            assert set(member.controller.records[0].replicas) == {"n1", "n2", "n4"}
+            assert set(member.controller.records[1].replicas) == {"n2", "n3", "n4"}
+            status, again = await ask(member, "POST", "/admin/moves", wish)
             assert (status, again["outcome"]) == (200, "nothing to move")
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -15,102 +15,104 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.storage.identity import NodeIdentity
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-def record_of(town: Town) -> PartitionRecord:
+def record_of(cluster: Cluster) -> PartitionRecord:
     """The newest record that anybody has read."""
-    return max((house.controller.records[0] for house in town.houses.values()), key=lambda record: record.version)
+    return max((member.controller.records[0] for member in cluster.members.values()), key=lambda record: record.version)
 
 
-async def change(town: Town, adding: tuple[str, ...] = (), removing: tuple[str, ...] = ()) -> None:
+async def change(cluster: Cluster, adding: tuple[str, ...] = (), removing: tuple[str, ...] = ()) -> None:
     """What an operator's move writes."""
     while True:
-        record = await next(iter(town.houses.values())).metastore.synced_record(0)
+        record = await next(iter(cluster.members.values())).metastore.synced_record(0)
         replicas = tuple(dict.fromkeys((*record.replicas, *adding)))
         wanted = replace(record, replicas=replicas, adding=adding, removing=removing)
         try:
-            await next(iter(town.houses.values())).metastore.write_record(wanted, ())
+            await next(iter(cluster.members.values())).metastore.write_record(wanted, ())
         except VersionConflict:
             continue
         return
 
 
-async def changed(town: Town, *nodes: str) -> None:
+async def changed(cluster: Cluster, *nodes: str) -> None:
     """Wait until a change has ended with these replicas, all in sync."""
 
     def done() -> bool:
-        record = record_of(town)
+        record = record_of(cluster)
         over = not record.adding and not record.removing and {*record.replicas} == {*nodes}
         return over and {member.node for member in record.isr} == {*nodes}
 
-    await until(done, 20.0)
+    await eventually(done, 20.0)
 
 
-async def write(town: Town, count: int, prefix: bytes = b"k") -> None:
-    leader = await town.led()
+async def write(cluster: Cluster, count: int, prefix: bytes = b"k") -> None:
+    leader = await cluster.led()
     for n in range(count):
         request = WriteRequest(Key(b"default", b"b", prefix + b"-%d" % n), Content(b"v" * 50))
         await leader.coordinator.write(request)
 
 
-def others(town: Town) -> tuple[str, str]:
+def others(cluster: Cluster) -> tuple[str, str]:
     """(the node without a copy, a follower)."""
-    record = record_of(town)
-    (spare,) = {*town.houses} - {*record.replicas}
+    record = record_of(cluster)
+    (spare,) = {*cluster.members} - {*record.replicas}
     assert record.leader is not None
     leader = record.leader.node
     return spare, next(node for node in record.replicas if node != leader)
 
 
-def nothing_left(house: House) -> bool:
+def nothing_left(member: Node) -> bool:
     """No replica, no row, no log and no gen of the partition."""
-    gone = 0 not in house.runtime.partitions and not house.identity.condemned()
-    return gone and 0 not in house.identity.partitions() and house.runtime.replog.leo(0) == 0
+    gone = 0 not in member.runtime.partitions and not member.identity.condemned()
+    return gone and 0 not in member.identity.partitions() and member.runtime.replog.leo(0) == 0
 
 
-def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(tmp_path: Path, town: Towns) -> None:
+def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """The copy is shown with its reason until it goes; one that is made there later has another gen and catches up."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4, removed_grace_ms=1_500) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
             await write(t, 30)
             newcomer, leaver = others(t)
-            left = t.houses[leaver]
+            left = t.members[leaver]
             gen = left.partition().replica.member.log_id
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(lambda: left.partition().removed)
-            await until(lambda: "removed: this node is no replica any more" in left.partition().reason)
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(lambda: left.partition().removed)
+            await eventually(lambda: "removed: this node is no replica any more" in left.partition().reason)
             assert left.identity.partitions() == [0]
             await write(t, 10)
-            await until(lambda: nothing_left(left), 20.0)
+            await eventually(lambda: nothing_left(left), 20.0)
             store = left.runtime.store
             assert list(store.list_keys(0, None, None)) == []
             assert (store.applied(0).offset, store.transfers.marks()) == (0, {})
             assert left.identity.gens()[0] != gen
             await change(t, (leaver,), ())
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             await t.level()
             assert left.partition().replica.member.log_id == left.identity.gens()[0] != gen
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_its_end(
-    tmp_path: Path, town: Towns
+    tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """The registration that follows the note of a condemned copy fails, so it still stands there with the old gen while
     the copy goes. Named again meanwhile, the node counts for nothing by that: what is made there has another gen."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4, removed_grace_ms=200) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
             await write(t, 30)
             newcomer, leaver = others(t)
-            left = t.houses[leaver]
+            left = t.members[leaver]
             gen = left.partition().replica.member.log_id
             register, failures = left.metastore.register, []
 
@@ -122,54 +124,54 @@ def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_it
 
             left.metastore.register = failing  # type: ignore[method-assign]
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(lambda: bool(failures))
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(lambda: bool(failures))
             assert (await left.metastore.registrations())[leaver].log_id_of(0) == gen
             await change(t, (leaver,), ())
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             await t.level()
             copy = left.partition().replica.member
             assert copy.log_id == left.identity.gens()[0] != gen
             assert (await left.metastore.registrations())[leaver].log_id_of(0) == copy.log_id
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, town: Towns) -> None:
+def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Within the grace time it is the same copy: same gen, same rows, nothing is copied again."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4) as t:
             await write(t, 20)
             newcomer, leaver = others(t)
-            left = t.houses[leaver]
+            left = t.members[leaver]
             gen, leo = left.partition().replica.member.log_id, left.partition().replica.leo
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(lambda: left.partition().removed)
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(lambda: left.partition().removed)
             await change(t, (leaver,), (newcomer,))
-            await changed(t, *({*t.houses} - {newcomer}))
+            await changed(t, *({*t.members} - {newcomer}))
             replica = left.partition().replica
             assert replica.member.log_id == gen
             assert replica.leo >= leo
             assert left.runtime.replog.start_of(0) == 0
-            await until(lambda: "removed" not in left.partition().reason)
+            await eventually(lambda: "removed" not in left.partition().reason)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its_deletion(
-    tmp_path: Path, town: Towns
+    tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """No replica is made of the log that is about to be deleted, however long the note of it takes."""
     noting, slow = threading.Event(), threading.Event()
 
-    async def story() -> None:
-        async with town(tmp_path, 4, removed_grace_ms=200) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
             await write(t, 20)
             newcomer, leaver = others(t)
-            left = t.houses[leaver]
+            left = t.members[leaver]
             old_gen = left.partition().replica.member.log_id
             condemn = left.identity.condemn
 
@@ -180,56 +182,56 @@ def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its
 
             left.identity.condemn = slowly  # type: ignore[method-assign]
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(noting.is_set)
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(noting.is_set)
             await change(t, (leaver,), ())
-            await until(lambda: leaver in left.controller.records[0].replicas)
+            await eventually(lambda: leaver in left.controller.records[0].replicas)
             await asyncio.sleep(0.1)
             assert 0 not in left.runtime.partitions
             slow.set()
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             await t.level()
             assert left.partition().replica.member.log_id == left.identity.gens()[0] != old_gen
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, town: Towns) -> None:
+def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Clients that retry see no failed write while the leader itself is replaced."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4, removed_grace_ms=500) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4, removed_grace_ms=500) as t:
             await write(t, 10)
             newcomer, _ = others(t)
             old = await t.led()
             acked = 0
             await change(t, (newcomer,), (old.node,))
-            task = asyncio.create_task(changed(t, *({*t.houses} - {old.node})))
+            task = asyncio.create_task(changed(t, *({*t.members} - {old.node})))
             while not task.done():
-                asker = t.houses[newcomer]
+                asker = t.members[newcomer]
                 request = WriteRequest(Key(b"default", b"b", b"a-%d" % acked), Content(b"v"))
                 await asker.coordinator.write(request)
                 acked += 1
             await task
             assert acked > 0
-            await until(lambda: nothing_left(old), 20.0)
+            await eventually(lambda: nothing_left(old), 20.0)
             leader = await t.led()
             assert len(list(leader.runtime.store.list_keys(0, None, None))) == 10 + acked
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path, town: Towns) -> None:
+def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What the identity calls condemned is never fed again, however much of it is still there after a kill."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4, removed_grace_ms=600_000) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4, removed_grace_ms=600_000) as t:
             await write(t, 30)
             newcomer, leaver = others(t)
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(lambda: t.houses[leaver].partition().removed)
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(lambda: t.members[leaver].partition().removed)
             await t.kill(leaver)
             identity = NodeIdentity.open(tmp_path / leaver)
             gen = identity.gens()[0]
@@ -237,60 +239,62 @@ def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path,
             identity.close(clean=False)
             left = await t.open(leaver)
             assert 0 not in left.runtime.partitions
-            await until(lambda: nothing_left(left))
+            await eventually(lambda: nothing_left(left))
             assert list(left.runtime.store.list_keys(0, None, None)) == []
             await change(t, (leaver,), ())
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             await t.level()
             assert left.identity.gens()[0] == gen + 1_000
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, town: Towns) -> None:
+def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The grace time begins anew; the copy is shown, is no reason not to be ready, and may be named again."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4) as t:
             await write(t, 20)
             newcomer, leaver = others(t)
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(lambda: t.houses[leaver].partition().removed)
-            gen = t.houses[leaver].partition().replica.member.log_id
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(lambda: t.members[leaver].partition().removed)
+            gen = t.members[leaver].partition().replica.member.log_id
             await t.kill(leaver)
             left = await t.open(leaver)
-            await until(lambda: left.partition().removed and "its copy here is deleted in" in left.partition().reason)
+            await eventually(
+                lambda: left.partition().removed and "its copy here is deleted in" in left.partition().reason
+            )
             await change(t, (leaver,), ())
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             assert left.partition().replica.member.log_id == gen
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_after_a_power_loss_a_removed_copy_keeps_no_rows_that_would_have_to_be_replayed(
-    tmp_path: Path, town: Towns
+    tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Nobody would say what of its log is committed (H36): its rows go, and it takes them from the leader later."""
 
-    async def story() -> None:
-        async with town(tmp_path, 4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 4) as t:
             await write(t, 20)
             newcomer, leaver = others(t)
             await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.houses} - {leaver}))
-            await until(lambda: t.houses[leaver].partition().removed)
+            await changed(t, *({*t.members} - {leaver}))
+            await eventually(lambda: t.members[leaver].partition().removed)
             await t.kill(leaver)
             left = await t.open(leaver, boot_id="boot-2")
-            await until(lambda: left.partition().removed)
+            await eventually(lambda: left.partition().removed)
             assert list(left.runtime.store.list_keys(0, None, None)) == []
-            await until(lambda: not left.runtime.store.needs_replay())
+            await eventually(lambda: not left.runtime.store.needs_replay())
             await change(t, (leaver,), ())
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             await t.level()
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_is_noted_of_deleted_copies(tmp_path: Path) -> None:

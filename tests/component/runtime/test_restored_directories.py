@@ -12,20 +12,20 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.storage.identity import NodeIdentity
-from tests.support.runtime_cluster import Town, until
+from tests.support.runtime_cluster import Cluster, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, town: Towns) -> None:
+def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its copies have gens that were never given before, join as such, and hold what was written meanwhile."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             await t.led()
-            await until(lambda: bool(t.followers()))
+            await eventually(lambda: bool(t.followers()))
             follower = t.followers()[0].node
-            old = t.houses[follower].partition().replica.member
+            old = t.members[follower].partition().replica.member
             await t.kill(follower)
             shutil.copytree(tmp_path / follower, tmp_path / "backup")
             leader = await t.led()
@@ -37,9 +37,9 @@ def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, town: 
             identity.close(clean=False)
             await t.open(follower)
             await t.level()
-            house = t.houses[follower]
-            assert house.partition().replica.member.log_id > old.log_id
-            assert house.identity.spare > old.log_id
-            assert house.runtime.store.object(0, b"b", b"late") is not None
+            member = t.members[follower]
+            assert member.partition().replica.member.log_id > old.log_id
+            assert member.identity.spare > old.log_id
+            assert member.runtime.store.object(0, b"b", b"late") is not None
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -18,24 +18,24 @@ from isthmus.repl.model.objects import Content, decode_object
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.store import row_codec, rows
 from tests.component.runtime.test_unsafe_recovery import force
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 ASYNC: dict[str, Any] = {"durability": "async", "options": ReplicaOptions(max_time_lag_ms=300)}
 
 
-async def put(house: House, **values: bytes) -> None:
+async def put(member: Node, **values: bytes) -> None:
     """Writes, one after the other; each value replaces what is there."""
     for name, value in values.items():
-        found = await house.coordinator.get(Key(b"default", b"b", name.encode()))
+        found = await member.coordinator.get(Key(b"default", b"b", name.encode()))
         clock = () if found is None else decode_object(found).clock
-        await house.coordinator.write(WriteRequest(Key(b"default", b"b", name.encode()), Content(value), clock))
+        await member.coordinator.write(WriteRequest(Key(b"default", b"b", name.encode()), Content(value), clock))
 
 
-def state(house: House) -> dict[bytes, list[bytes]]:
+def state(member: Node) -> dict[bytes, list[bytes]]:
     """The values of all keys, as the store of a node has them; its change index names each of them once."""
-    store, found, newest = house.runtime.store, {}, {}
+    store, found, newest = member.runtime.store, {}, {}
     with closing(store.transfers.snapshot(0)) as snapshot:
         for _, bucket, key, row in snapshot.key_rows(0, SEGMENT_COUNT):
             data = snapshot.object(bucket, key)
@@ -50,9 +50,9 @@ def state(house: House) -> dict[bytes, list[bytes]]:
     return found
 
 
-async def dark(t: Town, base: Path, **left: tuple[str, ...]) -> None:
+async def dark(t: Cluster, base: Path, **left: tuple[str, ...]) -> None:
     """All machines lose power. Of each node what `left` names, of "log" and "store", is as it was in `base`."""
-    for node in list(t.houses):
+    for node in list(t.members):
         await t.kill(node)
     for node, parts in left.items():
         for part in parts:
@@ -60,18 +60,18 @@ async def dark(t: Town, base: Path, **left: tuple[str, ...]) -> None:
             shutil.copytree(base / node / part, t.directory / node / part)
     for node in left:
         await t.open(node, boot_id="boot-2")
-    await until(lambda: all(_told(house, len(left)) for house in t.houses.values()))
+    await eventually(lambda: all(_told(member, len(left)) for member in t.members.values()))
 
 
-def _told(house: House, nodes: int) -> bool:
+def _told(member: Node, nodes: int) -> bool:
     """Whether a node knows that all came back with another log."""
-    record = house.controller.records.get(0)
+    record = member.controller.records.get(0)
     return record is not None and record.reason.count("came back with another log") == nodes
 
 
-async def keep(t: Town, base: Path) -> None:
+async def keep(t: Cluster, base: Path) -> None:
     """Note in `base` what the disks hold now, and go on."""
-    nodes = list(t.houses)
+    nodes = list(t.members)
     for node in nodes:
         await t.kill(node)
     shutil.copytree(t.directory, base)
@@ -80,52 +80,52 @@ async def keep(t: Town, base: Path) -> None:
     await t.settled()
 
 
-def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(tmp_path: Path, town: Towns) -> None:
+def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The forced copy never had the last writes; one whose store kept their rows ends with the others' rows."""
 
-    async def story() -> None:
-        async with town(tmp_path / "town", **ASYNC) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path / "cluster", **ASYNC) as t:
             await put(await t.led(), a=b"1", b=b"1")
             await t.level()
             await keep(t, tmp_path / "base")
             await put(await t.led(), a=b"2", c=b"2", d=b"2")
             await t.level()
             await dark(t, tmp_path / "base", n1=("log", "store"), n2=("log", "store"), n3=("log",))
-            first, last = t.houses["n1"], t.houses["n3"]
+            first, last = t.members["n1"], t.members["n3"]
             assert last.runtime.store.object(0, b"b", b"c") is not None
             await force(t, first, first)
             await put(first, e=b"3", f=b"3", g=b"3", h=b"3")
             await t.level(timeout_s=30)
             wanted = {b"a": [b"1"], b"b": [b"1"], b"e": [b"3"], b"f": [b"3"], b"g": [b"3"], b"h": [b"3"]}
-            assert [state(house) for house in t.houses.values()] == [wanted] * 3
+            assert [state(member) for member in t.members.values()] == [wanted] * 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("writes", [1, 9])
 def test_an_only_copy_that_is_forced_uses_no_offset_of_a_lost_entry_again(
-    tmp_path: Path, town: Towns, writes: int
+    tmp_path: Path, start_cluster: ClusterFactory, writes: int
 ) -> None:
     """It serves what its rows say once its log is beyond them; each later write has a place of its own in the index."""
 
-    async def story() -> None:
-        async with town(tmp_path / "town", 1, factor=1, min_isr=1, **ASYNC) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path / "cluster", 1, factor=1, min_isr=1, **ASYNC) as t:
             await put(await t.led(), a=b"1", b=b"1")
             await keep(t, tmp_path / "base")
             await put(await t.led(), a=b"2", c=b"2", d=b"2")
             await dark(t, tmp_path / "base", n1=("log",))
-            house = t.houses["n1"]
-            await force(t, house, house)
-            found = house.runtime.store.applied(0)
-            assert house.partition().replica.applied == found.offset
+            member = t.members["n1"]
+            await force(t, member, member)
+            found = member.runtime.store.applied(0)
+            assert member.partition().replica.applied == found.offset
             wanted = {b"a": [b"2"], b"b": [b"1"], b"c": [b"2"], b"d": [b"2"]}
-            assert state(house) == wanted
+            assert state(member) == wanted
             for n in range(writes):
-                await put(house, **{"efghijklm"[n]: b"3"})
+                await put(member, **{"efghijklm"[n]: b"3"})
                 wanted[b"efghijklm"[n : n + 1]] = [b"3"]
-            await put(house, a=b"4")
+            await put(member, a=b"4")
             wanted[b"a"] = [b"4"]
-            await until(lambda: not house.runtime.store.needs_replay())
-            assert state(house) == wanted
+            await eventually(lambda: not member.runtime.store.needs_replay())
+            assert state(member) == wanted
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -18,64 +18,64 @@ from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content, decode_object
 from isthmus.repl.model.requests import WriteRequest
 from tests.support.memory_links import is_entries
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def key(name: bytes) -> Key:
     return Key(b"default", b"b", name)
 
 
-async def put(house: House, name: bytes, value: bytes) -> None:
-    await house.coordinator.write(WriteRequest(key(name), Content(value)))
+async def put(member: Node, name: bytes, value: bytes) -> None:
+    await member.coordinator.write(WriteRequest(key(name), Content(value)))
 
 
-def held(house: House, name: bytes, partition: int = 0) -> list[bytes]:
+def held(member: Node, name: bytes, partition: int = 0) -> list[bytes]:
     """The values that a node's own store has of a key."""
-    data = house.runtime.store.object(partition, b"b", name)
+    data = member.runtime.store.object(partition, b"b", name)
     return [] if data is None else sorted(s.value for s in decode_object(data).live)
 
 
-def log_of(house: House, partition: int = 0) -> list[tuple[int, int, bytes]]:
+def log_of(member: Node, partition: int = 0) -> list[tuple[int, int, bytes]]:
     """The durable log of a node, as far as it reaches back."""
-    log = house.runtime.replog
+    log = member.runtime.replog
     entries = log.read(partition, log.start_of(partition), log.leo(partition), 1 << 30)
     return [(entry.epoch, entry.offset, entry.wire) for entry in entries]
 
 
-def fill(house: House) -> None:
+def fill(member: Node) -> None:
     """Let a node's disk be full from now on."""
-    house.disk.free = 1000
-    house.runtime.replog._writer.check_space()
-    assert not house.runtime.replog.has_space(0)
+    member.disk.free = 1000
+    member.runtime.replog._writer.check_space()
+    assert not member.runtime.replog.has_space(0)
 
 
-def test_a_write_is_on_every_replica(tmp_path: Path, town: Towns) -> None:
+def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Three nodes, four partitions: what a leader answered comes to be in the stores and logs of all, equal."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=4) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=4) as t:
             for n in range(40):
-                await put(t.houses["n1"], b"%d" % n, b"v%d" % n)
+                await put(t.members["n1"], b"%d" % n, b"v%d" % n)
             for partition in range(4):
                 await t.level(partition)
-                logs = [log_of(house, partition) for house in t.houses.values()]
+                logs = [log_of(member, partition) for member in t.members.values()]
                 assert logs[0] == logs[1] == logs[2]
                 assert len(logs[0]) > 1
             for n in range(40):
                 partition = (key_hash(b"b", b"%d" % n) >> 44) * 4 >> 20
-                assert all(held(house, b"%d" % n, partition) == [b"v%d" % n] for house in t.houses.values())
-            assert not any(house.failures for house in t.houses.values())
+                assert all(held(member, b"%d" % n, partition) == [b"v%d" % n] for member in t.members.values())
+            assert not any(member.failures for member in t.members.values())
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, town: Towns) -> None:
+def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Writes go on while leaders are killed one after another, and every one that was answered is read afterwards."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             acked: list[bytes] = []
             stop = asyncio.Event()
 
@@ -84,12 +84,12 @@ def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, town: Tow
                 while not stop.is_set():
                     name = b"%s-%d" % (prefix, n)
                     n += 1
-                    house = t.leader()
-                    if house is None:
+                    member = t.leader()
+                    if member is None:
                         await asyncio.sleep(0.01)
                         continue
                     try:
-                        await asyncio.wait_for(put(house, name, b"v"), 5)
+                        await asyncio.wait_for(put(member, name, b"v"), 5)
                     except (IsthmusError, TimeoutError):
                         continue
                     acked.append(name)
@@ -97,10 +97,10 @@ def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, town: Tow
             clients = [asyncio.create_task(client(b"c%d" % i)) for i in range(3)]
             for _ in range(2):
                 before = len(acked)
-                await until(lambda before=before: len(acked) > before + 30, 15)
+                await eventually(lambda before=before: len(acked) > before + 30, 15)
                 leader = await t.led()
                 await t.kill(leader.node)
-                await until(lambda: t.leader() is not None, 15)
+                await eventually(lambda: t.leader() is not None, 15)
                 await t.open(leader.node)
                 await t.settled()
             stop.set()
@@ -110,17 +110,17 @@ def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, town: Tow
             leader = await t.led()
             for name in acked:
                 assert await leader.coordinator.get(key(name)) is not None, name
-            logs = [log_of(house) for house in t.houses.values()]
+            logs = [log_of(member) for member in t.members.values()]
             assert logs[0] == logs[1] == logs[2]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, town: Towns) -> None:
+def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A restarted follower gets what it missed, read back from the leader's files where it left memory, and rejoins."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             away = t.followers()[0].node
             await t.kill(away)
@@ -132,23 +132,23 @@ def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, town: 
             await t.open(away)
             await t.level()
             assert leader.runtime._sender.entries_read_back >= read_back + 300
-            assert held(t.houses[away], b"29-9") == [b"x" * 20_000]
-            assert log_of(t.houses[away]) == log_of(leader)
+            assert held(t.members[away], b"29-9") == [b"x" * 20_000]
+            assert log_of(t.members[away]) == log_of(leader)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(tmp_path: Path, town: Towns) -> None:
+def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A leader that was cut off appended what nobody else has: its clients get UNKNOWN, the next leader's entries take
     the place in its log, durably, and all copies are equal again, also after another restart."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             old = await t.led()
             await put(old, b"before", b"1")
             t.wires.isolate(old.node)
             orphans = [asyncio.create_task(put(old, b"orphan-%d" % n, b"x")) for n in range(5)]
-            await until(
+            await eventually(
                 lambda: (
                     old.partition().replica.leo == old.partition().replica.durable > 2
                     and old.partition().replica.leo >= 7
@@ -176,14 +176,14 @@ def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(tmp_path: Path, t
             await t.level()
             assert log_of(again) == log_of(new)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, town: Towns) -> None:
+def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A leader that others have replaced serves no committed read; the others' leader does, with the newest value."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             old = await t.led()
             await put(old, b"k", b"old")
             t.wires.isolate(old.node)
@@ -201,15 +201,15 @@ def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, town: Towns)
             assert held(old, b"k") == [b"old"]
             assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_node_that_stops_hands_over_first(tmp_path: Path, town: Towns) -> None:
+def test_a_node_that_stops_hands_over_first(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A graceful stop moves leadership to a member in sync before the process goes: no election waits for a session,
     and nothing that was written is unknown."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             writes = [asyncio.create_task(put(leader, b"%d" % n, b"v")) for n in range(20)]
             await asyncio.sleep(0)
@@ -226,38 +226,38 @@ def test_a_node_that_stops_hands_over_first(tmp_path: Path, town: Towns) -> None
             with pytest.raises(NotReady):
                 await leader.runtime.committed(leader.partition())
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_copies_are_made_where_records_want_them_while_running(tmp_path: Path, town: Towns) -> None:
+def test_copies_are_made_where_records_want_them_while_running(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Nodes that are up hold nothing until a bucket type is created; then each makes its copies under the spare gen
     that it had registered, and the ISR of the records names exactly those."""
 
-    async def story() -> None:
-        async with town(tmp_path, 3, partitions=6, factor=2, min_isr=1) as t:
-            houses = t.houses
-            records = houses["n1"].controller.records
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, 3, partitions=6, factor=2, min_isr=1) as t:
+            members = t.members
+            records = members["n1"].controller.records
             for partition, record in records.items():
                 assert {m.node for m in record.isr} == set(record.replicas)
                 for member in record.isr:
-                    assert houses[member.node].identity.spare == member.log_id
-                    assert houses[member.node].partition(partition).replica.member == member
-                assert all(partition not in houses[n].runtime.partitions for n in houses if n not in record.replicas)
-            registrations = await houses["n1"].metastore.registrations()
-            assert all(registrations[n].log_ids == houses[n].identity.gens() for n in houses)
+                    assert members[member.node].identity.spare == member.log_id
+                    assert members[member.node].partition(partition).replica.member == member
+                assert all(partition not in members[n].runtime.partitions for n in members if n not in record.replicas)
+            registrations = await members["n1"].metastore.registrations()
+            assert all(registrations[n].log_ids == members[n].identity.gens() for n in members)
             for n in range(30):
-                await put(houses["n2"], b"%d" % n, b"v")
+                await put(members["n2"], b"%d" % n, b"v")
             for n in range(30):
-                assert await houses["n3"].coordinator.get(key(b"%d" % n)) is not None
+                assert await members["n3"].coordinator.get(key(b"%d" % n)) is not None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_messages_that_are_lost_cost_time_only(tmp_path: Path, town: Towns) -> None:
+def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Every fifth message with entries disappears on a connection that stands; all copies come to be equal anyway."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             count = 0
 
@@ -276,31 +276,31 @@ def test_messages_that_are_lost_cost_time_only(tmp_path: Path, town: Towns) -> N
             t.wires.lost = lambda _sender, _to, _message: False
             await t.level()
             assert count > 5
-            logs = [log_of(house) for house in t.houses.values()]
+            logs = [log_of(member) for member in t.members.values()]
             assert logs[0] == logs[1] == logs[2]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, town: Towns) -> None:
+def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What a queue's cursor was a second ago is in the followers' stores though nothing was written meanwhile, and what
     it is at a hand-over is in the next leader's before it serves."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             await put(leader, b"k", b"v")
             leader.runtime.soft_cursor(0, b"to-west", b"\x01")
-            others = [house for house in t.houses.values() if house is not leader]
-            await until(lambda: all(h.runtime.store.cursor(0, b"to-west").soft == b"\x01" for h in others), 10)
+            others = [member for member in t.members.values() if member is not leader]
+            await eventually(lambda: all(h.runtime.store.cursor(0, b"to-west").soft == b"\x01" for h in others), 10)
             leader.runtime.soft_cursor(0, b"to-west", b"\x02")
             seen: list[bytes | None] = []
 
             class Hook:
                 """Looks at the cursor as soon as the new leader serves."""
 
-                def __init__(self, house: House) -> None:
-                    self.house = house
+                def __init__(self, member: Node) -> None:
+                    self.member = member
 
                 def applied(self, partition: int, entries: object, leader: bool) -> None:
                     """Nothing."""
@@ -308,23 +308,23 @@ def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, town: Towns) ->
                 def leadership(self, partition: int, leading: bool, _applied: int) -> None:
                     """A leader begins."""
                     if leading:
-                        seen.append(self.house.runtime.store.cursor(partition, b"to-west").soft)
+                        seen.append(self.member.runtime.store.cursor(partition, b"to-west").soft)
 
-            for house in others:
-                house.runtime.listeners.add(Hook(house))
+            for member in others:
+                member.runtime.listeners.add(Hook(member))
             leader.runtime.hand_over(leader.partition(), None, 5_000)
             await t.led_by_another(leader)
             assert seen == [b"\x02"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_election_does_not_wait_for_what_others_do_in_threads(tmp_path: Path, town: Towns) -> None:
+def test_an_election_does_not_wait_for_what_others_do_in_threads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The loop's own threads are few, and shared: peers of another cluster that do not answer, or a plan of many
     partitions, hold them for seconds. The epoch that nothing may be done before is durable all the same."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             await t.level()
             loop, free = asyncio.get_running_loop(), threading.Event()
@@ -338,4 +338,4 @@ def test_an_election_does_not_wait_for_what_others_do_in_threads(tmp_path: Path,
                 free.set()
                 await asyncio.gather(*busy)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

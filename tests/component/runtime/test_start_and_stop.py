@@ -66,7 +66,7 @@ def test_a_registration_that_the_metastore_refuses_is_tried_again(
     """After a session ended the node would else live on, and never take part again until somebody restarts it."""
     monkeypatch.setattr(registering, "RETRY_MS", 10)
 
-    async def story() -> None:
+    async def scenario() -> None:
         node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
         await node.start()
         served = asyncio.create_task(node.serve())
@@ -91,13 +91,13 @@ def test_a_registration_that_the_metastore_refuses_is_tried_again(
             node.request_stop("the test is over")
             await served
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
     """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         node: Node = ComingUp(load_file(file_of(tmp_path)), tmp_path / "node.toml")
         await node.start()
         served = asyncio.create_task(node.serve())
@@ -111,7 +111,7 @@ def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_
             node.request_stop("the test is over")
             await served
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 async def answer(url: str, path: str) -> tuple[int, bytes]:
@@ -144,7 +144,7 @@ def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatc
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving(tmp_path) as node:
             metastore, before = node._metastore, node.services.registrar.inc
             assert isinstance(metastore, MemoryMetastore)
@@ -162,7 +162,7 @@ def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatc
             _, metrics = await answer(node.services.admin_url, "/metrics")
             assert b'isthmus_registrations_lost_total{cause="removed"} 1.0' in metrics
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert lost == ["removed"]
 
 
@@ -176,7 +176,7 @@ def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving(tmp_path) as node:
             metastore = node._metastore
             assert isinstance(metastore, MemoryMetastore)
@@ -211,14 +211,14 @@ def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one
             assert node.services.registrar.why == ""
             assert (await metastore.registrations())["n1"].admin_url == node.services.admin_url
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert lost == ["taken"]
 
 
 def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
     """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
 
-    async def story() -> int:
+    async def scenario() -> int:
         life = asyncio.create_task(daemon._run(load_file(file_of(tmp_path)), tmp_path / "node.toml"))
         await asyncio.sleep(0.3)
         assert not life.done()
@@ -227,7 +227,7 @@ def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) 
         async with asyncio.timeout(10):
             return await life
 
-    assert asyncio.run(story()) == 0
+    assert asyncio.run(scenario()) == 0
     NodeIdentity.open(tmp_path / "data").close(clean=False)
 
 
@@ -242,7 +242,7 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
     file.write_text(re.sub(r"(?m)^hosts = .*$", "", file.read_text()))
     metastore = tmp_path / "data" / "metastore"
 
-    async def story() -> int:
+    async def scenario() -> int:
         life = asyncio.create_task(daemon._run(load_file(file), file))
         async with asyncio.timeout(10):
             while not supervisor_client.recorded_children(metastore):
@@ -252,7 +252,7 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
         async with asyncio.timeout(10):
             return await life
 
-    assert asyncio.run(story()) == 0
+    assert asyncio.run(scenario()) == 0
     assert not supervisor_client.recorded_children(metastore)
     assert supervisor_client.running_state(metastore) is None
     NodeIdentity.open(tmp_path / "data").close(clean=False)
@@ -267,7 +267,7 @@ def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypat
 
     monkeypatch.setattr(daemon.supervisor_client, "release_embedded", refused)
 
-    async def story() -> None:
+    async def scenario() -> None:
         node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
         await node.start()
         node._embedded = True
@@ -275,7 +275,7 @@ def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypat
         with pytest.raises(LocalFault, match="does not answer"):
             await node.serve()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     identity = NodeIdentity.open(tmp_path / "data")
     assert identity.clean
     identity.close(clean=True)

@@ -32,16 +32,16 @@ from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG
 from tests.component.runtime.test_several_nodes import fill
 from tests.support.fullsync_fakes import lone_repair
 from tests.support.memory_metastore import MemoryMetastore
-from tests.support.runtime_cluster import House, Town, until
+from tests.support.runtime_cluster import Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 SMALL = {"log_size_bytes": 60_000, "log_file_bytes": 20_000, "checkpoint_interval_ms": 30}
 """A log that is trimmed after a hundred writes or so."""
 
 
-async def put(house: House, name: bytes, value: bytes) -> None:
-    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(value)))
+async def put(member: Node, name: bytes, value: bytes) -> None:
+    await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(value)))
 
 
 def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
@@ -56,15 +56,15 @@ def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
         snapshot.close()
 
 
-async def same_everywhere(town: Town) -> None:
+async def same_everywhere(cluster: Cluster) -> None:
     """All copies are in sync, level, and hold the same rows."""
-    await town.level(timeout_s=30)
-    found = [rows_of(house.runtime.store) for house in town.houses.values()]
+    await cluster.level(timeout_s=30)
+    found = [rows_of(member.runtime.store) for member in cluster.members.values()]
     assert found[0] == found[1] == found[2]
-    assert not any(house.failures for house in town.houses.values())
+    assert not any(member.failures for member in cluster.members.values())
 
 
-async def trimmed_beyond(leader: House, offset: int) -> None:
+async def trimmed_beyond(leader: Node, offset: int) -> None:
     """Write until the leader's log begins above `offset`."""
     for n in range(2_000):
         if leader.runtime.replog.start_of(0) > offset:
@@ -74,7 +74,7 @@ async def trimmed_beyond(leader: House, offset: int) -> None:
 
 
 @asynccontextmanager
-async def load(town: Town):  # type: ignore[no-untyped-def]
+async def load(cluster: Cluster):  # type: ignore[no-untyped-def]
     """Clients write all the while."""
     stop = asyncio.Event()
     acked: list[bytes] = []
@@ -83,7 +83,7 @@ async def load(town: Town):  # type: ignore[no-untyped-def]
         n = 0
         while not stop.is_set():
             n += 1
-            leader = town.leader()
+            leader = cluster.leader()
             try:
                 if leader is not None:
                     name = b"%s-%d" % (prefix, n % 30)
@@ -107,16 +107,18 @@ def names_in(partition: int) -> Iterator[bytes]:
     return (name for name in names if partition_index(key_hash(b"b", name), 2) == partition)
 
 
-async def follower_of(town: Town) -> House:
-    leader = await town.led()
-    return next(house for house in town.houses.values() if house is not leader)
+async def follower_of(cluster: Cluster) -> Node:
+    leader = await cluster.led()
+    return next(member for member in cluster.members.values() if member is not leader)
 
 
-def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path, town: Towns) -> None:
+def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """What it missed comes as rows, deleted change rows included, and its log begins where the round ended."""
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             leader = await t.led()
             for n in range(30):
                 await put(leader, b"k%d" % n, b"old")
@@ -134,38 +136,38 @@ def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path
             assert back.partition().replica.far_position is None
             assert back.runtime._transfer_receiver.rounds >= 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, town: Towns) -> None:
+def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """One that is connected all the while and takes nothing, its disk being full, comes back once there is room, though
     nothing made it say FollowRequest: its leader learns that the log begins above it when it cannot send on."""
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
             leader, full = await t.led(), await follower_of(t)
             await put(leader, b"k", b"v")
             await t.level()
             fill(full)
             await trimmed_beyond(leader, full.partition().replica.leo)
             begins_at = full.partition().replica.leo
-            await until(lambda: full.partition().replica.far_position is not None)
+            await eventually(lambda: full.partition().replica.far_position is not None)
             refused = full.runtime._disk_full.refused_count
-            await until(lambda: full.runtime._disk_full.refused_count > refused)
+            await eventually(lambda: full.runtime._disk_full.refused_count > refused)
             assert full.partition().replica.far_position == begins_at, "rows need room, too"
             full.disk.free = None
             full.runtime.replog.has_space(0)
             await same_everywhere(t)
             assert full.runtime._transfer_receiver.rounds >= 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_replaced_data_directory_comes_back_in_sync_under_load(tmp_path: Path, town: Towns) -> None:
+def test_a_replaced_data_directory_comes_back_in_sync_under_load(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A node that lost everything takes all rows while clients write, restarts, and is elected like any other."""
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             lost = await follower_of(t)
             await t.kill(lost.node)
             leader = await t.led()
@@ -173,28 +175,28 @@ def test_a_replaced_data_directory_comes_back_in_sync_under_load(tmp_path: Path,
             shutil.rmtree(tmp_path / lost.node)
             async with load(t) as acked:
                 await t.open(lost.node)
-                await until(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
+                await eventually(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
                 before = len(acked)
-                await until(lambda: len(acked) > before + 20, 15)
+                await eventually(lambda: len(acked) > before + 20, 15)
             await same_everywhere(t)
             await t.kill(lost.node)
             await t.open(lost.node)
             await same_everywhere(t)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_transfer_that_is_cut_anywhere_goes_on(
-    tmp_path: Path, town: Towns, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
     monkeypatch.setattr(transfer_sender, "CHUNK_BYTES", 1_500)
     random = Random(seed)
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             taker = await follower_of(t)
             await t.kill(taker.node)
             leader = await t.led()
@@ -211,7 +213,7 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
                 return False
 
             t.wires.lost = lost
-            house = await t.open(taker.node)
+            member = await t.open(taker.node)
             for cut in range(6):
                 seen = chunks
                 goal = seen + random.randint(1, 12)
@@ -219,7 +221,7 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
                 def went_on(goal: int = goal) -> bool:
                     return chunks >= goal or len(t.followers()) == 2
 
-                await until(went_on, 20)
+                await eventually(went_on, 20)
                 if len(t.followers()) == 2:
                     break
                 if cut % 3 == 2:
@@ -228,18 +230,20 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
                     t.wires.heal()
                 else:
                     await t.kill(taker.node)
-                    house = await t.open(taker.node)
+                    member = await t.open(taker.node)
             await same_everywhere(t)
-            assert house.partition().replica.far_position is None
+            assert member.partition().replica.far_position is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: Path, town: Towns) -> None:
+def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """The store of that copy is whole: its log begins anew at what is applied, under another gen."""
 
-    async def story() -> None:
-        async with town(tmp_path, checkpoint_interval_ms=30) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
             hurt = await follower_of(t)
             leader = await t.led()
             for n in range(50):
@@ -256,14 +260,14 @@ def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: 
             assert back.runtime.replog.start_of(0) == applied
             assert (await t.led()).runtime._transfer_sender.rows_sent == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
-    its rows under a far mark: `Town.level` waits until the record names it by its new one."""
+    its rows under a far mark: `Cluster.level` waits until the record names it by its new one."""
     written = asyncio.Event()
     write_record = MemoryMetastore.write_record
 
@@ -271,8 +275,8 @@ def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
         await written.wait()
         return await write_record(metastore, record, *needs, **unmoved)
 
-    async def story() -> None:
-        async with town(tmp_path, checkpoint_interval_ms=30) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
             hurt = await follower_of(t)
             await put(await t.led(), b"k", b"v")
             await t.level()
@@ -283,7 +287,7 @@ def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
             back = await t.open(hurt.node)
             replica = back.partition().replica
             leader = (await t.led()).partition().replica
-            await until(lambda: replica.leo == replica.applied == leader.applied)
+            await eventually(lambda: replica.leo == replica.applied == leader.applied)
             assert len(leader.record.isr) == 3
             assert replica.member not in leader.record.isr
             with pytest.raises(TimeoutError):
@@ -294,15 +298,17 @@ def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
 
     monkeypatch.setattr(MemoryMetastore, "write_record", held)
     written.set()
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(tmp_path: Path, town: Towns) -> None:
+def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """While the rows of one partition do not come, the log of the node that waits for them stays within its size, for
     all that is written to the other partition; also after a restart."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2, **SMALL) as t:
             mine, other = names_in(0), names_in(1)
             leader = await t.led()
             for name in islice(mine, 60):
@@ -316,32 +322,35 @@ def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(tmp_path: Pa
             t.wires.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
             for _ in range(2):
                 back = await t.open(away.node)
-                await until(lambda: back in t.followers(1) and back.partition().replica.far_position is not None, 30)  # noqa: B023
+                await eventually(
+                    lambda: back in t.followers(1) and back.partition().replica.far_position is not None,  # noqa: B023
+                    30,
+                )
                 for name in islice(other, 300):
                     await put(await t.led(1), name, b"y" * 400)
                 leo = (await t.led(1)).partition(1).replica.leo
-                await until(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
-                await until(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
+                await eventually(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
+                await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
                 assert back.partition().replica.far_position is not None
                 await t.kill(away.node)
             t.wires.lost = lambda _sender, _to, _message: False
             await t.open(away.node)
             await same_everywhere(t)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, town: Towns) -> None:
+def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
     rows of its leader."""
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             hurt = await follower_of(t)
             leader = await t.led()
             await trimmed_beyond(leader, 50)
             await t.level()
-            await until(lambda: hurt.runtime.replog.start_of(0) > 0)
+            await eventually(lambda: hurt.runtime.replog.start_of(0) > 0)
             gen = hurt.partition().replica.member.log_id
             await t.kill(hurt.node)
             shutil.rmtree(tmp_path / hurt.node / "store")
@@ -350,19 +359,19 @@ def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, town: Towns) -> Non
             assert back.partition().replica.member.log_id != gen
             assert back.runtime.store.object(0, b"b", b"fill-1") is not None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
     where it would have ended the round, and the node that got it goes on."""
     monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
     damaged: list[str] = []
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             leader = await t.led()
             await put(leader, b"k", b"v")
             await t.level()
@@ -388,20 +397,20 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
             assert damaged == ["TransferRows ", "TransferMetadata 1"]
             assert back.runtime._transfer_receiver.chunks_refused == 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("change_too", [False, True], ids=["key row", "key row and a change row"])
 def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, change_too: bool
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, change_too: bool
 ) -> None:
     """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
     in the copy's index. Where a change row is damaged, too, the index does not tell: the copy begins again without
     rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
     monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             leader = await t.led()
             for n in range(20):
                 await put(leader, b"k%d" % n, b"old")
@@ -429,14 +438,14 @@ def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
             again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
             assert any("a row here cannot be read" in reason for reason in again) == change_too
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, town: Towns) -> None:
+def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A copy shows why it takes rows once more for as long as it does (replication.far.horizon.min.transfer.rounds)."""
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             leader = await t.led()
             for n in range(20):
                 await put(leader, b"k%d" % n, b"old")
@@ -457,19 +466,19 @@ def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, town: Towns) -> N
             await same_everywhere(t)
             assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_row_that_the_leader_cannot_give_does_not_end_it(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
     where it has one; the leader goes on with all its other work, the follower waits rather than lack the row, and has
     it once it is mended."""
     monkeypatch.setattr(transfer_sender, "UNREADABLE_PAUSE_S", 0.05)
 
-    async def story() -> None:
-        async with town(tmp_path, **SMALL) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, **SMALL) as t:
             leader = await t.led()
             for n in range(20):
                 await put(leader, b"k%d" % n, b"v")
@@ -488,7 +497,7 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
             kept = driver.get(name)
             driver.delete(name)
             back = await t.open(away.node)
-            await until(lambda: serving.rows_unreadable >= 2)
+            await eventually(lambda: serving.rows_unreadable >= 2)
             assert set(reported) == {(0, segment_of(key_hash(b"b", b"fill-7")))}
             driver.put(name, kept)
             await same_everywhere(t)
@@ -501,7 +510,7 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
             reported.clear()
             serving.rows_unreadable = 0
             back_again = await t.open(away.node)
-            await until(lambda: serving.rows_unreadable >= 2)
+            await eventually(lambda: serving.rows_unreadable >= 2)
             assert set(reported) == {(0, None)}
             await put(leader, b"k3", b"the leader goes on")
             with ThreadPoolExecutor(1) as pool:
@@ -509,9 +518,9 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
                 for segment in await mending.unreadable_segments(0, 10):
                     assert (await mending.repair_segment(0, segment)).keys == ((b"b", b"fill-7"),)
             offset = rows.decode_u64(name[5:])
-            await until(lambda: back_again.runtime.store.applied(0).offset > offset)
+            await eventually(lambda: back_again.runtime.store.applied(0).offset > offset)
             (row,) = back_again.runtime.store.changes(0, offset, 1)
             assert (row.offset, row.key) == (offset, b"fill-7")
             assert back_again.runtime.store.changes(0, 0, 999) == leader.runtime.store.changes(0, 0, 999)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -36,7 +36,7 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
             await metastore.start(self._on_session)
             return metastore
 
-    async def story() -> None:
+    async def scenario() -> None:
         file = file_of(tmp_path)
 
         async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
@@ -86,13 +86,13 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
         node.request_stop("the test is over")
         await served
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
     """It may be the one whose record is damaged: a definite "there is none" would make clients give up."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         routes = RoutingTable()
         record = a_record(0)
         routes.learn({0: record}, {7})
@@ -102,13 +102,13 @@ def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
         with pytest.raises(UnknownBucketType):
             routes.partitions(b"maps")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_records_that_contradict_each_other_route_nothing() -> None:
     """By another number of partitions a key would be written where nobody looks for it afterwards."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         routes = RoutingTable()
         one, two = a_record(0), a_record(1)
         routes.learn({0: one, 1: replace(two, partition_count=2)})
@@ -118,4 +118,4 @@ def test_records_that_contradict_each_other_route_nothing() -> None:
         with pytest.raises(NotReady):
             routes.partition_of(b"default", 0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

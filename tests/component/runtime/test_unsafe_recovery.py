@@ -30,31 +30,31 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 from isthmus.repl.store.leveldb import LevelStore
 from tests.component.runtime.test_replica_removal import change, changed, nothing_left
-from tests.support.runtime_cluster import UUID, House, Town, until
+from tests.support.runtime_cluster import UUID, Cluster, Node, eventually
 
-Towns = Callable[..., AbstractAsyncContextManager[Town]]
+ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-async def put(house: House, name: bytes) -> None:
+async def put(member: Node, name: bytes) -> None:
     """One write."""
-    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
+    await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
 
 
-async def ask(town: Town, house: House, path: str, wish: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """What the admin face of a node answers."""
 
-    def query_of(of: House) -> ClusterQuery:
+    def query_of(of: Node) -> ClusterQuery:
         async def request(node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
-            if node not in town.houses:
+            if node not in cluster.members:
                 raise NotReady(node)
-            return await query_of(town.houses[node]).request_handlers()[method](of.node, body)
+            return await query_of(cluster.members[node]).request_handlers()[method](of.node, body)
 
         query = ClusterQuery(of.node, SimpleNamespace(request=request))
         query.serve(REPLICAS, ReplicaResponder(of.runtime))
         return query
 
     face = HttpApplication()
-    services = SimpleNamespace(controller=house.controller, query=query_of(house))
+    services = SimpleNamespace(controller=member.controller, query=query_of(member))
     UnsafeRecoveryAdmin(services, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
@@ -69,11 +69,13 @@ async def ask(town: Town, house: House, path: str, wish: dict[str, Any]) -> tupl
     return sent[0]["status"], json.loads(body) if sent[0]["status"] < 400 else {"text": body.decode()}
 
 
-def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_path: Path, town: Towns) -> None:
+def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
             leader = await t.led()
             await put(leader, b"one")
             last = t.followers()[0]
@@ -81,9 +83,9 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
             await put(leader, b"two")
             status, refused = await ask(t, leader, "/admin/partitions/0/force-leader", {"node": last.node})
             assert (status, "nothing to force" in refused["text"]) == (409, True)
-            for node in [node for node in t.houses if node != last.node]:
+            for node in [node for node in t.members if node != last.node]:
                 await t.kill(node)
-            await until(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
+            await eventually(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
             before = last.controller.records[0]
             path = "/admin/partitions/0/force-leader"
             status, plan = await ask(t, last, path, {"node": last.node, "dry_run": True})
@@ -99,106 +101,108 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
                 status, done = await ask(t, last, path, {"node": last.node, "version": plan["version"], "by": "ann"})
             assert (status, done["lineage"], done["epoch"]) == (200, 1, before.epoch + 1)
             assert [each["by"] for each in logs if each["event"] == "UNCLEAN_ELECTION"] == ["ann"]
-            await until(lambda: last.partition().leads)
+            await eventually(lambda: last.partition().leads)
             assert last.coordinator.lineage(0) == 1
             samples = {name: value for name, _, value in last.runtime.metrics() if name == "isthmus_unclean_elections"}
             assert samples == {"isthmus_unclean_elections": 1}
             assert not last.partition().replica.ready, "min-ISR is 2"
             await change_option(last.metastore, "replication.min.isr", None, Setting(1, "ann", 1))
-            await until(lambda: last.partition().replica.ready)
+            await eventually(lambda: last.partition().replica.ready)
             await put(last, b"three")
             assert last.runtime.store.object(0, b"b", b"one") is not None
             assert last.runtime.store.object(0, b"b", b"two") is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-async def diverged(t: Town, boot_id: str = "boot-1") -> House:
+async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
     """A node whose copy alone holds what was acknowledged before a leader was forced."""
     await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
     leader = await t.led()
     await put(leader, b"one")
     await t.level()
     last, other = t.followers()
-    for house in (last, other):
-        t.wires.isolate(house.node)
+    for member in (last, other):
+        t.wires.isolate(member.node)
     await put(leader, b"two")
     await t.kill(leader.node)
     t.wires.heal()
     await force(t, last, last)
     await put(last, b"three")
     back = await t.open(leader.node, boot_id=boot_id)
-    await until(lambda: back.partition().reason.startswith("committed-divergence"))
+    await eventually(lambda: back.partition().reason.startswith("committed-divergence"))
     return back
 
 
-async def force(t: Town, asked: House, chosen: House) -> None:
+async def force(t: Cluster, asked: Node, chosen: Node) -> None:
     """An operator forces a copy of a partition that is offline, and it leads."""
-    await until(lambda: asked.controller.records[0].status is PartitionStatus.OFFLINE)
+    await eventually(lambda: asked.controller.records[0].status is PartitionStatus.OFFLINE)
     path = "/admin/partitions/0/force-leader"
     status, plan = await ask(t, asked, path, {"node": chosen.node, "dry_run": True})
     assert status == 200, plan
     status, done = await ask(t, asked, path, {"node": chosen.node, "version": plan["version"], "by": "ann"})
     assert status == 200, done
-    await until(lambda: chosen.partition().replica.ready)
+    await eventually(lambda: chosen.partition().replica.ready)
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"], ids=["killed", "power_lost"])
 def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
-    tmp_path: Path, town: Towns, boot_id: str
+    tmp_path: Path, start_cluster: ClusterFactory, boot_id: str
 ) -> None:
     """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody,
     also where its rows were to be replayed; once its replica is taken away it is deleted without a restart, and given
     back it is filled from its leader."""
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
             back = await diverged(t, boot_id)
             gen = back.partition().replica.member.log_id
             assert back.runtime.store.object(0, b"b", b"two") is not None
             await change(t, (), (back.node,))
-            await until(lambda: nothing_left(back), 20.0)
+            await eventually(lambda: nothing_left(back), 20.0)
             await change(t, (back.node,), ())
-            await changed(t, *t.houses)
+            await changed(t, *t.members)
             await t.level()
             assert back.partition().replica.member.log_id != gen
             assert back.runtime.store.object(0, b"b", b"three") is not None
             assert back.runtime.store.object(0, b"b", b"two") is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(tmp_path: Path, town: Towns) -> None:
+def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """It may be all that is left; nominated as it is it would never stand, so that is refused and says what helps."""
 
-    async def story() -> None:
-        async with town(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
             back = await diverged(t)
-            for node in [node for node in t.houses if node != back.node]:
+            for node in [node for node in t.members if node != back.node]:
                 await t.kill(node)
-            await until(lambda: back.controller.records[0].status is PartitionStatus.OFFLINE)
+            await eventually(lambda: back.controller.records[0].status is PartitionStatus.OFFLINE)
             status, refused = await ask(t, back, "/admin/partitions/0/force-leader", {"node": back.node})
             assert (status, "until its process is started again" in refused["text"]) == (409, True)
             await t.kill(back.node)
             back = await t.open(back.node)
-            await until(lambda: 0 in back.controller.records)
+            await eventually(lambda: 0 in back.controller.records)
             await force(t, back, back)
             assert back.runtime.store.object(0, b"b", b"two") is not None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, town: Towns) -> None:
+def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """It has no whole copy, whatever is left of its log: it would not stand, and the partition would wait for it. Among
     others it is never the closest to all."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             leader = await t.led()
             await put(leader, b"one")
             await t.level()
             last = t.followers()[0].node
-            for node in list(t.houses):
+            for node in list(t.members):
                 await t.kill(node)
             store = LevelStore.open(
                 tmp_path / last / "store",
@@ -209,132 +213,138 @@ def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, town: Towns) -> No
             )
             store.transfers.begin(0, empty=True)
             store.close()
-            house = await t.open(last)
-            await until(lambda: 0 in house.controller.records)
-            await until(lambda: house.controller.records[0].status is not PartitionStatus.ONLINE)
-            before = house.controller.records[0]
-            status, refused = await ask(t, house, "/admin/partitions/0/force-leader", {"node": last})
+            member = await t.open(last)
+            await eventually(lambda: 0 in member.controller.records)
+            await eventually(lambda: member.controller.records[0].status is not PartitionStatus.ONLINE)
+            before = member.controller.records[0]
+            status, refused = await ask(t, member, "/admin/partitions/0/force-leader", {"node": last})
             assert (status, "takes rows" in refused["text"]) == (409, True)
-            assert house.controller.records[0].lineage == before.lineage
+            assert member.controller.records[0].lineage == before.lineage
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     far = ReplicaReport("n1", 3, 3, 1_000, 900, 900, 7, far=True)
     whole = ReplicaReport("n2", 2, 2, 10, 10, 10, 8)
     assert most_complete([far, whole]) == whole
 
 
-def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(tmp_path: Path, town: Towns) -> None:
+def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Nobody leads by an old record; re-seeded, all that was acknowledged is served, and no gen is given twice."""
 
-    async def story() -> None:
-        async with town(tmp_path, partitions=2) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, partitions=2) as t:
             first = await t.led()
             old = dict(await first.metastore.records())
             await put(first, b"one")
             await t.kill(first.node)
-            house = next(iter(t.houses.values()))
+            member = next(iter(t.members.values()))
             for partition in (0, 1):
                 await t.led(partition)
-            await until(
+            await eventually(
                 lambda: all(
                     r.epoch > old[p].epoch
-                    for p, r in house.controller.records.items()
+                    for p, r in member.controller.records.items()
                     if old[p].leader and old[p].leader.node == first.node
                 )
             )
-            await put(house, b"two")
+            await put(member, b"two")
             await t.open(first.node)
             await t.settled()
             for partition in (0, 1):
                 await t.level(partition)
-            moved = [p for p, r in (await house.metastore.records()).items() if r.epoch > old[p].epoch]
+            moved = [p for p, r in (await member.metastore.records()).items() if r.epoch > old[p].epoch]
             assert moved
-            for partition, now in (await house.metastore.records()).items():
-                await house.metastore.write_record(replace(old[partition], version=now.version))
+            for partition, now in (await member.metastore.records()).items():
+                await member.metastore.write_record(replace(old[partition], version=now.version))
 
             def refusing() -> bool:
-                return all(h.partition(p).reason.startswith(ROLLED_BACK) for h in t.houses.values() for p in moved)
+                return all(h.partition(p).reason.startswith(ROLLED_BACK) for h in t.members.values() for p in moved)
 
-            await until(refusing)
-            status, plan = await ask(t, house, "/admin/cluster/reseed", {"dry_run": True})
+            await eventually(refusing)
+            status, plan = await ask(t, member, "/admin/cluster/reseed", {"dry_run": True})
             assert status == 200
             assert [each["partition"] for each in plan["partitions"]] == moved
-            gens = [h.partition(0).replica.member.log_id for h in t.houses.values()]
-            counter = await house.metastore.get("/gen")
+            gens = [h.partition(0).replica.member.log_id for h in t.members.values()]
+            counter = await member.metastore.get("/gen")
             assert counter is not None
-            await house.metastore.put("/gen", b"1", counter.version)
-            status, done = await ask(t, house, "/admin/cluster/reseed", {"by": "ann"})
+            await member.metastore.put("/gen", b"1", counter.version)
+            status, done = await ask(t, member, "/admin/cluster/reseed", {"by": "ann"})
             assert status == 200
             assert [each["outcome"] for each in done["partitions"]] == ["ordered"] * len(moved)
             for partition in (0, 1):
                 await t.led(partition)
                 await t.level(partition)
-            assert await house.metastore.allocate_gen() > max(gens)
+            assert await member.metastore.allocate_gen() > max(gens)
             for name in (b"one", b"two"):
-                assert await house.coordinator.get(Key(b"default", b"b", name)) is not None
-            assert all(house.controller.records[p].lineage == 1 for p in moved)
-            await put(house, b"three")
-            status, again = await ask(t, house, "/admin/cluster/reseed", {"by": "ann"})
+                assert await member.coordinator.get(Key(b"default", b"b", name)) is not None
+            assert all(member.controller.records[p].lineage == 1 for p in moved)
+            await put(member, b"three")
+            status, again = await ask(t, member, "/admin/cluster/reseed", {"by": "ann"})
             assert again["partitions"] == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_back_to(tmp_path: Path, town: Towns) -> None:
+def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_back_to(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """It knows nothing of the epochs that the metastore forgot, and by the old record it is in sync: it would lead
     without what was acknowledged since. One replica that knows better is enough, and the record tells all others, also
     when that one is gone."""
 
-    async def story() -> None:
-        async with town(tmp_path, min_isr=1) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path, min_isr=1) as t:
             first = await t.led()
             await t.level()
             old = (await first.metastore.records())[0]
-            away = next(name for name in t.houses if name != first.node)
+            away = next(name for name in t.members if name != first.node)
             await t.kill(away)
             await t.kill(first.node)
-            house = await t.led()
-            await until(lambda: house.controller.records[0].epoch > old.epoch)
-            await put(house, b"two")
-            now = (await house.metastore.records())[0]
-            await house.metastore.write_record(replace(old, version=now.version))
-            await until(lambda: house.controller.records[0].overtaken == now.epoch)
-            await t.kill(house.node)
+            member = await t.led()
+            await eventually(lambda: member.controller.records[0].epoch > old.epoch)
+            await put(member, b"two")
+            now = (await member.metastore.records())[0]
+            await member.metastore.write_record(replace(old, version=now.version))
+            await eventually(lambda: member.controller.records[0].overtaken == now.epoch)
+            await t.kill(member.node)
             for name in (away, first.node):
                 await t.open(name)
             await asyncio.sleep(2 * ASK_MS / 1000)  # what an election takes that waits for nobody
             for name in (away, first.node):
-                record = t.houses[name].controller.records[0]
+                record = t.members[name].controller.records[0]
                 assert (record.status, record.overtaken) == (PartitionStatus.OFFLINE, now.epoch)
-                assert t.houses[name].partition().reason.startswith(ROLLED_BACK)
-            house = await t.open(house.node)
-            await until(lambda: len(house.controller.registrations) == 3 and 0 in house.controller.records)
-            _, done = await ask(t, house, "/admin/cluster/reseed", {})
-            assert [(each["outcome"], each["node"]) for each in done["partitions"]] == [("ordered", house.node)]
+                assert t.members[name].partition().reason.startswith(ROLLED_BACK)
+            member = await t.open(member.node)
+            await eventually(lambda: len(member.controller.registrations) == 3 and 0 in member.controller.records)
+            _, done = await ask(t, member, "/admin/cluster/reseed", {})
+            assert [(each["outcome"], each["node"]) for each in done["partitions"]] == [("ordered", member.node)]
             await t.led()
-            assert await house.coordinator.get(Key(b"default", b"b", b"two")) is not None
-            assert house.controller.records[0].overtaken == 0
+            assert await member.coordinator.get(Key(b"default", b"b", b"two")) is not None
+            assert member.controller.records[0].overtaken == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_partition_whose_copies_do_not_all_answer_is_left_as_it_is(tmp_path: Path, town: Towns) -> None:
+def test_a_partition_whose_copies_do_not_all_answer_is_left_as_it_is(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """A re-seed waits for silent replicas, which may hold more, unless it is told to go on without them."""
 
-    async def story() -> None:
-        async with town(tmp_path) as t:
+    async def scenario() -> None:
+        async with start_cluster(tmp_path) as t:
             first = await t.led()
             old = (await first.metastore.records())[0]
             await t.kill(first.node)
-            house = await t.led()
-            now = (await house.metastore.records())[0]
-            await house.metastore.write_record(replace(old, version=now.version))
-            await until(lambda: all(h.partition().reason.startswith(ROLLED_BACK) for h in t.houses.values()))
-            _, left = await ask(t, house, "/admin/cluster/reseed", {})
+            member = await t.led()
+            now = (await member.metastore.records())[0]
+            await member.metastore.write_record(replace(old, version=now.version))
+            await eventually(lambda: all(h.partition().reason.startswith(ROLLED_BACK) for h in t.members.values()))
+            _, left = await ask(t, member, "/admin/cluster/reseed", {})
             assert [each["outcome"] for each in left["partitions"]] == ["left"]
             assert f"{first.node} did not answer" in left["partitions"][0]["reason"]
-            _, done = await ask(t, house, "/admin/cluster/reseed", {"incomplete": True})
+            _, done = await ask(t, member, "/admin/cluster/reseed", {"incomplete": True})
             assert [each["outcome"] for each in done["partitions"]] == ["ordered"], done["partitions"][0]["reason"]
             await t.led()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -31,7 +31,7 @@ from isthmus.repl.store import row_codec
 from isthmus.repl.store.rows import CHANGE_HEAD, bucket_head
 from tests.support.memory_metastore import MemoryEnsemble
 
-Houses = Callable[..., AbstractAsyncContextManager]
+NodeFactory = Callable[..., AbstractAsyncContextManager]
 
 OTHER = b"west-cluster-016"
 
@@ -49,22 +49,22 @@ def foreign(current: Object | None, context: Clock, value: bytes, counter: int) 
     return write(current, context, Content(value), (actor_of(OTHER, 1), counter), 1_700_000_000_000)
 
 
-def test_what_was_answered_is_there_after_a_restart(tmp_path: Path, house: Houses) -> None:
+def test_what_was_answered_is_there_after_a_restart(tmp_path: Path, start_node: NodeFactory) -> None:
     """Written, read back, and read back again after a clean stop and after a kill, with the clock unchanged."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         ensemble = MemoryEnsemble()
-        async with house(tmp_path, ensemble) as h:
+        async with start_node(tmp_path, ensemble) as h:
             first = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
             await h.coordinator.write(WriteRequest(key(b"gone"), Content(b"x")))
             await h.coordinator.write(WriteRequest(key(b"gone"), TOMBSTONE))
-        async with house(tmp_path, ensemble, stop=False) as h:
+        async with start_node(tmp_path, ensemble, stop=False) as h:
             data = await h.coordinator.get(key(b"k"))
             assert values(data) == [b"one"]
             assert decode_object(data).clock == decode_clock(first.clock)
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"two"), decode_clock(first.clock)))
             await h.coordinator.write(WriteRequest(key(b"after kill"), Content(b"y")))
-        async with house(tmp_path, ensemble) as h:
+        async with start_node(tmp_path, ensemble) as h:
             assert values(await h.coordinator.get(key(b"k"))) == [b"two"]
             assert values(await h.coordinator.get(key(b"after kill"))) == [b"y"]
             assert decode_object(await h.coordinator.get(key(b"gone"))).deleted
@@ -72,18 +72,20 @@ def test_what_was_answered_is_there_after_a_restart(tmp_path: Path, house: House
             assert sorted(listed) == [b"after kill", b"k"]
             assert [b async for batch in h.coordinator.list_buckets(b"default") for b in batch] == [b"b"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_replay_after_a_power_loss_passes_what_was_found_before_serving(tmp_path: Path, house: Houses) -> None:
+def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
+    tmp_path: Path, start_node: NodeFactory
+) -> None:
     """After another boot the log is replayed from the floor, and the store no longer asks for it afterwards."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         ensemble = MemoryEnsemble()
-        async with house(tmp_path, ensemble, stop=False) as h:
+        async with start_node(tmp_path, ensemble, stop=False) as h:
             for n in range(50):
                 await h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v%d" % n)))
-        async with house(tmp_path, ensemble, boot_id="boot-2") as h:
+        async with start_node(tmp_path, ensemble, boot_id="boot-2") as h:
             for n in range(50):
                 assert values(await h.coordinator.get(key(b"%d" % n))) == [b"v%d" % n]
             async with asyncio.timeout(5):
@@ -91,19 +93,19 @@ def test_replay_after_a_power_loss_passes_what_was_found_before_serving(tmp_path
                     await asyncio.sleep(0.005)
             assert not h.failures
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_a_checkpoint_notes_stands_on_a_log_that_is_on_disk(
-    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With durability async, too: a power loss leaves no store whose floor is above its log, which no operator could
     make a leader of."""
     monkeypatch.setattr(writer, "ASYNC_SYNC_S", 1_000.0)
     tails: list[tuple[object, object]] = []
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble(), durability="async", stop=False) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble(), durability="async", stop=False) as h:
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
             tail = h.runtime.replog._tail  # type: ignore[attr-defined]
             tails.append((tail.durable, tail.end))
@@ -111,17 +113,17 @@ def test_what_a_checkpoint_notes_stands_on_a_log_that_is_on_disk(
             tails.append((tail.durable, tail.end))
             assert max(h.runtime.store.durable_floor(p) for p in h.runtime.partitions) > 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     (durable, end), (durable_then, end_then) = tails
     assert durable != end
     assert durable_then == end_then == end
 
 
-def test_concurrent_writes_of_one_key_each_see_the_one_before(tmp_path: Path, house: Houses) -> None:
+def test_concurrent_writes_of_one_key_each_see_the_one_before(tmp_path: Path, start_node: NodeFactory) -> None:
     """Blind writes that arrive together become siblings, none is lost; a write with the context resolves them."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             await asyncio.gather(*(h.coordinator.write(WriteRequest(key(b"k"), Content(b"%d" % n))) for n in range(5)))
             data = await h.coordinator.get(key(b"k"))
             assert values(data) == [b"0", b"1", b"2", b"3", b"4"]
@@ -132,14 +134,14 @@ def test_concurrent_writes_of_one_key_each_see_the_one_before(tmp_path: Path, ho
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"all"), clock))
             assert values(await h.coordinator.get(key(b"k"))) == [b"all"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_batch_answers_item_by_item(tmp_path: Path, house: Houses) -> None:
+def test_a_batch_answers_item_by_item(tmp_path: Path, start_node: NodeFactory) -> None:
     """One bad item of a batch is refused by itself; the same key twice in a batch is written in order."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             results = await h.coordinator.write_batch(
                 [
                     WriteRequest(key(b"a"), Content(b"1")),
@@ -167,14 +169,14 @@ def test_a_batch_answers_item_by_item(tmp_path: Path, house: Houses) -> None:
             assert not last.created
             assert values(await h.coordinator.get(key(b"a"))) == [b"1", b"2"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_context_from_the_future_is_refused(tmp_path: Path, house: Houses) -> None:
+def test_a_context_from_the_future_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
     """A clock that claims writes of this cluster that were never made would make later ones vanish: 400."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"1")))
             for partition in range(4):
                 ahead: Clock = ((actor_of(b"east-cluster-016", partition), pack_counter(900, 5), 1),)
@@ -185,14 +187,14 @@ def test_a_context_from_the_future_is_refused(tmp_path: Path, house: Houses) -> 
                 assert refused
                 assert "has not made" in str(refused[0])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_pushes_are_judged_by_their_clocks(tmp_path: Path, house: Houses) -> None:
+def test_pushes_are_judged_by_their_clocks(tmp_path: Path, start_node: NodeFactory) -> None:
     """A newer push is stored as it came, an older or repeated one changes nothing, a concurrent one merges."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             one = foreign(None, (), b"one", 1)
             two = foreign(one, one.clock, b"two", 2)
 
@@ -223,15 +225,15 @@ def test_pushes_are_judged_by_their_clocks(tmp_path: Path, house: Houses) -> Non
             )
             assert [r.outcome.value for r in together] == ["applied", "superseded", "applied", "superseded"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: Path, house: Houses) -> None:
+def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: Path, start_node: NodeFactory) -> None:
     """A write that is to be merged with it is refused as corruption, which is this node's; one that has seen all of it
     takes its place."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             written = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
             store = h.runtime.store
             (found,) = [
@@ -250,10 +252,10 @@ def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: 
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"anew"), decode_object(written.payload).clock))
             assert values(await h.coordinator.get(key(b"k"))) == [b"anew"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, house: Houses) -> None:
+def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """The origin is the pusher's when its object was stored as it came, else this cluster's."""
 
     class Seen:
@@ -267,9 +269,9 @@ def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, ho
         def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
             self.led.append((partition, leading))
 
-    async def story() -> None:
+    async def scenario() -> None:
         seen = Seen()
-        async with house(tmp_path, MemoryEnsemble()) as h:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             h.runtime.listeners.add(seen)
             await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))
             one = encode_object(foreign(None, (), b"one", 1))
@@ -279,14 +281,14 @@ def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, ho
             assert sorted(seen.origins[1:]) == sorted([(b"k", OTHER), (b"m", ours)])
         assert sorted(seen.led) == [(p, False) for p in range(4)]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, house: Houses) -> None:
+def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, start_node: NodeFactory) -> None:
     """More than the window in one turn is refused as overloaded, definitely; what was answered is there."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
             results = await asyncio.gather(
                 *(h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))) for n in range(300)),
                 return_exceptions=True,
@@ -298,16 +300,16 @@ def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, house: Houses
                 assert (data is None) == isinstance(result, Overloaded), n
             await h.coordinator.write(WriteRequest(key(b"again"), Content(b"v")))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_full_disk_refuses_writes_and_serves_reads(
-    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without room for the log, writes are refused before anything happens; reads go on; room ends it."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
             with monkeypatch.context() as patch:
                 patch.setattr(h.runtime.replog, "has_space", lambda _size: False)
@@ -316,14 +318,14 @@ def test_a_full_disk_refuses_writes_and_serves_reads(
                 assert values(await h.coordinator.get(key(b"k"))) == [b"v"]
             await h.coordinator.write(WriteRequest(key(b"k2"), Content(b"v")))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_nothing_is_served_without_a_leader(tmp_path: Path, house: Houses) -> None:
+def test_nothing_is_served_without_a_leader(tmp_path: Path, start_node: NodeFactory) -> None:
     """After the session expired and until a new epoch is led, reads and writes are refused as not ready."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
             await h.controller.stop()
             h.runtime.dispatch_all(ev.SessionExpired())
@@ -331,16 +333,16 @@ def test_nothing_is_served_without_a_leader(tmp_path: Path, house: Houses) -> No
                 with pytest.raises(NotReady):
                     await ask
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_write_without_an_outcome_in_time_is_unknown(
-    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the store does not come back in time the write's outcome is unknown, and it takes effect all the same."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             h.coordinator._timeouts._timeout_s = 0.3
             held = threading.Event()
             commit = h.runtime.store.commit
@@ -359,17 +361,17 @@ def test_a_write_without_an_outcome_in_time_is_unknown(
                 while await h.coordinator.get(key(b"k")) is None:
                     await asyncio.sleep(0.005)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
-    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-WAIT: a push that a pending write supersedes, and a delete of what is being deleted, are answered only once
     the entry that they were judged against is applied."""
 
-    async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble()) as h:
+    async def scenario() -> None:
+        async with start_node(tmp_path, MemoryEnsemble()) as h:
             one = foreign(None, (), b"one", 1)
             await h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))])
             held = threading.Event()
@@ -395,4 +397,4 @@ def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
                 assert not (await second).created
                 assert [r.outcome for r in await push] == [PushOutcome.SUPERSEDED]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -10,7 +10,7 @@ from isthmus.repl.runtime.applier import Applier, ApplyJob
 from isthmus.repl.store.port import PartitionStep
 from tests.support.memory_log import MemoryLog
 from tests.support.memory_store import MemoryStore
-from tests.support.runtime_cluster import until
+from tests.support.runtime_cluster import eventually
 
 
 def entries(first: int, count: int, size: int = 100) -> list[Entry]:
@@ -46,13 +46,13 @@ class Bench:
 def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
     """A partition that reads 40 MB back from the log gives way after each part to one whose entries are at hand."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.log.append(0, entries(0, 40, 1_000_000))
         bench.applier.submit([ApplyJob(0, 0, 40, None)])
         bench.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
         bench.applier.start()
-        await until(lambda: bench.applier.idle)
+        await eventually(lambda: bench.applier.idle)
         order = [partition for partition, _, _, _ in bench.steps]
         assert order.count(0) >= 5
         assert order.index(1) == 1
@@ -60,14 +60,14 @@ def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> Non
         assert bench.applier.stop(5)
         assert not bench.failures
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_read_back_and_memory_join_in_order() -> None:
     """Jobs of one partition are written in the order of their offsets, whichever way their entries come; what is read
     back is reported as such, and waiting read-backs are one."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.log.append(0, entries(0, 12))
         bench.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
@@ -75,7 +75,7 @@ def test_read_back_and_memory_join_in_order() -> None:
         bench.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
         bench.applier.soft_cursor(0, b"q", b"soft")
         bench.applier.start()
-        await until(lambda: bench.applier.idle)
+        await eventually(lambda: bench.applier.idle)
         assert [(start, end) for _, start, end, back in bench.steps if not back] == [(5, 9)]
         ends = [end for _, _, end, _ in bench.steps]
         assert ends == sorted(ends)
@@ -85,4 +85,4 @@ def test_read_back_and_memory_join_in_order() -> None:
         assert bench.applier.stop(5)
         assert not bench.failures
 
-    asyncio.run(story())
+    asyncio.run(scenario())
