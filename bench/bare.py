@@ -1,4 +1,4 @@
-"""A node that writes at the word of its standard input, without HTTP: what the path from coordinator to commit costs.
+"""A node driven by its standard input, without HTTP: the cost of the path from coordinator to commit.
 
 Run as `python -m bench.bare NODE.toml`; it prints a line once it serves. Each line on standard input is a `Work` as
 JSON, each line on standard output its result; at the end of the input the node stops. The node is `node.daemon`'s,
@@ -44,7 +44,7 @@ class Work:
 
 
 async def write(node: Node, work: Work) -> dict[str, Any]:
-    """Do it; what came of it."""
+    """Run the work; returns its result."""
     pool = random.Random(0)
     values = [Content(pool.randbytes(VALUE_BYTES)) for _ in range(VALUE_POOL_COUNT)]
     starts = iter(range(work.first, work.first + work.count, work.batch))

@@ -38,10 +38,10 @@ TOPOLOGY: Final = THREE_NODES.replace(
 
 CONNECTIONS: Final = 8
 MEASURED_MIN_S: Final = 5.0
-"""Least time of load for a percentile that says something."""
+"""Least duration of load for a meaningful percentile."""
 
 SETTLE_S: Final = 3.0
-"""Quiet time before a measurement, so that what the one before it left over is done."""
+"""Quiet time before a measurement, so that work left over by the previous one is done."""
 
 POLL_S: Final = 0.05
 TIMEOUT_S: Final = 300.0
@@ -189,7 +189,7 @@ class _Run:
 
 
 def _less(after: CpuTime, before: CpuTime | None) -> CpuTime:
-    """What was used since; all of it, of a process that began meanwhile."""
+    """Usage since then; all of it for a process that began meanwhile."""
     return after if before is None else CpuTime(after.user - before.user, after.system - before.system)
 
 

@@ -1,4 +1,4 @@
-"""One shape for all figures: what was measured, over which key space, what it cost, and what was aimed for.
+"""The form of all figures: what was measured, over which key space, at which cost, and the goal.
 
 A rate per core is objects divided by the CPU seconds of the processes that count; CPU seconds travel between machines
 better than rates do. Printed as a table for people or as one JSON object.
@@ -26,7 +26,7 @@ PIPE_COLUMNS = 220
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure is to reach. `at_least` False means at most."""
+    """The goal of a figure. `at_least` False: an upper bound."""
 
     value: float
     unit: str
@@ -45,7 +45,7 @@ class Figure:
     """One measurement."""
 
     work: str
-    """What was done, in words."""
+    """Description of the work."""
     key_space: str
     """Over which keys: every rate depends on it."""
     objects: int = 0
@@ -56,7 +56,7 @@ class Figure:
     """Anything else that was measured, units in the names."""
     target: Target | None = None
     measured: float | None = None
-    """What `target` is compared with."""
+    """The value that `target` is compared with."""
     failed: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -92,7 +92,7 @@ def _rounded(cpu: CpuTime) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The machine on which the figures were taken."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""What firing at apply costs in lag, against firing when the leader alone has a write on its disk, as Riak does.
+"""Lag of replication triggered at apply, against triggering once the leader alone has a write on its disk (Riak).
 
     python -m bench.firing [--json] [--rate 100] [--seconds 20]
 
@@ -99,7 +99,7 @@ def _measured(topology: str, source: str, directory: Path | None, rate: float, s
 
 
 def _lag(nodes: Nodes) -> tuple[float, float]:
-    """(p50, p99) in ms, of all links of B: their middles, weighted by what they brought, and the worst."""
+    """(p50, p99) in ms over all links of B: the medians, weighted by the number of changes, and the worst p99."""
     links = [link for link in nodes.admin["b"].get("/admin/sink")["sinks"] if link["applied"]]
     if not links:
         raise BenchFailed("nothing came to B")

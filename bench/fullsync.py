@@ -1,4 +1,4 @@
-"""What full-sync costs: two clusters proven equal, differences found and repaired, trees kept and built anew.
+"""The cost of full-sync: proving two clusters equal, finding and repairing differences, updating and rebuilding trees.
 
     python -m bench.fullsync [--json] [--profile] [--keys 100000] [--few 1000] [--many 10000] [--rate 300]
 
@@ -48,7 +48,7 @@ MEMORY: Final = Target(8, "MiB for all of a bucket type's key space", at_least=F
 
 PEER: Final = "b"
 PAUSE_MS: Final = 100
-"""Between two looks: longer than the lag of a machine with nothing else to do."""
+"""Pause between two comparisons: longer than the replication lag of an idle machine."""
 
 TOPOLOGY: Final = f"""{TWO_CLUSTERS}
 [[clusters.a.fullsync]]
@@ -61,7 +61,7 @@ repair_rate_limit = 0
 """
 
 START_KEYS: Final = 10_000
-"""The small key space: what it takes to prove this equal is what it should take to prove any."""
+"""The small key space: proving any key space equal should take as long as proving this one."""
 
 PROOFS: Final = 15
 BATCH: Final = 100
@@ -77,11 +77,11 @@ KEEPER_LOOKS_S: Final = 0.5
 """Time for a keeper to see a copy that is empty."""
 
 CLEARED_S: Final = 1.1
-"""What a queue forgets ends with a second of the wall clock."""
+"""Clearing a queue takes effect with the next second of the wall clock."""
 
 POLL_S: Final = 0.01
 POLL_SHARE: Final = 0.02
-"""Or that share of what it took until now: to look costs the node a millisecond."""
+"""Poll interval as a share of the time passed: a poll costs the node a millisecond."""
 
 TIMEOUT_S: Final = 600.0
 
@@ -97,7 +97,7 @@ TIMEOUT_S: Final = 600.0
     "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
 )
 def main(as_json: bool, profile: bool, keys: int, few: int, many: int, rate: float, directory: Path | None) -> None:
-    """Proofs, repairs, and what trees cost."""
+    """Measure proofs, repairs, and the cost of trees."""
     try:
         where = machine()
         figures = [asyncio.run(_keeping())]
@@ -120,7 +120,7 @@ class _Replicas(LocalReplicas):
 
 
 async def _keeping() -> Figure:
-    """The cost of one XOR an entry, and of what stands around it."""
+    """The cost of one XOR per entry, with its overhead."""
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as directory:
         entries = [_entry(offset) for offset in range(KEPT_ENTRIES)]
         copy = ReplicaSnapshot(0, b"default", 1, 0, True)
@@ -229,7 +229,7 @@ class _Run:
         return result
 
     def _rebuilds(self) -> None:
-        """All trees anew, with nothing else to do."""
+        """Rebuild all trees on an idle node."""
         before = self._metric("isthmus_tree_build_keys_total"), self._metric("isthmus_tree_build_seconds_total")
         profiler = Profiler("trees built anew", self._nodes.pids["a"]) if self._profile else None
         used = self._nodes.measured(self._rebuild)
@@ -242,7 +242,7 @@ class _Run:
         self.figures.append(figure)
 
     def _rebuild(self) -> None:
-        """All trees anew; asked for in a way that costs the node little."""
+        """Rebuild all trees, polling seldom to cost the node little."""
         before = self._built()
         self._nodes.admin["a"].post("/admin/trees/rebuild", {})
         deadline_s = time.perf_counter() + TIMEOUT_S

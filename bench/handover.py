@@ -1,4 +1,4 @@
-"""How long writes to a partition wait while its leadership is handed over by plan, with everybody alive.
+"""How long writes to a partition wait while its leadership is handed over on request, with all nodes alive.
 
     python -m bench.handover [--json] [--moves 6] [--stops 3]
 
@@ -32,7 +32,7 @@ HAND_OVER: Final = Target(100, "ms without a write, the median", at_least=False)
 
 PARTITIONS: Final = 4
 TOPOLOGY: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {PARTITIONS}\nbalance = false\n")
-"""Leaderships move when they are told to, and only then."""
+"""Leaderships move only on request."""
 
 BUCKET: Final = "handover"
 TIMEOUT_S: Final = 120.0
@@ -139,7 +139,7 @@ class _HandOvers:
         raise BenchFailed(f"nobody answers {path}: {error}")
 
     def _leaders(self, away: str = "") -> dict[int, str]:
-        """Who leads what, as soon as nobody is without a leader, or led by one who is away."""
+        """The leader of each partition, once every partition has one that is alive."""
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
             rows = self._ask("/admin/partitions")["partitions"]
@@ -162,7 +162,7 @@ class _HandOvers:
 
 
 class _Client(threading.Thread):
-    """Writes one key of one partition that nobody wrote before, one write after the other."""
+    """Writes one key of one partition, one write after the other, with no other writer."""
 
     def __init__(self, url: str, partition: int, prefix: str) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""What a commit costs with three replicas: one leader and two followers, each a process, all on this machine.
+"""The cost of a commit with three replicas: a leader and two followers, each a process, all on this machine.
 
     python -m bench.isr [--json] [--profile] [--keys 100000] [--kills 5]
 
@@ -34,7 +34,7 @@ from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 
 COMMIT: Final = Target(7, "CPU s per 100,000 objects, three nodes", at_least=False)
-"""With a little room to 25,000 objects a second on two cores (8)."""
+"""Goal: 25,000 objects per second on two cores, with some reserve (8)."""
 
 IDLE_CPU: Final = Target(1, "% of a core, each node", at_least=False)
 
@@ -45,10 +45,10 @@ READ_CONNECTIONS: Final = 32
 DEPTH_ONE_REQUESTS: Final = 3_000
 IDLE_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 3.0
-"""Quiet time before a measurement, so that what the one before it left over is done."""
+"""Quiet time before a measurement, so that work left over by the previous one is done."""
 
 TRY_TIMEOUT_S: Final = 1.0
-"""Of one write while nobody leads; then the next is tried."""
+"""Time-out of one write while the partition has no leader; then the next is tried."""
 
 START_TIMEOUT_S: Final = 60.0
 
@@ -92,7 +92,7 @@ class _Runs:
         self.profile: list[str] = []
 
     def on(self, nodes: Nodes) -> None:
-        """What follows happens on `nodes`, which are fresh: keys that lie there make LevelDB's work more."""
+        """Use fresh `nodes` for the next measurements: existing keys cost LevelDB more."""
         self._nodes = nodes
         self._first = 0
 
@@ -123,7 +123,7 @@ class _Runs:
             self._loaded("committed GET", space, load, Phase("get", 0, min(keys, 50_000), keys, READ_CONNECTIONS, 1))
 
     def bare(self, keys: int) -> None:
-        """The same commits without HTTP: the three nodes run again, the leader driven from inside."""
+        """The same commits without HTTP: the three nodes run again, and the leader is driven within its process."""
         for name in NODES:
             places.stop_node(self._nodes.directory, name)
         with ExitStack() as stack:
@@ -209,7 +209,7 @@ class _Runs:
         self._add(figure, leader, target)
 
     def _add(self, figure: Figure, leader: str, target: Target | None) -> None:
-        """Name processes by what they do, and compare."""
+        """Name processes by their role, and compare."""
         followers = (name for name in NODES if name != leader)
         roles = {leader: "leader", **dict(zip(followers, ("follower 1", "follower 2"), strict=True))}
         figure.cpu = {roles.get(name, name): spent for name, spent in figure.cpu.items()}

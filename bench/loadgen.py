@@ -33,7 +33,7 @@ VALUE_POOL_COUNT: Final = 512
 """Different values; making one per request would cost more than sending it."""
 
 TICK_S: Final = 0.001
-"""How often a paced load looks for requests that have become due; the lag it may add itself."""
+"""Interval at which a paced load sends due requests, which is the lag that it may add itself."""
 
 BUCKET: Final = b"bench"
 BUCKET_TYPE: Final = b"default"
@@ -64,7 +64,7 @@ class Phase:
 
 @dataclass
 class Result:
-    """What the client saw. Latencies are of requests; of a paced load they count from when one was due."""
+    """What the client measured. Latencies are per request; in a paced load they begin when the request was due."""
 
     objects: int
     seconds: float
@@ -77,7 +77,7 @@ class Result:
 
 
 class Load:
-    """All phases against one node, with what they must remember: each key's context."""
+    """All phases against one node, with the context of each key, which outlives a phase."""
 
     def __init__(self, url: str, authority: str = "", token_file: str = "") -> None:
         self._address = urlsplit(url)
@@ -148,7 +148,7 @@ class Load:
 
 
 class _Runner:
-    """Keeps every connection busy, or sends what is due, until the phase is done."""
+    """Keeps every connection busy, or sends due requests, until the phase is done."""
 
     def __init__(self, load: Load, phase: Phase) -> None:
         self._load = load
@@ -175,7 +175,7 @@ class _Runner:
             await self._done
 
     async def _pace(self) -> None:
-        """Make requests due at the phase's rate; what cannot be sent at once waits and its latency counts."""
+        """Make requests due at the phase's rate; the latency of one that cannot be sent at once includes its wait."""
         interval_s = (self._phase.batch if self._phase.kind == "batch" else 1) / self._phase.rate
         due_s = self._started_s
         while not self._done.done():

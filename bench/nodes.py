@@ -1,4 +1,4 @@
-"""The nodes that a benchmark loads, and what their processes cost while it does.
+"""The nodes under load in a benchmark, and the CPU time of their processes.
 
 Brings clusters up as `isthmus local` does, in a temporary directory, and takes them down at the end, whatever
 happens. CPU seconds come from /proc, so they include every thread of a process.
@@ -72,12 +72,11 @@ class BenchFailed(Exception):
 
 
 SECURE: Final = "secure = true\n"
-"""Before a topology: TLS and tokens on every listener. What is asked of `admin` here is not for such."""
+"""Prepended to a topology: TLS and tokens on every listener. Methods that use `admin` do not support it."""
 
 
 class Nodes:
-    """Running clusters. `directory` is where their data lies (None: a temporary one); which disk that is
-    decides what an fsync costs."""
+    """Running clusters. `directory`: their data (None: a temporary one); its disk determines the cost of an fsync."""
 
     def __init__(self, topology: str, directory: Path | None) -> None:
         self._temporary = directory is None
@@ -97,7 +96,7 @@ class Nodes:
 
     @property
     def access(self) -> tuple[str, ...]:
-        """What a source of load is told to come in: authority and token, where the topology has them."""
+        """Authority and token for a source of load, where the topology has them."""
         security = self._directory / SECURITY
         found = (security / "ca.crt", security / "write.token")
         return tuple(map(str, found)) if found[0].exists() else ()
@@ -123,7 +122,7 @@ class Nodes:
                 self.pids[zookeeper["name"]] = zookeeper["pid"]
 
     def leader(self, timeout_s: float = UP_TIMEOUT_S) -> str:
-        """Who leads partition 0 with all its replicas in sync. Raises BenchFailed when that does not come about."""
+        """The leader of partition 0 once all its replicas are in sync. Raises BenchFailed on time-out."""
         deadline_s = time.perf_counter() + timeout_s
         while time.perf_counter() < deadline_s:
             for admin in self.admin.values():

@@ -1,4 +1,4 @@
-"""What real time feels of a lower priority that is full: fault matrix row 17.
+"""The effect of a full lower priority on real-time replication: fault matrix row 17.
 
     python -m bench.priorities [--json] [--keys 50000] [--probes 300]
 

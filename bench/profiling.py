@@ -1,6 +1,6 @@
-"""Where a node's time goes while it is under load: py-spy when it is installed, else perf.
+"""Profile a node under load: with py-spy if it is installed, else with perf.
 
-py-spy names Python functions and the room that they are in; perf sees the native side only (system
+py-spy names Python functions and their packages; perf sees the native side only (system
 calls, LevelDB, the interpreter). Without either the benchmarks still run and say so.
 """
 
@@ -25,8 +25,8 @@ STOP_TIMEOUT_S: Final = 60.0
 WAITING: Final = frozenset(
     {"pwritev_synced", "fdatasync", "fsync", "wait", "_wait_for_tstate_lock", "_next", "readinto", "select", "do_poll"}
 )
-"""Functions that mostly wait when they are on top: for the disk, a lock, a peer, the next thing to do. Samples there
-are left out; what threads really cost stands beside, from the kernel."""
+"""Functions that mostly wait when they are on top of the stack: for the disk, a lock, a peer, the next event. Samples
+there are left out; the kernel's CPU times of threads are shown beside."""
 HOUSE: Final = Path(__file__).resolve().parents[1]
 
 
@@ -73,7 +73,7 @@ class Profiler:
 
     def _spied(self, used: dict[int, float]) -> list[str]:
         names: dict[int, str] = {}
-        by_room: Counter[str] = Counter()
+        by_package: Counter[str] = Counter()
         by_function: Counter[str] = Counter()
         for line in self._out.read_text().splitlines():
             stack, _, count = line.rpartition(" ")
@@ -84,12 +84,13 @@ class Profiler:
             if frames[-1].partition(" ")[0].rpartition(".")[2] in WAITING:
                 continue
             by_function[frames[-1]] += int(count)
-            by_room[next((room for frame in reversed(frames) if (room := _room(frame))), "outside")] += int(count)
-        total = max(1, by_room.total())
+            package = next((name for frame in reversed(frames) if (name := _package(frame))), "outside")
+            by_package[package] += int(count)
+        total = max(1, by_package.total())
         lines = ["  CPU seconds by thread:"]
         busy = sorted(used.items(), key=lambda item: -item[1])[:TOP_COUNT]
         lines += [f"    {cpu:6.2f} s  {names.get(tid, 'without Python')}" for tid, cpu in busy if cpu >= 0.01]
-        for title, counts in (("room", by_room), ("function", by_function)):
+        for title, counts in (("package", by_package), ("function", by_function)):
             lines.append(f"  samples on top by {title}, waiting left out ({total}):")
             lines += [f"    {100 * n / total:5.1f} %  {name}" for name, n in counts.most_common(TOP_COUNT)]
         return lines
@@ -120,7 +121,7 @@ def thread_seconds(pid: int) -> dict[int, float]:
     return seconds
 
 
-def _room(frame: str) -> str:
+def _package(frame: str) -> str:
     """The module of ours that a frame "function (file:line)" lies in; empty for others."""
     _, _, place = frame.rpartition("(")
     path = place.rpartition(":")[0]

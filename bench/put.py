@@ -1,4 +1,4 @@
-"""What one node does for its clients: PUTs one by one and in batches, fresh and overwriting, and GETs.
+"""Throughput and cost of one node: single and batched PUTs, fresh and overwriting, and GETs.
 
     python -m bench.put [--tls] [--json] [--profile] [--keys 100000] [--space 1000000]
 
@@ -66,7 +66,7 @@ class _Runs:
         self.profile: list[str] = []
 
     def all(self, keys: int, space: int) -> None:
-        """Every measurement, in an order in which each finds what it needs."""
+        """All measurements, in an order in which each has the keys that it needs."""
         fresh = f"{keys:,} fresh keys"
         written = self._single("PUT, one object a request", fresh, Phase("put", 0, keys))
         self._batch("PUT, batches of 100", fresh, Phase("batch", keys, keys))

@@ -1,4 +1,4 @@
-"""What it costs to keep cluster B equal to cluster A, and how soon B has what A acknowledged.
+"""The cost of replicating cluster A to cluster B, and the lag until B has what A acknowledged.
 
     python -m bench.replicate [--json] [--profile] [--keys 100000] [--rate 1000] [--paced-seconds 20]
                               [--overwrite 1000000] [--three]
@@ -43,8 +43,8 @@ SINGLE_CONNECTIONS: Final = 32
 BATCH_CONNECTIONS: Final = 8
 MANY_SINGLE_CONNECTIONS: Final = 512
 MANY_BATCH_CONNECTIONS: Final = 32
-"""How many clients write at once decides how many writes share a group commit, and a partition's part of it: with few
-a node pays per object for what it pays once for all with many. So both are measured."""
+"""The number of concurrent clients determines how many writes share a group commit, and a partition's part of it: with
+few, a node pays per object what many objects share otherwise. So both are measured."""
 
 BATCH_OBJECTS: Final = 100
 IDLE_SECONDS: Final = 10.0
@@ -53,7 +53,7 @@ FETCH_TIMEOUT_S: Final = 10.0
 """A suspended sink starts no fetch; one that waits in a long poll ends within 5 s."""
 
 ONE_A_FETCH_SHARE: Final = 5
-"""A fifth of the keys is enough to see what a fetch costs."""
+"""A fifth of the keys is enough to measure the cost of a fetch."""
 
 FIRST_POLL_S: Final = 0.005
 
@@ -83,7 +83,7 @@ queue = "to-b"
 )
 
 SETTLE_SECONDS: Final = 2.0
-"""Quiet time before a measurement, so that what the one before it left over is done."""
+"""Quiet time before a measurement, so that work left over by the previous one is done."""
 
 REST_SECONDS: Final = 65.0
 """After a load: time for two checkpoints, after which a node gives memory back."""
@@ -254,7 +254,7 @@ class _Runs:
         self.figures.append(figure)
 
     def backlog(self, count: int) -> None:
-        """What gathered while B's sink was suspended, from its resumption until it is gone."""
+        """Drain the backlog that gathered while B's sink was suspended, from its resumption on."""
         self._suspend()
         phase = self._phase("batch", count, BATCH_CONNECTIONS, 0.0)
         written = self._load.run(phase)

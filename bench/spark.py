@@ -1,4 +1,4 @@
-"""What Spark's jobs take: reading all keys, comparing two clusters, and what nodes and their clients notice of it.
+"""The cost of Spark's jobs: reading all keys, comparing two clusters, and their effect on nodes and clients.
 
     python -m bench.spark [--json] [--keys 1000000] [--rate 500]
     python -m bench.spark --large 5000000 [--keys 1000000]
@@ -67,7 +67,7 @@ name = "l1"
 [[clusters.right.nodes]]
 name = "r1"
 """
-"""Where what a key costs is compared at two sizes: half as much to fill."""
+"""Keys at the smaller of two sizes between which the cost per key is compared: half the keys to fill."""
 
 BUCKET: Final = b"filled"
 VALUE: Final = b"v" * 200
@@ -78,13 +78,13 @@ PUSHERS: Final = 4
 DIFFERENCES: Final = 1_000
 CONNECTIONS: Final = 8
 WINDOWS: Final = 7
-"""Stretches of load with a reader, and as many without, in turn: one sync of the disk that takes 100 ms makes up a
-percent of five seconds, so single percentiles tell of the disk; their medians tell of the reader."""
+"""Periods of load with a reader, alternating with as many without: one disk sync of 100 ms is one percent of five
+seconds, so single percentiles show the disk; their medians show the reader."""
 
 WINDOW_S: Final = 5.0
 
 IDLE_SHARE: Final = 0.1
-"""CPU of a node, as a share of a core, below which it has done what filling has left to do: compaction above all."""
+"""CPU of a node, as a share of a core, below which work left over by filling, compaction above all, is done."""
 
 IDLE_WITHIN_S: Final = 60.0
 """How long that is waited for. Then it is measured as it is."""
@@ -105,7 +105,7 @@ def made(*actors: bytes) -> bytes:
 OLD, NEW, OTHER = made(A), made(A, A), made(A, B)
 
 KINDS: Final[tuple[tuple[bytes | None, bytes | None], ...]] = ((OLD, None), (None, OLD), (NEW, OLD), (NEW, OTHER))
-"""What differs: the left and the right object of the first DIFFERENCES keys, in turn."""
+"""Kinds of differences: the left and the right object of the first DIFFERENCES keys, in turn."""
 
 
 def objects(side: int, first: int, end: int) -> Iterator[list[bytes]]:
@@ -188,7 +188,7 @@ def measured(spark: Any, nodes: Nodes, work: Callable[[], None]) -> tuple[float,
 
 
 def urls(nodes: Nodes, names: Sequence[str]) -> str:
-    """Of a cluster."""
+    """The URLs of a cluster's nodes."""
     return ",".join(nodes.http[name] for name in names)
 
 
@@ -297,7 +297,7 @@ def whole(keys: int, rate: float, output: str) -> list[Figure]:
 
 
 def growing(keys: int, large: int, output: str) -> list[Figure]:
-    """What a key costs at two sizes, to read and to compare."""
+    """The cost per key at two sizes, of reading and of comparing."""
     left, right = ("l1",), ("r1",)
     with Nodes(SINGLE, None) as nodes:
         spark = session()

@@ -1,4 +1,4 @@
-"""What this machine gives to anybody: the bare parts of a node, beside the machine that targets were set on.
+"""The speed of this machine: a node's bare building blocks, beside the machine on which the goals were set.
 
     python -m bench.yardstick [--json] [--dir DIR]
 
@@ -44,10 +44,10 @@ VALUES: Final = 500
 SYNCS: Final = 200
 TURNS: Final = 200_000
 ROUNDS: Final = 5
-"""Of the parts that are done within this process; the median counts."""
+"""Repetitions of parts that run within this process; the median counts."""
 
 CONTEXT: Final = (b"x-riak-vclock", b"AAAA")
-"""The source of load wants a context in every answer."""
+"""The source of load expects a context in every response."""
 
 
 @click.command()

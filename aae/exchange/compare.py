@@ -88,7 +88,7 @@ def _difference(name: tuple[bytes, bytes], source: ComparedRow | None, sink: Com
         return KeyDifference(*name, DifferenceKind.CORRUPT, BehindSide.BOTH, source, sink)
     ahead, behind = descends(ours, theirs), descends(theirs, ours)
     if ahead and behind:
-        # The same writes, and not the same object: no clock can say which is right.
+        # Equal clocks and different objects: the clocks do not show which one is right.
         return KeyDifference(*name, DifferenceKind.CORRUPT, BehindSide.BOTH, source, sink)
     if ahead:
         return KeyDifference(*name, DifferenceKind.BEHIND, BehindSide.SINK, source, sink)

@@ -66,7 +66,7 @@ FLAGS: Final[tuple[tuple[str, str, Callable[[str], Any] | None, str], ...]] = (
     ("--give-up-after", "give_up_after_s", lambda text: max(1, round(_seconds(text))), "patience with a cluster"),
     ("--token-file", "token_file", str, "a token for both clusters; the path is read on every worker"),
     ("--right-token-file", "right_token_file", str, "one for the right cluster, if it has others"),
-    ("--ca-file", "ca_file", str, "whom to believe"),
+    ("--ca-file", "ca_file", str, "trusted certificate authorities"),
     ("--certificate-file", "certificate_file", str, "what to show where nodes want a certificate"),
     ("--key-file", "key_file", str, "its key"),
 )
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except IsthmusError as error:
         _progress(f"error: {error}")
         return ERROR
-    except Exception:  # noqa: BLE001 - the last door: an interpreter that ends by an exception says 1, which is `differ`
+    except Exception:  # noqa: BLE001 - an uncaught exception exits with 1, which means `differ`
         traceback.print_exc()
         return ERROR
     print(json.dumps(summary), flush=True)

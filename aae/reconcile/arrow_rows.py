@@ -22,7 +22,7 @@ from isthmus.repl.model.vclock import MAX_OFFSET, OFFSET_BITS, decode_clock
 from isthmus.repl.store.rows import BUCKET_END, SEGMENT_BYTES, split_tail
 
 TIME_MAX_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: later times, which no clock of ours writes, are shown as this."""
+"""The end of the year 9999; later times are shown as this."""
 
 _ENTRY: Final = t.StructType(
     [

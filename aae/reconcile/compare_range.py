@@ -293,7 +293,7 @@ def joined(left: SideSpec, right: SideSpec, runs: Runs) -> Joined:
     same = len(mine.rows) - len(differing)
     differing |= others.keys() - mine.rows.keys()
     damaged = mine.damaged.keys() | theirs.damaged.keys()
-    # A row beside a damaged one is no match, whatever it says.
+    # A row does not match a damaged one, whatever its bytes.
     same -= sum(name in mine.rows and name not in differing for name in damaged)
     differing |= damaged
     counts = [len(side.rows) + len(side.damaged) for side in (mine, theirs)]

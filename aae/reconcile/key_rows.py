@@ -1,8 +1,8 @@
-"""Key rows taken apart column by column: a frame of thousands in some dozens of numpy's steps, none a row's own.
+"""Decode the key rows of a frame column by column with numpy: some dozens of calls for thousands of rows.
 
-A key row is a msgpack list of eight fields (`repl.model.entry.encode_key_row`). All rows of a frame are read abreast:
-one place a row, which moves on by what the field there takes. A row that is not as it should be makes the whole answer
-None; who asked then reads row by row, and learns which one it is. Pure.
+A key row is a msgpack list of eight fields (`repl.model.entry.encode_key_row`). All rows are read in parallel: one
+index per row, which advances by the size of its current field. One invalid row makes the result None; the caller then
+decodes row by row to find it. Pure.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Findings made good: a plan first, then references into a queue, as often as it takes.
+"""Repair findings: make a plan, then enqueue references, repeatedly if needed.
 
-    plan    what of a run's findings one cluster can send: objects, bytes, direction, siblings to expect, time
-    apply   the same plan: batches of references at the lowest priority of the queue, one after the other
+    plan    the findings of a run that one cluster can send: objects, bytes, direction, expected siblings, time
+    apply   enqueue the plan: batches of references at the queue's lowest priority, one after the other
 
 A plan names the cluster that sends and the one that lacks the objects; an apply checks that the queue is of the first
-and belongs to nobody but the second. References are in the memory of the node that took them. What that node lost
-with a crash, or an operator cleared, stands among the queue's gaps until a full-sync has closed it: a plan whose
-references may be among them begins again.
+and owned by the second. References are in the memory of the node that took them. Those that a crash lost or an operator
+cleared are among the queue's gaps until full-sync closes them: a plan whose references may be among them starts again.
 
 The object is read from its leader when the reference is served, and the other cluster merges it by its clock, so a
-reference that goes twice, or comes late, does no harm. A batch is recorded when the queue has taken it: who is
-killed goes on behind it. A full queue, or a rate, slows it down. Only `diverged` is repaired, and `corrupt` never: no
-clock says which side is right.
+reference that is sent twice or late does no harm. A batch is recorded once the queue has taken it: a killed apply
+resumes behind it. A full queue, or a rate, slows it down. Only `diverged` keys are repaired, but not `corrupt` ones:
+their clocks do not show which side is right.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.repl.model.errors import BadInput, Overloaded
 
 BATCH: Final = 500
-"""References of one request."""
+"""References per request."""
 
 RATE_DEFAULT: Final = 1_000
 """Default rate of references per second: a sink of one node applies more."""
 
 FULL_REST_S: Final = 1.0
 FULL_RESTS_MAX: Final = 600
-"""Rests at a queue that takes nothing, before whoever applies is told to come back."""
+"""Pauses at a full queue before an apply gives up with Overloaded."""
 
 LEFT_TO_RIGHT: Final = "left-to-right"
 RIGHT_TO_LEFT: Final = "right-to-left"
@@ -50,23 +49,23 @@ DONE: Final = "done"
 ALREADY_DONE: Final = "already-done"
 NOTHING: Final = "nothing-to-queue"
 LOST: Final = "references-lost"
-"""States at the end of an apply besides `done`: an earlier one queued all of it and nothing is known to be lost; the
-plan has no objects; references were given up while it ran, so it has to be applied again."""
+"""States at the end of an apply besides `done`: an earlier apply queued all of it and nothing is known to be lost; the
+plan has no objects; references were given up meanwhile, so it has to be applied again."""
 
 
 class Queue(Protocol):
     """Where references go."""
 
     def check(self, sender: str, receiver: str) -> int:
-        """The wall clock of the cluster that the queue is of, in ms. Raises BadInput unless that is `sender` (a uuid in
-        hexadecimal) and no other cluster than `receiver` fetches from the queue."""
+        """Wall clock (ms) of the queue's cluster. Raises BadInput unless that is `sender` (a uuid in hexadecimal) and
+        only `receiver` fetches from the queue."""
 
     def lost(self, since_ms: int) -> list[str]:
-        """What the queue is known to have given up at its lowest priority since then and no full-sync has closed, a
-        text each. What a crashed node lost is known once it is back, or half a minute later."""
+        """Descriptions of what the queue gave up at its lowest priority since then and full-sync has not closed. What a
+        crashed node lost is known once it is back, or half a minute later."""
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
-        """Put references of (bucket, key), at the lowest priority; how many of the first ones were taken."""
+        """Enqueue references to (bucket, key) at the lowest priority; returns how many of the first ones were taken."""
 
 
 class RepairKey(NamedTuple):
@@ -81,7 +80,7 @@ class RepairKey(NamedTuple):
 
 
 def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_DEFAULT) -> dict[str, Any]:
-    """What a repair would do; the same for the same findings. Written into the run. Raises BadInput."""
+    """Make the plan of a repair, deterministic for the same findings, and write it into the run. Raises BadInput."""
     summary = directory.read("summary.json")
     if summary is None:
         raise BadInput(f"run {directory.run_id} has not ended: let `isthmus reconcile run` with its id finish first")
@@ -179,7 +178,7 @@ def apply(
 
 
 def _clusters(directory: RunDirectory, direction: str) -> tuple[str, str]:
-    """The uuids of the cluster that sends and of the one that lacks the objects, in hexadecimal. Raises BadInput."""
+    """The uuids of the sending and of the lacking cluster, in hexadecimal. Raises BadInput."""
     summary = directory.read("summary.json") or {}
     with directory.decoding("summary.json"):
         clusters = summary["clusters"]
@@ -190,8 +189,7 @@ def _clusters(directory: RunDirectory, direction: str) -> tuple[str, str]:
 
 
 def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
-    """Raises BadInput unless the findings are those that were planned: whoever writes others first takes the summary
-    away."""
+    """Raises BadInput unless the findings are those that were planned: rewriting them removes the summary."""
     summary = directory.read("summary.json")
     with directory.decoding("summary.json"):
         named = summary and _named(summary, made["queue"], made["direction"], int(made["rate_per_second"]))
@@ -200,7 +198,7 @@ def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
 
 
 def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> Iterator[list[RepairKey]]:
-    """The batches of a plan, behind the first so many keys. Raises BadInput when the run goes on meanwhile."""
+    """The batches of a plan, without the first `behind` keys. Raises BadInput if the run is resumed meanwhile."""
     try:
         for batch in _batches(wanted(directory, made["direction"]), behind):
             _check_findings(directory, made)

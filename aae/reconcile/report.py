@@ -151,7 +151,7 @@ SEGMENTS: Final = pa.schema(
         ("right_as_of", _PIECES),
     ]
 )
-"""Columns. `state`: done, unreachable (`reason` says why), or left for a later go."""
+"""Columns. `state`: done, unreachable (see `reason`), or left for a later attempt."""
 
 
 def write_segments(directory: RunDirectory, now: RunProgress, plan: SegmentPlan) -> None:

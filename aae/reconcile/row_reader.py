@@ -260,7 +260,7 @@ def _behind(asked: RowsRequest | ChangesRequest, rows: Rows | SkippedTo) -> Rows
     if isinstance(asked, RowsRequest):
         return asked._replace(after=rows.names[-1])
     for row in reversed(rows.key_rows):
-        with suppress(CodecError):  # a damaged row does not tell where it is: that of the one before it will do
+        with suppress(CodecError):  # a damaged row has no offset: use that of the row before it
             return asked._replace(first=min(decode_key_row(row).offset + 1, asked.end))
     return asked
 

@@ -159,9 +159,9 @@ class _Seed:
         self._chunks = {one[0]: SeedChunk(*one) for one in plan["chunks"]}
         self._reason = f"seed {directory.run_id}"
         self._done: dict[int, dict[str, Any]] = {}
-        """What was told of each chunk that is copied."""
+        """Results of copied chunks, by number."""
         self._failures: dict[int, str] = {}
-        """Why the others are not, as far as they were tried."""
+        """Errors of chunks that were tried and not copied."""
         works = sorted((directory.path / "work").glob("[0-9]*.json"))
         for path in works:
             wave = directory.read(f"work/{path.name}")
@@ -370,4 +370,4 @@ def _now_ms() -> int:
 
 
 def _silent(_line: str) -> None:
-    """Nobody wants to hear of it."""
+    """Default for `progress`: prints nothing."""

@@ -133,7 +133,7 @@ class QueueHandOver:
             owner = (one.get("owner") or {}).get("uuid", owner)
             waiting += one["waiting"] + (one.get("in_flight") or 0)
             oldest = max(oldest, one.get("oldest_age_ms") or 0)
-        # What waits in a partition without a leader, or of a node that is gone, is in nobody's sum.
+        # Changes of partitions without a leader, and of nodes that are gone, are not in the sum.
         lag = self._admin.get("/admin/lag").get("lag", [])
         known = known and not any(row.get("unknown_partitions") for row in lag if row.get("queue") == self.queue)
         return QueueStatus(owner, waiting if known else None, oldest if known else None)
@@ -154,15 +154,15 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 CHUNK_ROWS: Final = 20_000
-"""Rows of a chunk, about: seconds of a task, and what a killed run may do again for each task."""
+"""Approximate rows per chunk: seconds of a task, and what a killed run repeats per task."""
 
 CHUNKS_MIN: Final = 32
-"""Of a small cluster: so that what is done is on record in between there, too."""
+"""Minimum for small clusters, so that progress is recorded there, too."""
 
 CHUNKS_MAX: Final = 65_536
 
 SAMPLED: Final = 8
-"""Partitions of which a frame is read to tell how large objects are, about."""
+"""Partitions from which a frame is read to estimate the size of objects."""
 
 
 PROPERTIES_TIMEOUT_MS: Final = 5_000
@@ -170,7 +170,7 @@ PROPERTIES_BYTES_MAX: Final = 1024 * 1024
 """Many times what the properties of a bucket type take."""
 
 NOT_COMPARED: Final = frozenset({"name", "n_val"})
-"""How many replicas a cluster keeps is its own affair."""
+"""Properties that may differ: each cluster has its own number of replicas."""
 
 
 class SeedOptions(NamedTuple):
@@ -261,8 +261,8 @@ def differing_properties(source: Mapping[str, Any] | None, target: Mapping[str, 
 
 
 def _properties(side: SideSpec) -> dict[str, Any] | None:
-    """What counts for buckets of the type without properties of their own. None when no node tells, or the token may
-    not read it: a seed does not need to know."""
+    """The bucket type's properties; None if no node reports them, or the token does not allow it: a seed does not need
+    them."""
     path = f"/types/{quote(side.bucket_type, safe='')}/props"
     for url in side.urls:
         peer = HttpPeer(url, 1, side.credentials.access())
@@ -277,7 +277,7 @@ def _properties(side: SideSpec) -> dict[str, Any] | None:
 
 
 def sides_of(source: str, target: str, options: SeedOptions) -> list[SideSpec]:
-    """Both clusters, as tasks are told of them. Raises BadInput."""
+    """Both clusters, as tasks receive them. Raises BadInput."""
     tokens = (options.token_file, options.target_token_file or options.token_file)
     return [
         SideSpec(
@@ -289,7 +289,7 @@ def sides_of(source: str, target: str, options: SeedOptions) -> list[SideSpec]:
 
 
 def _chunks(plan: ReplicaDirectory) -> list[SeedChunk]:
-    """Ranges of about CHUNK_ROWS rows, none over two partitions."""
+    """Ranges of about CHUNK_ROWS rows, each within one partition."""
     found: list[SeedChunk] = []
     objects = sum(one.rows_estimate or 0 for one in plan.partitions)
     rows = max(1, min(CHUNK_ROWS, objects // CHUNKS_MIN), objects // CHUNKS_MAX)
@@ -306,7 +306,7 @@ def _chunks(plan: ReplicaDirectory) -> list[SeedChunk]:
 
 
 def _objects(plan: ReplicaDirectory) -> int | None:
-    """About how many there are; exact where there are few. None when nobody tells of a partition."""
+    """Estimated number of objects, exact for few; None if a partition has no estimate."""
     found = 0
     for one in plan.partitions:
         if one.first < one.end:
@@ -317,7 +317,7 @@ def _objects(plan: ReplicaDirectory) -> int | None:
 
 
 def _object_bytes(side: SideSpec, plan: ReplicaDirectory) -> float | None:
-    """Mean size of some objects; None where there are none, or nobody tells."""
+    """Mean size of a sample of objects; None without objects, or if none can be read."""
     total, count = 0, 0
     try:
         for one in [each for each in plan.partitions if each.rows_estimate][:SAMPLED]:

@@ -1,8 +1,8 @@
-"""What Spark's tasks do for a seed: read a range of one cluster's objects and push it into another, clocks kept.
+"""What Spark's tasks do for a seed: read a range of one cluster's objects and push it into another with its clocks.
 
-A task reads from any copy, one stream as of one offset, and pushes what comes, batch by batch; rows never leave the
-task. It gives back a row a chunk: what became of the objects, and the pieces that say as of which offsets they were
-read. Trouble with a chunk is in its row, and pushing it again changes nothing. The driver is `seed`.
+A task reads one stream from any replica and pushes it batch by batch; rows never leave the task. It returns a row per
+chunk with the outcomes of the objects and the offsets of what it read. The error of a chunk is in its row; pushing a
+chunk again changes nothing. The driver is `seed`.
 """
 
 from __future__ import annotations

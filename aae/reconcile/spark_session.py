@@ -32,13 +32,13 @@ WORDS_MAX: Final = 400
 """Characters of an error line, which is shown on a terminal and in a summary."""
 
 _OURS: Final = re.compile(r"isthmus(?:\.\w+)+: (?P<words>.*\S)")
-"""An error of ours, as the last line of Python's trace has it."""
+"""An exception of Isthmus as the last line of Python's trace."""
 
 _TRACES: Final = ("at ", "... ", "Driver stacktrace")
 """How lines of Java's traces begin."""
 
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
-"""Spark's code of the kind of error, at the end of what it says."""
+"""Spark's error class at the end of a message."""
 
 
 def spark_error_line(error: BaseException) -> str:

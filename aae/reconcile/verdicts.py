@@ -135,8 +135,8 @@ def difference(
 
 
 def second_look(first: CandidateKey, left: ObservedKey | None, right: ObservedKey | None) -> KeyVerdict:
-    """The verdict of a candidate by a look at both sides that was made later, of each at a moment of its own: whoever
-    lacked something and has by now what the other one had at the first look was `transient`."""
+    """The verdict of a candidate by later reads of both sides: a side behind that has received what the other side had
+    at the first look was `transient`."""
     name = (first.bucket, first.key)
     now = difference(name, left, right)
     before = difference(name, first.left, first.right)

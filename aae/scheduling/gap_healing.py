@@ -125,7 +125,7 @@ def repairs_unproven(history: PeerHistory, bucket_types: Iterable[str]) -> bool:
             if result.bucket_type != name or (result.verdict in INCONCLUSIVE and not result.queued):
                 continue
             if 0 < result.queued <= result.refused:
-                break  # it queued again what the other side refuses for good: each slot says so, nobody follows it
+                break  # it enqueued again what the other side refuses for good, which each check reports
             if result.queued and result.began_ms > history.proven_ms.get(name, 0):
                 return True
             break

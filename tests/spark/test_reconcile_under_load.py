@@ -67,7 +67,7 @@ VALUE_BYTES = 2_000
 HOT = b"hot"
 
 
-class World:
+class LoadedClusters:
     """Both clusters, and a writer of the left one."""
 
     def __init__(self, directory: Path, described: dict[str, Any]) -> None:
@@ -120,11 +120,11 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedClusters]:
     """Equal keys, and one of every difference, which the queue does not send: they are said to come from the right."""
     directory = tmp_path_factory.mktemp("harm")
     with LocalClusters(parse_topology(TOPOLOGY, directory / "t.toml"), directory / "d", owned=True) as clusters:
-        found = World(directory / "d", clusters.up(180))
+        found = LoadedClusters(directory / "d", clusters.up(180))
         left, right = truth_of(BUCKET)
         same = {b"k%d" % number: made("same") for number in range(EQUAL)}
         theirs = fetch_plan((found.right,), Credentials(), "default").cluster
@@ -161,66 +161,66 @@ def during(act: Callable[[], None], after_s: float) -> threading.Thread:
 
 @pytest.mark.parametrize("full", [False, True], ids=["trees", "full"])
 def test_i_spark_nofalse_while_the_left_cluster_is_written_to(
-    spark: Any, world: World, tmp_path: Path, full: bool
+    spark: Any, clusters: LoadedClusters, tmp_path: Path, full: bool
 ) -> None:
     """Under live writes the findings are the truth, by trees and by reading all; counts close, and each piece is as of
     one offset."""
-    with world.written(10):
+    with clusters.written(10):
         time.sleep(1)
-        ended = run(spark, world.left, world.right, options(tmp_path, "live", full=full))
+        ended = run(spark, clusters.left, clusters.right, options(tmp_path, "live", full=full))
     assert ended["exit_code"] == 1, ended
     i_spark_nofalse(tmp_path, "live", TRUTH)
     i_spark_sum(RunDirectory(str(tmp_path), "live"))
     if full:
         i_spark_snap(RunDirectory(str(tmp_path), "live"))
-    assert world.acknowledged > 100
+    assert clusters.acknowledged > 100
 
 
 def test_i_spark_nofalse_while_a_leader_is_killed_logs_are_trimmed_and_writes_are_ten_times_as_many(
-    spark: Any, world: World, tmp_path: Path
+    spark: Any, clusters: LoadedClusters, tmp_path: Path
 ) -> None:
     """Fault matrix row 30: a leader dies amid the first look and comes back, another amid the settling; the log is much
     shorter than what is written. The run is whole, or says which segments are open and is whole at the second go; it
     never calls anything lost that is not."""
-    first = world.leader()
+    first = clusters.leader()
 
     def harm() -> None:
-        places.stop_node(world.directory, first, kill=True)
+        places.stop_node(clusters.directory, first, kill=True)
         time.sleep(4)
-        places.start_node(world.directory, first, timeout_s=None)
+        places.start_node(clusters.directory, first, timeout_s=None)
 
     wanted = options(tmp_path, "harm", full=True, rows_per_second=2_000)
-    acknowledged = world.acknowledged
-    with world.written(100):
+    acknowledged = clusters.acknowledged
+    with clusters.written(100):
         thread = during(harm, 2)
         try:
-            ended = run(spark, world.left, world.right, wanted)
+            ended = run(spark, clusters.left, clusters.right, wanted)
         finally:
             thread.join()
         for _ in range(3):
             if ended["exit_code"] != 3:
                 break
             assert ended["segments_open"]
-            ended = run(spark, world.left, world.right, wanted)
-    assert world.acknowledged - acknowledged > 1_000
+            ended = run(spark, clusters.left, clusters.right, wanted)
+    assert clusters.acknowledged - acknowledged > 1_000
     assert ended["exit_code"] == 1, ended
     i_spark_nofalse(tmp_path, "harm", TRUTH)
     i_spark_sum(RunDirectory(str(tmp_path), "harm"))
 
 
-def test_damage_is_corrupt_and_ends_nothing(spark: Any, world: World, tmp_path: Path) -> None:
+def test_damage_is_corrupt_and_ends_nothing(spark: Any, clusters: LoadedClusters, tmp_path: Path) -> None:
     """A key row that is no more one, and whose object is damaged too, so that nothing here proves what it was (else the
     node mends it by itself), and an object that is not the one of its row, are `corrupt` on their side, the latter
     where bodies are read; all other keys have their verdicts."""
-    places.stop_node(world.directory, "right-1")
-    rows = world.directory / "right-1" / "data" / "store" / "rows"
+    places.stop_node(clusters.directory, "right-1")
+    rows = clusters.directory / "right-1" / "data" / "store" / "rows"
     with_damage(rows, {b"k7": (KEY_TAG, OBJECT_TAG), b"k8": (OBJECT_TAG,)})
-    places.start_node(world.directory, "right-1")
-    run(spark, world.left, world.right, options(tmp_path, "rows", full=True, bucket=BUCKET))
+    places.start_node(clusters.directory, "right-1")
+    run(spark, clusters.left, clusters.right, options(tmp_path, "rows", full=True, bucket=BUCKET))
     row = TRUTH | {b"k7": ("diverged", "corrupt", "sink")}
     i_spark_nofalse(tmp_path, "rows", row)
     i_spark_sum(RunDirectory(str(tmp_path), "rows"))
-    ended = run(spark, world.left, world.right, options(tmp_path, "bodies", bodies=True, bucket=BUCKET))
+    ended = run(spark, clusters.left, clusters.right, options(tmp_path, "bodies", bodies=True, bucket=BUCKET))
     i_spark_nofalse(tmp_path, "bodies", row | {b"k8": ("diverged", "corrupt", "sink")})
     assert ended["verdicts"]["match"] == EQUAL - 2 + 1
 

@@ -43,7 +43,7 @@ queue = "to-{here}"
 BUCKETS = [f"bucket {n}/ä" for n in range(5)]
 
 Clock = str
-Held = tuple[tuple[str, ...], Clock] | None
+StoredValue = tuple[tuple[str, ...], Clock] | None
 """A key's values in order, and its clock; None: not there."""
 
 
@@ -58,7 +58,7 @@ def topology(*, both: bool = False) -> str:
     )
 
 
-def towns(names: Sequence[str], compared: Sequence[tuple[str, str]], **settings: str) -> str:
+def mesh_topology(names: Sequence[str], compared: Sequence[tuple[str, str]], **settings: str) -> str:
     """Clusters of one node each, every one fed by every other; of `compared` the first compares with the second, with
     these settings of [[fullsync]] as they stand in a file."""
     text = ""
@@ -92,7 +92,7 @@ peer_queue = "to-{here}"
     return text
 
 
-def asked(url: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
+def http_request(url: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
     """Status, body and headers of a request; errors of the server are tried again for a while."""
     deadline = time.monotonic() + 60
     while True:
@@ -111,19 +111,19 @@ def asked(url: str, method: str = "GET", body: bytes | None = None, **headers: s
         time.sleep(0.3)
 
 
-class World:
+class Clusters:
     """Two running clusters."""
 
     def __init__(self, directory: Path, text: str) -> None:
         self.directory = directory
-        self.clusters = LocalClusters(parse_topology(text, directory / "t.toml"), directory, owned=True)
-        found = self.clusters.up(150)["clusters"]
+        self.processes = LocalClusters(parse_topology(text, directory / "t.toml"), directory, owned=True)
+        found = self.processes.up(150)["clusters"]
         self.nodes = {node["name"]: node for cluster in found.values() for node in cluster["nodes"]}
 
     def admin(self, node: str, path: str, wish: dict[str, Any] | None = None) -> Any:
         """A document of a node's admin listener."""
         body = None if wish is None else json.dumps({"by": "test", **wish}).encode()
-        status, data, _ = asked(self.nodes[node]["admin"] + path, "GET" if wish is None else "POST", body)
+        status, data, _ = http_request(self.nodes[node]["admin"] + path, "GET" if wish is None else "POST", body)
         assert status < 300, (path, status, data)
         return json.loads(data)
 
@@ -134,22 +134,22 @@ class World:
     def put(self, cluster: str, bucket: str, key: str, value: str, clock: Clock = "", node: int = 1) -> Clock:
         """A write with the clock that was read; the new clock."""
         context = {"X_Riak_Vclock": clock} if clock else {}
-        status, data, _ = asked(
+        status, data, _ = http_request(
             self.url(cluster, bucket, key, node), "PUT", value.encode(), Content_Type="text/plain", **context
         )
         assert status in (200, 204), (status, data)
-        return self.held(cluster, bucket, key)[1]  # type: ignore[index]
+        return self.read(cluster, bucket, key)[1]  # type: ignore[index]
 
     def delete(self, cluster: str, bucket: str, key: str) -> None:
         """A deletion of all that is there."""
-        found = self.held(cluster, bucket, key)
+        found = self.read(cluster, bucket, key)
         assert found is not None
-        status, _, _ = asked(self.url(cluster, bucket, key), "DELETE", X_Riak_Vclock=found[1])
+        status, _, _ = http_request(self.url(cluster, bucket, key), "DELETE", X_Riak_Vclock=found[1])
         assert status in (204, 404)
 
-    def held(self, cluster: str, bucket: str, key: str) -> Held:
+    def read(self, cluster: str, bucket: str, key: str) -> StoredValue:
         """What readers of a cluster see."""
-        status, data, headers = asked(self.url(cluster, bucket, key), Accept="multipart/mixed, */*")
+        status, data, headers = http_request(self.url(cluster, bucket, key), Accept="multipart/mixed, */*")
         if status == 404:
             return None
         assert status in (200, 300), (status, data)
@@ -159,12 +159,12 @@ class World:
         parts = [part.partition(b"\r\n\r\n")[2].rstrip(b"\r\n") for part in data.split(b"--" + boundary)[1:-1]]
         return tuple(sorted(part.decode() for part in parts)), headers["X-Riak-Vclock"]
 
-    def suspended(self, on: bool) -> None:
+    def suspend_sinks(self, on: bool) -> None:
         """Both sinks fetch, or do not."""
         for node in self.nodes:
             self.admin(node, f"/admin/sink/{'suspend' if on else 'resume'}", {})
         if on:
-            until(lambda: not any(self.fetching(node) for node in self.nodes), "running fetches end")
+            eventually(lambda: not any(self.fetching(node) for node in self.nodes), "running fetches end")
 
     def fetching(self, node: str) -> int:
         """Fetches of a node's sink that run."""
@@ -183,15 +183,15 @@ class World:
             results[:] = [r for r in peer["results"] if r["began_ms"] >= begun["at_ms"]]
             return status["running"] is None and bool(results)
 
-        until(ended, "the check ends")
+        eventually(ended, "the check ends")
         return results[-1]
 
     def in_sync(self, node: str = "east-1", seconds: float = 120, name: str = "") -> None:
         """Check until both are proven in sync; every result before says something else than that."""
-        until(lambda: self.check("all", node, name)["verdict"] == "in-sync", "in sync", seconds)
+        eventually(lambda: self.check("all", node, name)["verdict"] == "in-sync", "in sync", seconds)
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+def eventually(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
     """Wait until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -199,26 +199,26 @@ def until(condition: Callable[[], object], what: str, seconds: float = 60) -> No
         time.sleep(0.2)
 
 
-def drop_queues(world: World, cluster: str, queue: str) -> None:
+def drop_queues(clusters: Clusters, cluster: str, queue: str) -> None:
     """Forget what a queue would send in real time."""
     time.sleep(1.1)  # what is cleared ends with the second of the act
-    world.admin(f"{cluster}-1", f"/admin/queues/{queue}/clear", {"reason": "test"})
+    clusters.admin(f"{cluster}-1", f"/admin/queues/{queue}/clear", {"reason": "test"})
 
     def forgotten() -> bool:
-        of_it = [node for node in world.nodes if node.startswith(cluster)]
-        listed = (row for node in of_it for row in world.admin(node, "/admin/queues")["queues"])
+        of_it = [node for node in clusters.nodes if node.startswith(cluster)]
+        listed = (row for node in of_it for row in clusters.admin(node, "/admin/queues")["queues"])
         return all(row["waiting"] == 0 for row in listed if row["name"] == queue)
 
-    until(forgotten, f"{queue} is empty")
+    eventually(forgotten, f"{queue} is empty")
 
 
-def filled(world: World, count: int) -> dict[tuple[str, str], Clock]:
+def fill(clusters: Clusters, count: int) -> dict[tuple[str, str], Clock]:
     """Keys written at east, and equal at west."""
     clocks = {}
     for n in range(count):
         bucket, key = BUCKETS[n % len(BUCKETS)], f"key {n}"
-        clocks[bucket, key] = world.put("east", bucket, key, f"first {n}", node=1 + n % 3)
+        clocks[bucket, key] = clusters.put("east", bucket, key, f"first {n}", node=1 + n % 3)
     last = list(clocks)[-10:]
-    until(lambda: all(world.held("west", *name) is not None for name in last), "replicated")
-    world.in_sync()
+    eventually(lambda: all(clusters.read("west", *name) is not None for name in last), "replicated")
+    clusters.in_sync()
     return clocks

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.node.local import directory as places
-from tests.system.fullsync.clusters import BUCKETS, World, drop_queues, filled, topology, until
+from tests.system.fullsync.clusters import BUCKETS, Clusters, drop_queues, eventually, fill, topology
 
 STATES = {
     "root-compare": ("/trees/roots", 1),
@@ -123,31 +123,31 @@ def gates(hold: Hold) -> Iterator[list[Gate]]:
         gate.close()
 
 
-def told(world: World) -> set[int]:
+def told(clusters: Clusters) -> set[int]:
     """When the checks began whose results the managing node remembers."""
-    (peer,) = world.admin("east-1", "/admin/fullsync?results=200")["peers"]
+    (peer,) = clusters.admin("east-1", "/admin/fullsync?results=200")["peers"]
     return {result["began_ms"] for result in peer["results"]}
 
 
-def state(world: World) -> str:
+def state(clusters: Clusters) -> str:
     """At which state the check of the managing node is."""
-    running = world.admin("east-1", "/admin/fullsync")["running"]
+    running = clusters.admin("east-1", "/admin/fullsync")["running"]
     return "" if running is None else str(running["state"])
 
 
-def begun(world: World, hold: Hold, wanted: str) -> None:
+def begun(clusters: Clusters, hold: Hold, wanted: str) -> None:
     """Begin checks until one stands at the wanted state: a node that is just back may not answer its fellows yet, and
     while a live node is silent a check is incomplete and ends."""
     deadline = time.monotonic() + 60
-    while state(world) != wanted or not (wanted == "repair" or hold.reached.is_set()):
+    while state(clusters) != wanted or not (wanted == "repair" or hold.reached.is_set()):
         assert time.monotonic() < deadline, (
             wanted,
-            world.admin("east-1", "/admin/fullsync")["peers"][0]["results"][:3],
+            clusters.admin("east-1", "/admin/fullsync")["peers"][0]["results"][:3],
         )
-        if not state(world):
+        if not state(clusters):
             if wanted != "repair":
                 hold.at(*STATES[wanted])
-            world.admin("east-1", "/admin/fullsync/run", {"peer": "west", "kind": "all"})
+            clusters.admin("east-1", "/admin/fullsync/run", {"peer": "west", "kind": "all"})
         time.sleep(0.02)
 
 
@@ -165,31 +165,31 @@ def test_a_kill_at_any_state_makes_no_false_proof_and_nothing_is_missed(
         'pause = "300ms"\nrepair_rate_limit = 0',
         f'pause = "200ms"\ntimeout = "10s"\nurls = "{urls}"\nname = "west"\nrepair_rate_limit = {REPAIRS_A_SECOND}',
     )
-    world = World(directory, text)
+    clusters = Clusters(directory, text)
     for gate, node in zip(gates, ("west-1", "west-2"), strict=True):
-        gate.target = world.nodes[node]["http"]
-    clocks = filled(world, 30)
-    world.suspended(True)
+        gate.target = clusters.nodes[node]["http"]
+    clocks = fill(clusters, 30)
+    clusters.suspend_sinks(True)
     missing = [(BUCKETS[n % 5], f"missing {n}") for n in range(MISSING)]
     for n, name in enumerate(missing):
-        world.put("east", *name, f"missing {n}", node=1 + n % 3)
-    drop_queues(world, "east", "to-west")
+        clusters.put("east", *name, f"missing {n}", node=1 + n % 3)
+    drop_queues(clusters, "east", "to-west")
     for wanted in (*STATES, "repair"):
-        before = told(world)
-        begun(world, hold, wanted)
+        before = told(clusters)
+        begun(clusters, hold, wanted)
         places.stop_node(directory, victim, kill=True)
         hold.released.set()
         if victim != "east-1":
-            until(lambda: not state(world), "the check ends", 90)
+            eventually(lambda: not state(clusters), "the check ends", 90)
         places.start_node(directory, victim)
-        (peer,) = world.admin("east-1", "/admin/fullsync?results=200")["peers"]
+        (peer,) = clusters.admin("east-1", "/admin/fullsync?results=200")["peers"]
         new = [result["verdict"] for result in peer["results"] if result["began_ms"] not in before]
         assert "in-sync" not in new, (wanted, new)
         assert new or victim == "east-1"
-    world.suspended(False)
-    world.in_sync()
+    clusters.suspend_sinks(False)
+    clusters.in_sync()
     for name in (*missing, *clocks):
-        here = world.held("east", *name)
-        assert here == world.held("west", *name)
+        here = clusters.read("east", *name)
+        assert here == clusters.read("west", *name)
         assert here is not None
         assert name not in clocks or here[1] == clocks[name]

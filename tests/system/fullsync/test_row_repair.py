@@ -13,7 +13,7 @@ import pytest
 from isthmus.node.local import directory as places
 from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.store import rows
-from tests.system.fullsync.clusters import World, asked, topology, until
+from tests.system.fullsync.clusters import Clusters, eventually, http_request, topology
 from tests.unit.aae.scrub.test_row_repair import other_hash
 
 TAGS = (rows.OBJECT_TAG, rows.KEY_TAG, rows.CHANGE_TAG)
@@ -45,8 +45,8 @@ def stored(directory: Path, node: str) -> dict[bytes, bytes]:
 class Writer:
     """A client that writes to one cluster until it is told to end."""
 
-    def __init__(self, world: World, cluster: str) -> None:
-        self.world, self.cluster = world, cluster
+    def __init__(self, clusters: Clusters, cluster: str) -> None:
+        self.processes, self.cluster = clusters, cluster
         self.ended = threading.Event()
         self.written = 0
         self.thread = threading.Thread(target=self.run)
@@ -57,7 +57,7 @@ class Writer:
         clocks: dict[str, str] = {}
         while not self.ended.is_set():
             key = f"other {self.written % 7 if self.written % 3 else self.written}"
-            clocks[key] = self.world.put(self.cluster, "b", key, f"{self.written}", clocks.get(key, ""))
+            clocks[key] = self.processes.put(self.cluster, "b", key, f"{self.written}", clocks.get(key, ""))
             self.written += 1
 
     def end(self) -> None:
@@ -66,10 +66,10 @@ class Writer:
         self.thread.join(60)
 
 
-def in_sync(world: World, node: str, count: int) -> None:
+def in_sync(clusters: Clusters, node: str, count: int) -> None:
     """Wait until every partition has so many replicas in sync."""
     path = "/admin/partitions?bucket_type=default"
-    until(lambda: all(len(p["isr"]) == count for p in world.admin(node, path)["partitions"]), "in sync", 120)
+    eventually(lambda: all(len(p["isr"]) == count for p in clusters.admin(node, path)["partitions"]), "in sync", 120)
 
 
 @pytest.mark.slow
@@ -78,48 +78,48 @@ def test_a_damaged_row_is_fetched_again_from_another_replica(directory: Path) ->
     """A follower whose key row was damaged under a right tree: the alarm comes, and the row is as it was. One whose row
     cannot be read, after a crash: its tree can be built. A leader whose object was damaged: the fold names it, and
     fetches it again. All under writes; in the end the nodes' rows are the same, byte for byte, and both are in sync."""
-    world = World(directory, topology())
+    clusters = Clusters(directory, topology())
     keys = [f"key {n}" for n in range(60)]
     for key in keys:
-        world.put("west", "b", key, f"value of {key}")
-    until(lambda: world.held("east", "b", keys[-1]) is not None, "replicated")
-    world.in_sync()
-    writer = Writer(world, "east")
-    in_sync(world, "west-2", 2)
+        clusters.put("west", "b", key, f"value of {key}")
+    eventually(lambda: clusters.read("east", "b", keys[-1]) is not None, "replicated")
+    clusters.in_sync()
+    writer = Writer(clusters, "east")
+    in_sync(clusters, "west-2", 2)
     places.stop_node(directory, "west-1")
     changed(directory, "west-1", rows.KEY_TAG, b"key 7", other_hash)
     places.start_node(directory, "west-1")
-    in_sync(world, "west-2", 2)
-    world.admin("west-1", "/admin/trees/rebuild", {})
+    in_sync(clusters, "west-2", 2)
+    clusters.admin("west-1", "/admin/trees/rebuild", {})
 
     def mended() -> float:
-        status, data, _ = asked(world.nodes["west-1"]["admin"] + "/metrics")
+        status, data, _ = http_request(clusters.nodes["west-1"]["admin"] + "/metrics")
         assert status == 200
         (line,) = [line for line in data.decode().splitlines() if line.startswith("isthmus_tree_rows_mended_total")]
         return float(line.split()[-1])
 
-    until(lambda: mended() == 1, "the row is fetched again")
-    (wrong,) = world.admin("west-1", "/admin/trees")["mismatches"]
+    eventually(lambda: mended() == 1, "the row is fetched again")
+    (wrong,) = clusters.admin("west-1", "/admin/trees")["mismatches"]
     assert (wrong["against"], wrong["segment"]) == ("key store", segment_of(key_hash(b"b", b"key 7")))
 
     places.stop_node(directory, "west-1", kill=True)  # no saved trees: they are built from rows that cannot be read
     changed(directory, "west-1", rows.KEY_TAG, b"key 9", lambda data: b"\xc1" + data)
     changed(directory, "west-1", rows.OBJECT_TAG, b"key 11", lambda data: data[:-4] + b"nope")
     places.start_node(directory, "west-1")
-    in_sync(world, "west-2", 2)
-    until(lambda: mended() == 1, "the row that cannot be read is fetched again")
-    until(lambda: all(t["state"] == "ready" for t in world.admin("west-1", "/admin/trees")["trees"]), "built")
+    in_sync(clusters, "west-2", 2)
+    eventually(lambda: mended() == 1, "the row that cannot be read is fetched again")
+    eventually(lambda: all(t["state"] == "ready" for t in clusters.admin("west-1", "/admin/trees")["trees"]), "built")
     places.stop_node(directory, "west-2")
     places.start_node(directory, "west-2")
-    in_sync(world, "west-1", 2)
+    in_sync(clusters, "west-1", 2)
 
     def fold(*, dry: bool) -> tuple[list[str], int]:
         found: list[str] = []
         done = 0
-        for partition in world.admin("west-1", "/admin/partitions?bucket_type=default")["partitions"]:
+        for partition in clusters.admin("west-1", "/admin/partitions?bucket_type=default")["partitions"]:
             assert partition["leader"] == "west-1"
             wish = {"kind": "repair-keys", "partition": partition["partition"], "dry_run": dry}
-            page = world.admin("west-1", "/admin/folds", wish)
+            page = clusters.admin("west-1", "/admin/folds", wish)
             found += [one["key"] for one in page["found"]]
             done += page["done"]
         return found, done
@@ -127,13 +127,13 @@ def test_a_damaged_row_is_fetched_again_from_another_replica(directory: Path) ->
     assert fold(dry=True) == (["key 11"], 0)
     assert fold(dry=False) == (["key 11"], 1)
     assert fold(dry=True) == ([], 0)
-    held = world.held("west", "b", "key 11")
+    held = clusters.read("west", "b", "key 11")
     assert held is not None
     assert held[0] == ("value of key 11",)
     writer.end()
     assert writer.written > 20
-    until(lambda: world.check()["verdict"] == "in-sync", "in sync")
-    in_sync(world, "west-1", 2)
+    eventually(lambda: clusters.check()["verdict"] == "in-sync", "in sync")
+    in_sync(clusters, "west-1", 2)
     places.stop_node(directory, "west-1")
     places.stop_node(directory, "west-2")
     assert stored(directory, "west-1") == stored(directory, "west-2")

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.fullsync.clusters import Held, World, drop_queues, towns, until
+from tests.system.fullsync.clusters import Clusters, StoredValue, drop_queues, eventually, mesh_topology
 
 NAMES = ("east", "north", "west")
 RING = [("east", "north"), ("north", "west"), ("west", "east")]
 
 
-def everywhere(world: World, names: list[tuple[str, str]]) -> dict[tuple[str, str], list[Held]]:
+def everywhere(clusters: Clusters, names: list[tuple[str, str]]) -> dict[tuple[str, str], list[StoredValue]]:
     """What readers of each cluster see."""
-    return {name: [world.held(cluster, *name) for cluster in NAMES] for name in names}
+    return {name: [clusters.read(cluster, *name) for cluster in NAMES] for name in names}
 
 
 @pytest.mark.slow
@@ -24,41 +24,41 @@ def test_what_was_made_in_one_of_three_is_in_all(directory: Path) -> None:
     was deleted in one and written again from its old clock in another. Checks of each pair, both ways, until all three
     are proven in sync: every key is the same in all, concurrent ones with all of their values (a deletion among them),
     nothing deleted is back, and no other key has another clock."""
-    world = World(directory, towns(NAMES, RING, bidirectional="true"))
+    clusters = Clusters(directory, mesh_topology(NAMES, RING, bidirectional="true"))
     clocks = {}
     for n in range(40):
         name = (f"bucket {n % 3}", f"key {n}")
-        clocks[name] = world.put(NAMES[n % 3], *name, f"first {n}")
+        clocks[name] = clusters.put(NAMES[n % 3], *name, f"first {n}")
     names = list(clocks)
-    until(lambda: all(None not in held for held in everywhere(world, names[-3:]).values()), "replicated")
+    eventually(lambda: all(None not in held for held in everywhere(clusters, names[-3:]).values()), "replicated")
     for here, there in RING:
-        world.in_sync(f"{here}-1", name=there)
-    world.suspended(True)
+        clusters.in_sync(f"{here}-1", name=there)
+    clusters.suspend_sinks(True)
     for n, cluster in enumerate(NAMES):
         only, newer, deleted, both, back = (names[6 * n + at] for at in range(1, 6))
         names.append(("only", f"of {cluster}"))
-        world.put(cluster, *names[-1], "made here")
-        world.put(cluster, *newer, "newer", clocks[newer])
-        world.delete(cluster, *deleted)
+        clusters.put(cluster, *names[-1], "made here")
+        clusters.put(cluster, *newer, "newer", clocks[newer])
+        clusters.delete(cluster, *deleted)
         for each in NAMES:
-            world.put(each, *both, f"of {each}", clocks[both])
-        world.delete(cluster, *back)
+            clusters.put(each, *both, f"of {each}", clocks[both])
+        clusters.delete(cluster, *back)
         other = NAMES[(n + 1) % 3]
-        world.put(other, *back, "again", clocks[back])
+        clusters.put(other, *back, "again", clocks[back])
         assert only in clocks
     for cluster in NAMES:
         for other in NAMES:
             if other != cluster:
-                drop_queues(world, cluster, f"to-{other}")
+                drop_queues(clusters, cluster, f"to-{other}")
     untouched = [name for name in clocks if name not in names[:18]]
-    before = everywhere(world, untouched)
-    world.suspended(False)
+    before = everywhere(clusters, untouched)
+    clusters.suspend_sinks(False)
 
     def all_in_sync() -> bool:
-        return all(world.check("all", f"{here}-1", there)["verdict"] == "in-sync" for here, there in RING)
+        return all(clusters.check("all", f"{here}-1", there)["verdict"] == "in-sync" for here, there in RING)
 
-    until(all_in_sync, "all three are in sync", 150)
-    after = everywhere(world, names)
+    eventually(all_in_sync, "all three are in sync", 150)
+    after = everywhere(clusters, names)
     for name, held in after.items():
         assert held[0] == held[1] == held[2], (name, held)
     assert {name: after[name] for name in untouched} == before

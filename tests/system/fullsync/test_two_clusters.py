@@ -11,7 +11,16 @@ import msgpack
 import pytest
 
 from isthmus.node.local import directory as places
-from tests.system.fullsync.clusters import BUCKETS, Held, World, asked, drop_queues, filled, topology, until
+from tests.system.fullsync.clusters import (
+    BUCKETS,
+    Clusters,
+    StoredValue,
+    drop_queues,
+    eventually,
+    fill,
+    http_request,
+    topology,
+)
 
 
 @pytest.mark.slow
@@ -20,42 +29,42 @@ from tests.system.fullsync.clusters import BUCKETS, Held, World, asked, drop_que
 def test_all_that_differs_is_repaired_and_nothing_else_is_touched(directory: Path, both: bool) -> None:
     """Missing, older, concurrent and deleted keys of many buckets are equal after one run, what is ahead at the sink is
     left alone (or comes back, when both ways are wanted), and no other key has another clock than before."""
-    world = World(directory, topology(both=both))
-    clocks = filled(world, 100)
+    clusters = Clusters(directory, topology(both=both))
+    clocks = fill(clusters, 100)
     names = list(clocks)
-    world.suspended(True)
+    clusters.suspend_sinks(True)
     for n, name in enumerate(names[:10]):
-        world.put("east", *name, f"newer {n}", clocks[name])
+        clusters.put("east", *name, f"newer {n}", clocks[name])
     for n, name in enumerate(names[10:20]):
-        world.put("west", *name, f"ahead {n}", clocks[name])
+        clusters.put("west", *name, f"ahead {n}", clocks[name])
     for n, name in enumerate(names[20:30]):
-        world.put("east", *name, f"here {n}", clocks[name])
-        world.put("west", *name, f"there {n}", clocks[name])
+        clusters.put("east", *name, f"here {n}", clocks[name])
+        clusters.put("west", *name, f"there {n}", clocks[name])
     for name in names[30:40]:
-        world.delete("east", *name)
+        clusters.delete("east", *name)
     for name in names[40:45]:
-        world.delete("west", *name)
+        clusters.delete("west", *name)
     for n in range(10):
         names.append((BUCKETS[n % 5], f"missing {n}"))
-        world.put("east", *names[-1], f"missing {n}")
+        clusters.put("east", *names[-1], f"missing {n}")
     for n in range(5):  # siblings made here, absent there
         names.append((BUCKETS[n % 5], f"siblings {n}"))
-        world.put("east", *names[-1], f"one {n}")
-        world.put("east", *names[-1], f"two {n}")
-    drop_queues(world, "east", "to-west")
-    drop_queues(world, "west", "to-east")
-    before = {name: (world.held("east", *name), world.held("west", *name)) for name in names}
-    world.suspended(False)
+        clusters.put("east", *names[-1], f"one {n}")
+        clusters.put("east", *names[-1], f"two {n}")
+    drop_queues(clusters, "east", "to-west")
+    drop_queues(clusters, "west", "to-east")
+    before = {name: (clusters.read("east", *name), clusters.read("west", *name)) for name in names}
+    clusters.suspend_sinks(False)
     time.sleep(1)
-    found = world.check()
+    found = clusters.check()
     ahead = 15
     assert found["verdict"] == ("repaired" if both else "differing"), found
     assert sum(found["differences"].values()) == 10 + 10 + 10 + 10 + 10 + 5 + 5, found
     assert found["left"] == (0 if both else ahead), found
-    expected: dict[tuple[str, str], tuple[Held, Held]] = {}
+    expected: dict[tuple[str, str], tuple[StoredValue, StoredValue]] = {}
 
     def repaired() -> bool:
-        after = {name: (world.held("east", *name), world.held("west", *name)) for name in names}
+        after = {name: (clusters.read("east", *name), clusters.read("west", *name)) for name in names}
         expected.update(after)
         alone = set() if both else {*names[10:20], *names[40:45]}
         concurrent = names[20:30]
@@ -66,14 +75,14 @@ def test_all_that_differs_is_repaired_and_nothing_else_is_touched(directory: Pat
         met = all(len((after[name][1] or ((), ""))[0]) == 2 for name in concurrent)
         return settled and met
 
-    until(repaired, "all is repaired", 60)
+    eventually(repaired, "all is repaired", 60)
     for name in names[45:100]:
         assert expected[name] == before[name]
     if not both:
         for name in (*names[10:20], *names[40:45]):
             assert expected[name] == before[name]
     else:
-        world.in_sync()
+        clusters.in_sync()
 
 
 @pytest.mark.slow
@@ -81,14 +90,14 @@ def test_all_that_differs_is_repaired_and_nothing_else_is_touched(directory: Pat
 def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
     """While a client goes on writing, checks queue nothing that was only on its way; what was missing is found all
     the same, and when the writes pause both are in sync."""
-    world = World(directory, topology())
-    clocks = filled(world, 60)
-    world.suspended(True)
+    clusters = Clusters(directory, topology())
+    clocks = fill(clusters, 60)
+    clusters.suspend_sinks(True)
     missing = [(BUCKETS[0], f"missing {n}") for n in range(10)]
     for name in missing:
-        world.put("east", *name, "missing")
-    drop_queues(world, "east", "to-west")
-    world.suspended(False)
+        clusters.put("east", *name, "missing")
+    drop_queues(clusters, "east", "to-west")
+    clusters.suspend_sinks(False)
     stopping = threading.Event()
     written: list[int] = [0]
 
@@ -99,7 +108,7 @@ def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
                 ["default", BUCKETS[n % 5].encode(), b"busy %d" % ((20 * n + m) % 5000), b"x", "text/plain"]
                 for m in range(20)
             ]
-            status, _, _ = asked(world.nodes["east-2"]["http"] + "/batch/put", "POST", msgpack.packb(puts))
+            status, _, _ = http_request(clusters.nodes["east-2"]["http"] + "/batch/put", "POST", msgpack.packb(puts))
             assert status == 200
             stopping.wait(0.02)
 
@@ -108,7 +117,7 @@ def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
     try:
         queued = 0
         for _ in range(4):
-            found = world.check()
+            found = clusters.check()
             assert found["verdict"] in ("in-sync", "repaired"), found
             queued += found["queued"]
     finally:
@@ -116,11 +125,11 @@ def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
         thread.join()
     assert written[0] > 20
     assert queued >= 10
-    until(lambda: all(world.held("west", *name) is not None for name in missing), "what was missing is there")
-    world.in_sync()
-    assert world.check()["queued"] == 0
+    eventually(lambda: all(clusters.read("west", *name) is not None for name in missing), "what was missing is there")
+    clusters.in_sync()
+    assert clusters.check()["queued"] == 0
     for name in clocks:
-        assert world.held("east", *name) == world.held("west", *name)
+        assert clusters.read("east", *name) == clusters.read("west", *name)
 
 
 @pytest.mark.slow
@@ -128,23 +137,23 @@ def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
 def test_killed_nodes_and_damaged_files_never_make_a_false_proof(directory: Path) -> None:
     """The managing node, a leader, a node of the other cluster killed while a check runs: none ends in sync while keys
     are missing, and a later one repairs them. Damaged tree files are built anew; another managing node agrees."""
-    world = World(directory, topology())
-    filled(world, 60)
-    world.suspended(True)
+    clusters = Clusters(directory, topology())
+    fill(clusters, 60)
+    clusters.suspend_sinks(True)
     missing = [(BUCKETS[n % 5], f"missing {n}") for n in range(300)]
     for n, name in enumerate(missing):
-        world.put("east", *name, f"missing {n}")
-    drop_queues(world, "east", "to-west")
+        clusters.put("east", *name, f"missing {n}")
+    drop_queues(clusters, "east", "to-west")
     for victim in ("east-2", "west-2", "east-1"):
-        before = {r["began_ms"] for p in world.admin("east-1", "/admin/fullsync")["peers"] for r in p["results"]}
-        (peer,) = world.admin("east-1", "/admin/fullsync")["peers"]
-        world.admin("east-1", "/admin/fullsync/run", {"peer": peer["name"], "kind": "all"})
+        before = {r["began_ms"] for p in clusters.admin("east-1", "/admin/fullsync")["peers"] for r in p["results"]}
+        (peer,) = clusters.admin("east-1", "/admin/fullsync")["peers"]
+        clusters.admin("east-1", "/admin/fullsync/run", {"peer": peer["name"], "kind": "all"})
         time.sleep(0.2)
         places.stop_node(directory, victim, kill=True)
         if victim != "east-1":
-            until(lambda: world.admin("east-1", "/admin/fullsync")["running"] is None, "the check ends", 90)
+            eventually(lambda: clusters.admin("east-1", "/admin/fullsync")["running"] is None, "the check ends", 90)
         places.start_node(directory, victim)
-        (peer,) = world.admin("east-1", "/admin/fullsync")["peers"]
+        (peer,) = clusters.admin("east-1", "/admin/fullsync")["peers"]
         new = [r for r in peer["results"] if r["began_ms"] not in before]
         assert all(r["verdict"] != "in-sync" for r in new), new
     places.stop_node(directory, "east-3")
@@ -155,12 +164,12 @@ def test_killed_nodes_and_damaged_files_never_make_a_false_proof(directory: Path
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     places.start_node(directory, "east-3")
-    until(lambda: world.check()["verdict"] in ("repaired", "in-sync"), "repaired, or queued before", 90)
-    world.suspended(False)
-    until(lambda: world.check()["verdict"] == "in-sync", "in sync", 120)
+    eventually(lambda: clusters.check()["verdict"] in ("repaired", "in-sync"), "repaired, or queued before", 90)
+    clusters.suspend_sinks(False)
+    eventually(lambda: clusters.check()["verdict"] == "in-sync", "in sync", 120)
     for name in missing:
-        assert world.held("east", *name) == world.held("west", *name)
-    world.in_sync("east-2")
+        assert clusters.read("east", *name) == clusters.read("west", *name)
+    clusters.in_sync("east-2")
 
 
 @pytest.mark.slow
@@ -168,25 +177,25 @@ def test_killed_nodes_and_damaged_files_never_make_a_false_proof(directory: Path
 def test_a_lost_queue_heals_and_trees_are_rebuilt_while_they_serve(directory: Path) -> None:
     """References queued on a node that is killed are lost, and the next check queues them again; a check that runs
     while every tree is built anew ends as well, and no build finds its tree wrong."""
-    world = World(directory, topology())
-    filled(world, 40)
-    world.suspended(True)
+    clusters = Clusters(directory, topology())
+    fill(clusters, 40)
+    clusters.suspend_sinks(True)
     missing = [(BUCKETS[n % 5], f"missing {n}") for n in range(100)]
     for n, name in enumerate(missing):
-        world.put("east", *name, f"missing {n}")
-    drop_queues(world, "east", "to-west")
-    found = world.check()
+        clusters.put("east", *name, f"missing {n}")
+    drop_queues(clusters, "east", "to-west")
+    found = clusters.check()
     assert (found["verdict"], found["queued"]) == ("repaired", 100)
     places.stop_node(directory, "east-1", kill=True)
     places.start_node(directory, "east-1")
-    world.suspended(False)
-    assert all(world.held("west", *name) is None for name in missing[:3])
+    clusters.suspend_sinks(False)
+    assert all(clusters.read("west", *name) is None for name in missing[:3])
     for node in ("east-1", "east-2", "east-3", "west-1", "west-2"):
-        world.admin(node, "/admin/trees/rebuild", {})
-    until(lambda: world.check()["verdict"] == "in-sync", "in sync", 90)
+        clusters.admin(node, "/admin/trees/rebuild", {})
+    eventually(lambda: clusters.check()["verdict"] == "in-sync", "in sync", 90)
     for name in missing:
-        assert world.held("east", *name) == world.held("west", *name)
-    for node in world.nodes:
-        found = world.admin(node, "/admin/trees")
+        assert clusters.read("east", *name) == clusters.read("west", *name)
+    for node in clusters.nodes:
+        found = clusters.admin(node, "/admin/trees")
         assert found["mismatches"] == []
         assert all(tree["state"] == "ready" for tree in found["trees"])

@@ -34,18 +34,18 @@ TYPE = b"default"
 COUNT = 5
 
 
-class City:
+class FakeCluster:
     """Nodes of one cluster in one process: who leads what is told; requests go straight to the other."""
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.store = MemoryStore()
         self.histories = [History(partition) for partition in range(COUNT)]
         self.leaders: dict[int, str] = {partition: "abc"[partition % 3] for partition in range(COUNT)}
-        self.silent: set[str] = set()
-        self.keeper = TreeCache(self.store, directory=directory, replicas=FakeReplicas(), time=SystemTime())
+        self.unreachable: set[str] = set()
+        self.trees = TreeCache(self.store, directory=directory, replicas=FakeReplicas(), time=SystemTime())
         self.nodes = {
             name: LocalTrees(
-                self.keeper,
+                self.trees,
                 self.store,
                 replicas=FakeReplicas(led=lambda _type, n=name: self.led(n)),  # type: ignore[misc]
                 read_pool=pool,
@@ -71,21 +71,21 @@ class City:
             self.store.write([PartitionStep(partition, made)])
             tree = HashTree()
             tree.change_all((segment_of(entry.key_hash), entry.leaf_change) for entry in made)
-            self.keeper.cached[partition] = CachedTree(TYPE, 1, tree, len(made))
+            self.trees.cached[partition] = CachedTree(TYPE, 1, tree, len(made))
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """As `Links.request`."""
         assert timeout_ms > 0
-        if node in self.silent:
+        if node in self.unreachable:
             raise NotReady(f"no connection to node {node}")
         return await self.nodes[node].request_handlers()[method]("a", body)
 
-    def whole(self) -> ClusterTrees:
+    def cluster_trees(self) -> ClusterTrees:
         """The cluster as node `a` answers for it."""
-        return ClusterTrees(self.nodes["a"], Neighbours(), FakeRpc(self.request))
+        return ClusterTrees(self.nodes["a"], FakeMembers(), FakeRpc(self.request))
 
 
-class Neighbours:
+class FakeMembers:
     """The cluster as node `a` sees it."""
 
     def nodes(self) -> Iterable[str]:
@@ -99,87 +99,89 @@ class Neighbours:
 
 
 @pytest.fixture
-def city(tmp_path: Path) -> Iterable[Callable[[Callable[[City], Awaitable[None]]], None]]:
-    """Runs a story in a city of 300 keys."""
+def cluster(tmp_path: Path) -> Iterable[Callable[[Callable[[FakeCluster], Awaitable[None]]], None]]:
+    """Runs a story in a cluster of 300 keys."""
     with ThreadPoolExecutor(1) as pool:
 
-        async def whole(story: Callable[[City], Awaitable[None]]) -> None:
-            made = City(tmp_path, pool)
+        async def whole(story: Callable[[FakeCluster], Awaitable[None]]) -> None:
+            made = FakeCluster(tmp_path, pool)
             made.fill(300)
             await story(made)
 
         yield lambda story: asyncio.run(whole(story))
 
 
-def expected(city: City) -> HashTree:
+def expected(cluster: FakeCluster) -> HashTree:
     """The tree of all keys, from the histories alone."""
     tree = HashTree()
-    for history in city.histories:
+    for history in cluster.histories:
         for name, entry in history.latest.items():
             clock = b"clock-%d" % entry.offset
             tree.change(segment_of(key_hash(*name)), leaf(*name, clock, entry.offset, tombstone=False))
     return tree
 
 
-Story = Callable[[Callable[[City], Awaitable[None]]], None]
+Scenario = Callable[[Callable[[FakeCluster], Awaitable[None]]], None]
 
 
-def test_any_node_answers_for_all_of_the_cluster(city: Story) -> None:
+def test_any_node_answers_for_all_of_the_cluster(cluster: Scenario) -> None:
     """Roots and leaves, of full and of small trees, are those of all keys, however the partitions are led."""
 
-    async def story(c: City) -> None:
+    async def story(c: FakeCluster) -> None:
         tree = expected(c)
         for leaders in ("abcab", "aaaaa", "ccccc"):
             c.leaders = dict(enumerate(leaders))
-            assert (await c.whole().roots(RootsRequest(TYPE)) == tree.branch_hashes()).all()
+            assert (await c.cluster_trees().roots(RootsRequest(TYPE)) == tree.branch_hashes()).all()
             branches = tuple(tree.branch_hashes().nonzero()[0].tolist())[:40]
             for bits in (20, 12):
-                found = (await c.whole().leaves(LeavesRequest(TYPE, branches, bits))).reshape(len(branches), -1)
+                found = (await c.cluster_trees().leaves(LeavesRequest(TYPE, branches, bits))).reshape(len(branches), -1)
                 for at, branch in enumerate(branches):
                     assert (found[at] == tree.leaves(branch, bits)).all()
 
-    city(story)
+    cluster(story)
 
 
-def test_rows_of_segments_come_whole_and_in_bounded_parts(city: Story) -> None:
+def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: Scenario) -> None:
     """Every row of the segments asked for comes once, however few an answer may hold, and none of another one."""
 
-    async def story(c: City) -> None:
+    async def story(c: FakeCluster) -> None:
         for bits, rows in ((20, 1000), (12, 7), (12, 1)):
             wanted = sorted({key_hash(*name) >> (64 - bits) for name in c.names})[::2]
             left, found = tuple(wanted), []
             while left:
-                told = await c.whole().clocks(ClocksRequest(TYPE, left, bits, 0, 0, rows))
+                told = await c.cluster_trees().clocks(ClocksRequest(TYPE, left, bits, 0, 0, rows))
                 found += told.rows
                 left = left[told.covered :]
             names = [(row.bucket, row.key) for row in found]
             assert sorted(names) == sorted(n for n in c.names if key_hash(*n) >> (64 - bits) in set(wanted))
         one = next(iter(c.histories[0].latest.values()))
         segment = (segment_of(one.key_hash),)
-        told = await c.whole().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
+        told = await c.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
         assert [row.key for row in told.rows] == [one.key]
-        assert (await c.whole().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
+        assert (await c.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
 
-    city(story)
+    cluster(story)
 
 
-def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
+    cluster: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows, and their bytes, of one answer are those that were asked for and one segment's more, be the partitions many
     on one node or spread over all; so are those that a time range leaves out. None is lost between the parts."""
     most = 4  # one segment of 2^20 has one of the keys, or two
 
-    async def parts(c: City, asked: ClocksRequest) -> list[int]:
+    async def parts(c: FakeCluster, asked: ClocksRequest) -> list[int]:
         found: list[tuple[bytes, bytes]] = []
         sizes = []
         while asked.segments:
-            told = await c.whole().clocks(asked)
+            told = await c.cluster_trees().clocks(asked)
             found += [(row.bucket, row.key) for row in told.rows]
             sizes.append(len(told.rows))
             asked = asked._replace(segments=asked.segments[told.covered :])
         assert sorted(found) == ([] if asked.since_ms else sorted(c.names))
         return sizes
 
-    async def story(c: City) -> None:
+    async def story(c: FakeCluster) -> None:
         every = tuple(sorted({segment_of(key_hash(*name)) for name in c.names}))
         for leaders in ("aaaaa", "abcab", "ccccc"):
             c.leaders = dict(enumerate(leaders))
@@ -195,52 +197,52 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, mo
         monkeypatch.setattr("isthmus.aae.exchange.local.READ_ROWS_MAX", 50)
         assert len(await parts(c, ClocksRequest(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
 
-    city(story)
+    cluster(story)
 
 
 def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
-    city: Story, monkeypatch: pytest.MonkeyPatch
+    cluster: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the
     answers are not taken for all rows; asked again, they are."""
 
-    async def story(city: City) -> None:
+    async def story(cluster: FakeCluster) -> None:
         monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
-        segments = tuple(sorted({segment_of(key_hash(*name)) for name in city.names}))
+        segments = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))
         asked = ClocksRequest(TYPE, segments, 20, 0, 0, 1_000_000)
-        node = city.nodes["a"]
+        node = cluster.nodes["a"]
         read = node._read
 
         def moved(led: Sequence[LedPartition], asked: ClocksRequest) -> tuple[list[ComparedRow], int]:
-            if city.leaders[0] == "b":
+            if cluster.leaders[0] == "b":
                 return read(led, asked)
             time.sleep(0.05)  # until the others have told what they lead
-            city.leaders[0] = "b"
+            cluster.leaders[0] = "b"
             return read([one for one in led if one.partition], asked)
 
         monkeypatch.setattr(node, "_read", moved)
-        told = await city.whole().clocks(asked)
-        assert {(row.bucket, row.key) for row in told.rows} == set(city.names)
+        told = await cluster.cluster_trees().clocks(asked)
+        assert {(row.bucket, row.key) for row in told.rows} == set(cluster.names)
 
-    city(story)
+    cluster(story)
 
 
-def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition without a leader, with two, on a silent node, or without a tree makes the answer Incomplete, and the
-    reason names it."""
+def test_what_is_not_whole_is_no_answer(cluster: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition without a leader, with two, on an unreachable node, or without a tree makes the response Incomplete;
+    the reason names it."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
-    async def story(c: City) -> None:
-        whole = c.whole()
+    async def story(c: FakeCluster) -> None:
+        whole = c.cluster_trees()
         del c.leaders[3]
         with pytest.raises(Incomplete, match="1 partition has no leader that answers, 3 first"):
             await whole.roots(RootsRequest(TYPE))
         c.leaders[3] = "a"
-        c.silent = {"b"}
+        c.unreachable = {"b"}
         with pytest.raises(Incomplete, match="no connection to node b"):
             await whole.clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))
-        c.silent = set()
-        kept = c.keeper.cached[2]
+        c.unreachable = set()
+        kept = c.trees.cached[2]
         kept.tree, kept.reason = None, "rebuilding"
         with pytest.raises(Incomplete, match="partition 2: rebuilding"):
             await whole.leaves(LeavesRequest(TYPE, (1,), 20))
@@ -250,26 +252,29 @@ def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyP
         with pytest.raises(Incomplete, match="partition 1 is moving"):
             await whole.roots(RootsRequest(TYPE))
 
-    city(story)
+    cluster(story)
 
 
 def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
-    city: Story, monkeypatch: pytest.MonkeyPatch
+    cluster: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is cut off still believes that it leads: what it counts once may be old, and the node that does not
     answer may lead it. Such a sum is Incomplete, also while each partition was counted once."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
-    async def story(c: City) -> None:
+    async def story(c: FakeCluster) -> None:
         c.leaders = dict(enumerate("aacca"))
         original = c.led
         c.led = lambda name: [LedPartition(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
-        c.silent = {"b"}
-        for asked in (c.whole().roots(RootsRequest(TYPE)), c.whole().clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))):
+        c.unreachable = {"b"}
+        for asked in (
+            c.cluster_trees().roots(RootsRequest(TYPE)),
+            c.cluster_trees().clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10)),
+        ):
             with pytest.raises(Incomplete, match=r"1 node does not answer .*no connection to node b"):
                 await asked
 
-    city(story)
+    cluster(story)
 
 
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
@@ -285,9 +290,9 @@ def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
         == wire.encode_peer_response(small)
         == wire.encode_peer_response(small, "other")
     )
-    silent = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1_000)
+    unreachable = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1_000)
     large = zstandard.ZstdCompressor().compress(bytes(wire.MESSAGE_BYTES_MAX + 1))
-    for frame in (silent, large, b"rubbish"):
+    for frame in (unreachable, large, b"rubbish"):
         with pytest.raises(CodecError):
             wire.decode_peer_response(msgpack.packb([wire.VERSION, bytes(16), "west", frame, wire.ZSTD]))
 

@@ -38,7 +38,7 @@ def row(number: int, clock: Clock, hash64: int = 1, modified_ms: int = 0) -> Com
 
 
 @dataclass
-class Side2:
+class FakeSide:
     """One cluster: its rows."""
 
     rows: dict[tuple[bytes, bytes], ComparedRow] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Side2:
 class Run:
     """Drives a machine; `on_pause` is what happens in the clusters meanwhile."""
 
-    def __init__(self, source: Side2, sink: Side2, on_pause: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, source: FakeSide, sink: FakeSide, on_pause: Callable[[], None] = lambda: None) -> None:
         self.sides = (source, sink)
         self.on_pause = on_pause
         self.findings = Findings()
@@ -135,10 +135,10 @@ class Run:
                     answer = len(queued)
 
 
-def two_clusters(count: int) -> tuple[Side2, Side2]:
+def two_clusters(count: int) -> tuple[FakeSide, FakeSide]:
     """Two equal clusters."""
     rows = [row(n, ((A, n + 1, 0),)) for n in range(count)]
-    source, sink = Side2(), Side2()
+    source, sink = FakeSide(), FakeSide()
     source.put(*rows)
     sink.put(*rows)
     return source, sink
@@ -292,13 +292,13 @@ def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
     """Leaves differ at both looks, and when rows are read both sides have the same: that is no old difference."""
     source, sink = two_clusters(50)
     source.put(row(7, ((A, 99, 0),), modified_ms=5_000))
-    listed = Side2.listed
+    listed = FakeSide.listed
 
-    def arrived(side: Side2, ask: Clocks, since_ms: int) -> RowPage:
+    def arrived(side: FakeSide, ask: Clocks, since_ms: int) -> RowPage:
         sink.rows = dict(source.rows)
         return listed(side, ask, since_ms)
 
-    monkeypatch.setattr(Side2, "listed", arrived)
+    monkeypatch.setattr(FakeSide, "listed", arrived)
     run = Run(source, sink)
     assert run.verdict(since_ms=4_000) is ExchangeVerdict.IN_SYNC
     assert Clocks in run.asked
@@ -335,13 +335,13 @@ def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch
     source, sink = two_clusters(50)
     source.put(*(row(n, ((A, 10_000 + n, 0),)) for n in range(600)))
     sink.flaw = ((1 << 20) - 1, 9)
-    listed = Side2.listed
+    listed = FakeSide.listed
 
-    def arrived(side: Side2, ask: Clocks, since_ms: int) -> RowPage:
+    def arrived(side: FakeSide, ask: Clocks, since_ms: int) -> RowPage:
         sink.rows = dict(source.rows)
         return listed(side, ask, since_ms)
 
-    monkeypatch.setattr(Side2, "listed", arrived)
+    monkeypatch.setattr(FakeSide, "listed", arrived)
     monkeypatch.setitem(globals(), "ROWS_MAX", 1_000)
     run = Run(source, sink)
     assert run.verdict(segments_at_once=1_000, branches_at_once=1_024) is ExchangeVerdict.INCOMPLETE

@@ -32,16 +32,16 @@ def row(bucket: bytes, key: bytes, modified_ms: int) -> ComparedRow:
     return ComparedRow(bucket, key, CLOCK, 7, modified_ms, False)
 
 
-class Town:
-    """A cluster of made rows; `trouble` is what its answers to questions about `trouble_at` become."""
+class FakeEnd:
+    """A cluster of made rows; `failures` is what its answers to questions about `trouble_at` become."""
 
     def __init__(self, *rows: ComparedRow) -> None:
         self.rows = list(rows)
-        self.trouble: dict[str, IsthmusError] = {}
+        self.failures: dict[str, IsthmusError] = {}
 
     def _tree(self, step: str) -> HashTree:
-        if step in self.trouble:
-            raise self.trouble[step]
+        if step in self.failures:
+            raise self.failures[step]
         tree = HashTree()
         for r in self.rows:
             tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=False))
@@ -88,7 +88,7 @@ class RecordingActions(ExchangeActions):
         await asyncio.sleep(0)
 
 
-def outcome(source: Town, sink: Town, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
+def outcome(source: FakeEnd, sink: FakeEnd, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
     """How a run ends, and what it hands over."""
     actions = RecordingActions()
     ended = asyncio.run(run(source, sink, scope, findings=Findings(), actions=actions, timeout_s=10))
@@ -97,7 +97,7 @@ def outcome(source: Town, sink: Town, scope: ExchangeScope) -> tuple[ExchangeOut
 
 def test_a_range_that_does_not_hold_what_differs_is_not_in_sync() -> None:
     """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
-    source, sink = Town(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), Town(row(b"b", b"both", 5_000))
+    source, sink = FakeEnd(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), FakeEnd(row(b"b", b"both", 5_000))
     times, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
     assert (times.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
     assert "outside the range" in times.reason
@@ -114,7 +114,7 @@ def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
     segment = key_hash(b"b", b"0") >> (64 - 12)
     names = (b"%d" % n for n in range(1, 100_000))
     other = next(name for name in names if key_hash(b"b", name) >> (64 - 12) == segment)
-    source, sink = Town(row(b"b", b"0", 5_000), row(b"b", other, 1_000)), Town()
+    source, sink = FakeEnd(row(b"b", b"0", 5_000), row(b"b", other, 1_000)), FakeEnd()
     scope = ExchangeScope(b"default", 2_000, 9_000, 12, lambda _bucket, key: key != b"0")
     narrow, repaired = outcome(source, sink, scope)
     assert (narrow.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
@@ -125,18 +125,18 @@ def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
 
 @pytest.mark.parametrize("step", ["roots", "leaves", "clocks"])
 @pytest.mark.parametrize(
-    ("trouble", "verdict"),
+    ("failures", "verdict"),
     [(NotReady("a tree is built"), ExchangeVerdict.INCOMPLETE), (PeerFault("gone"), ExchangeVerdict.ERROR)],
 )
 def test_whoever_does_not_answer_ends_a_run_without_a_proof(
-    step: str, trouble: IsthmusError, verdict: ExchangeVerdict
+    step: str, failures: IsthmusError, verdict: ExchangeVerdict
 ) -> None:
     """Whatever question has no answer, the run is not in sync, and says at which state it ended."""
-    source, sink = Town(row(b"b", b"k", 1)), Town()
-    sink.trouble[step] = trouble
+    source, sink = FakeEnd(row(b"b", b"k", 1)), FakeEnd()
+    sink.failures[step] = failures
     ended, repaired = outcome(source, sink, ExchangeScope(b"default"))
     assert ended.verdict is verdict
-    assert str(trouble) in ended.reason
+    assert str(failures) in ended.reason
     assert repaired == []
 
 
@@ -145,7 +145,7 @@ def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
     """A key row whose clock is none any more, on either side, is a key that differs and is corrupt; all others are
     compared and handed over."""
     names = [b"%d" % n for n in range(30)]
-    source, sink = Town(*(row(b"b", name, 1) for name in names)), Town()
+    source, sink = FakeEnd(*(row(b"b", name, 1) for name in names)), FakeEnd()
     broken = row(b"b", b"7", 1)._replace(clock=b"\xc1")
     sink.rows = [row(b"b", b"7", 1)._replace(hash64=8)]
     if side != "sink":
@@ -158,7 +158,7 @@ def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
     assert ended.findings.differences == 30
 
 
-class Taking:
+class FakeRepairs:
     """Queues that take everything."""
 
     refused_total = 0
@@ -178,11 +178,11 @@ class Taking:
 def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_all() -> None:
     """One key differs within the range and is queued, another one differs outside: whoever asks for that one must not
     be told that it is equal because the check named the first alone."""
-    source, sink = Town(row(b"b", b"new", 5_000), row(b"b", b"old", 1_000)), Town()
+    source, sink = FakeEnd(row(b"b", b"new", 5_000), row(b"b", b"old", 1_000)), FakeEnd()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     named = []
     for times in (TimeRange(4_000, 9_000), None):
-        checker = PeerChecker(settings, source=source, sink=sink, repairs=Taking(), random=Random(1))  # type: ignore[arg-type]
+        checker = PeerChecker(settings, source=source, sink=sink, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
         check = PeerCheck("default", CheckKind.RANGE, times, "", 10_000)
         ended = asyncio.run(checker.check(check, Findings()))
         assert ended.verdict is ExchangeVerdict.REPAIRED
@@ -197,7 +197,7 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
 def test_a_check_says_that_what_it_repairs_was_refused_there_before() -> None:
     """The other cluster refused the repairs of the check before for good: the next one says so, with how many, and
     where to look; once equal nothing is said."""
-    source, sink, taking = Town(row(b"b", b"large", 5_000)), Town(), Taking()
+    source, sink, taking = FakeEnd(row(b"b", b"large", 5_000)), FakeEnd(), FakeRepairs()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     checker = PeerChecker(settings, source=source, sink=sink, repairs=taking, random=Random(1))  # type: ignore[arg-type]
     check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
@@ -212,7 +212,7 @@ def test_a_check_says_that_what_it_repairs_was_refused_there_before() -> None:
     assert asyncio.run(checker.check(check, Findings())).reason == ""
 
 
-class Filling(Taking):
+class FullRepairs(FakeRepairs):
     """A queue that takes `room` keys, and says so when it takes no more."""
 
     def __init__(self, room: int) -> None:
@@ -231,14 +231,14 @@ class Filling(Taking):
 def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
     """A queue without room, or the end of the time: what lies in the queue by then is told, so that it is followed
     until it is proven, and not called a failure beyond this side."""
-    source, sink = Town(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), Town()
+    source, sink = FakeEnd(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), FakeEnd()
 
-    def make_checker(queue: Filling, rate: int) -> PeerChecker:
+    def make_checker(queue: FullRepairs, rate: int) -> PeerChecker:
         settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=rate)
         return PeerChecker(settings, source=source, sink=sink, repairs=queue, random=Random(1))  # type: ignore[arg-type]
 
     check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
-    full, findings = Filling(1_200), Findings()
+    full, findings = FullRepairs(1_200), Findings()
     ended = asyncio.run(make_checker(full, 0).check(check, findings))
     assert (ended.verdict, findings.differences) == (ExchangeVerdict.INCOMPLETE, 1_500)
     assert (full.held, findings.queued) == (1_200, 1_200)
@@ -251,7 +251,7 @@ def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    slow, findings = Filling(1_500), Findings()
+    slow, findings = FullRepairs(1_500), Findings()
     asyncio.run(cut())
     assert (slow.held, findings.queued) == (500, 500)
 
@@ -260,8 +260,8 @@ def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> N
     """Keys with other content under the same clock are found again at every check: no line for each of thousands."""
     rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
-    sides = {"source": Town(*rows), "sink": Town(*(r._replace(hash64=8) for r in rows))}
-    checker = PeerChecker(settings, **sides, repairs=Taking(), random=Random(1))  # type: ignore[arg-type]
+    sides = {"source": FakeEnd(*rows), "sink": FakeEnd(*(r._replace(hash64=8) for r in rows))}
+    checker = PeerChecker(settings, **sides, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
     for began_ms in (10_000, 20_000):
         with structlog.testing.capture_logs() as logged:
             asyncio.run(checker.check(PeerCheck("default", CheckKind.ALL, None, "", began_ms), Findings()))

@@ -81,7 +81,7 @@ class FakeFoldActions(FoldActions):
         return len(keys), Counter()
 
 
-class Lab:
+class FoldFixture:
     """A store with keys of three buckets: number n has n siblings, 100 n bytes, every tenth is a tombstone."""
 
     def __init__(self, store: LevelStore, pool: ThreadPoolExecutor) -> None:
@@ -142,12 +142,12 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    """A lab whose pages read seven rows."""
+def fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """A fixture whose pages read seven rows."""
     monkeypatch.setattr(folds, "ROWS_MAX", 7)
     store = open_store(tmp_path / "s")
     with ThreadPoolExecutor(1) as pool:
-        yield Lab(store, pool)
+        yield FoldFixture(store, pool)
     store.close()
 
 
@@ -164,11 +164,11 @@ SCOPES = [
 
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
-def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: FoldScope) -> None:
+def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, scope: FoldScope) -> None:
     """Whatever the order in which it reads, and though a page has few rows."""
     expected = sorted(
         (b, k)
-        for n, (b, k) in enumerate(lab.names)
+        for n, (b, k) in enumerate(fixture.names)
         if (scope.bucket in (None, b))
         and (scope.key_from is None or k >= scope.key_from)
         and (scope.key_to is None or k < scope.key_to)
@@ -177,27 +177,27 @@ def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: FoldScope) ->
         and (not scope.before_ms or 1_000 + n < scope.before_ms)
         and n % 10
     )
-    assert lab.found(FoldKind.FIND_KEYS, scope) == expected
+    assert fixture.found(FoldKind.FIND_KEYS, scope) == expected
 
 
-def test_one_segment_with_more_rows_than_a_page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_segment_with_more_rows_than_a_page(fixture: FoldFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of one row go on within a segment."""
     monkeypatch.setattr(folds, "ROWS_MAX", 1)
-    pages = lab.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
+    pages = fixture.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
     assert len(pages) == 300
     assert sum(page.scanned for page in pages) == 300
 
 
-def test_what_each_kind_makes_of_the_rows(lab: Lab) -> None:
+def test_what_each_kind_makes_of_the_rows(fixture: FoldFixture) -> None:
     """Buckets with a live key, large keys, tombstones, and sums."""
     buckets: Counter[bytes] = Counter()
-    for page in lab.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):
+    for page in fixture.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):
         buckets += page.buckets
     assert buckets == {b"a": 90, b"bb": 90, b"\xff\x00": 90}
-    large = lab.found(FoldKind.FIND_KEYS, FoldScope(siblings_over=3, size_over=29_000))
-    assert large == sorted(lab.names[n] for n in range(300) if n % 10 and (n % 4 == 3 or n > 290))
-    assert lab.found(FoldKind.FIND_TOMBS, FoldScope()) == sorted(lab.names[n] for n in range(0, 300, 10))
-    pages = lab.all_pages(FoldRequest(FoldKind.OBJECT_STATS, FoldScope()))
+    large = fixture.found(FoldKind.FIND_KEYS, FoldScope(siblings_over=3, size_over=29_000))
+    assert large == sorted(fixture.names[n] for n in range(300) if n % 10 and (n % 4 == 3 or n > 290))
+    assert fixture.found(FoldKind.FIND_TOMBS, FoldScope()) == sorted(fixture.names[n] for n in range(0, 300, 10))
+    pages = fixture.all_pages(FoldRequest(FoldKind.OBJECT_STATS, FoldScope()))
     assert sum(page.objects for page in pages) == 270
     assert sum(page.tombstones for page in pages) == 30
     assert sum(page.bytes for page in pages) == sum(100 * n for n in range(300) if n % 10)
@@ -206,62 +206,62 @@ def test_what_each_kind_makes_of_the_rows(lab: Lab) -> None:
     assert set(siblings) == {1, 2, 3, 4}
 
 
-def test_acts_are_done_once_and_not_at_all_when_tried_dry(lab: Lab) -> None:
+def test_acts_are_done_once_and_not_at_all_when_tried_dry(fixture: FoldFixture) -> None:
     """References for all, tombstones for reaping, live keys with their clocks for erasing; what was refused is told."""
     for kind in (FoldKind.REPL_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS):
-        pages = lab.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
+        pages = fixture.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
         assert sum(page.done for page in pages) == 0
         assert (
             sum(page.matched for page in pages)
             == {FoldKind.REPL_KEYS: 100, FoldKind.REAP_TOMBS: 10, FoldKind.ERASE_KEYS: 90}[kind]
         )
-    assert lab.actions.pushed == []
-    assert lab.actions.reaped == []
-    assert lab.actions.erased == []
-    lab.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
-    assert sorted(lab.actions.pushed) == sorted(Key(b"default", *name) for name in lab.names[::3])
-    lab.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
-    assert sorted(lab.actions.erased) == sorted(
-        (Key(b"default", *lab.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
+    assert fixture.actions.pushed == []
+    assert fixture.actions.reaped == []
+    assert fixture.actions.erased == []
+    fixture.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
+    assert sorted(fixture.actions.pushed) == sorted(Key(b"default", *name) for name in fixture.names[::3])
+    fixture.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
+    assert sorted(fixture.actions.erased) == sorted(
+        (Key(b"default", *fixture.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
     )
-    pages = lab.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
+    pages = fixture.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
     refused = sum((page.refused for page in pages), Counter[str]())
     assert sum(page.done for page in pages) + refused["waits for queue to-west"] == 10
 
 
-def test_damage_is_named(lab: Lab) -> None:
+def test_damage_is_named(fixture: FoldFixture) -> None:
     """An object that is not what its row says is found by repair-keys, and nothing else is; a key row that cannot be
     read is named, too. What is damaged, and nothing else, is handed over to be mended, but not dry."""
-    bucket, key = lab.names[77]
+    bucket, key = fixture.names[77]
     row = encode_key_row(Summary(b"clock", 1, 5, 5, 1, False), 300)
     entry = make_entry(
         EntryKind.DATA, 1, 300, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(bucket, key),
         previous_offset=77, bucket=bucket, key=key, row=row, payload=b"other",
     )  # fmt: skip
-    lab.store.write([PartitionStep(PARTITION, [entry])])
-    found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
+    fixture.store.write([PartitionStep(PARTITION, [entry])])
+    found = [one for page in fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
     assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
     assert "hash differs" in found[0].note
-    assert lab.actions.mended == [(bucket, key)]
-    unreadable, name = lab.names[5], lab.names[5][1]
+    assert fixture.actions.mended == [(bucket, key)]
+    unreadable, name = fixture.names[5], fixture.names[5][1]
     entry = make_entry(
         EntryKind.DATA, 1, 301, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(*unreadable),
         previous_offset=5, bucket=unreadable[0], key=name, row=b"\xc1 no row", payload=b"x",
     )  # fmt: skip
-    lab.store.write([PartitionStep(PARTITION, [entry])])
-    lab.actions.mended.clear()
-    lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
-    assert lab.actions.mended == []
-    found = [one for page in lab.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
+    fixture.store.write([PartitionStep(PARTITION, [entry])])
+    fixture.actions.mended.clear()
+    fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
+    assert fixture.actions.mended == []
+    found = [one for page in fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
     assert sorted((one.bucket, one.key) for one in found) == sorted([(bucket, key), unreadable])
-    assert sorted(lab.actions.mended) == sorted([(bucket, key), unreadable])
+    assert sorted(fixture.actions.mended) == sorted([(bucket, key), unreadable])
     assert "its key row cannot be read" in [one.note for one in found]
 
 
-def test_damage_is_named_within_the_scope_alone(lab: Lab) -> None:
+def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> None:
     """In one bucket, or a range of its keys, what has no object any more is found as among all keys; what cannot be
     read elsewhere is neither named nor handed over."""
-    lost, elsewhere, later = lab.names[77], lab.names[78], lab.names[80]
+    lost, elsewhere, later = fixture.names[77], fixture.names[78], fixture.names[80]
     assert (lost[0], elsewhere[0], later[0]) == (b"\xff\x00", b"a", b"\xff\x00")
     entries = [
         make_entry(
@@ -270,31 +270,31 @@ def test_damage_is_named_within_the_scope_alone(lab: Lab) -> None:
         )
         for at, n, name in ((300, 78, elsewhere), (301, 80, later))
     ]  # fmt: skip
-    lab.store.write([PartitionStep(PARTITION, entries)])
-    lab.store._db.delete(rows.prefixes(PARTITION).object + rows.bucket_head(lost[0]) + lost[1])
+    fixture.store.write([PartitionStep(PARTITION, entries)])
+    fixture.store._db.delete(rows.prefixes(PARTITION).object + rows.bucket_head(lost[0]) + lost[1])
     for scope in (
         FoldScope(bucket=lost[0], key_to=later[1]),
         FoldScope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
     ):
-        lab.actions.mended.clear()
-        assert lab.found(FoldKind.REPAIR_KEYS, scope) == [lost]
-        assert lab.actions.mended == [lost]
-    assert lab.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
-    assert lab.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
+        fixture.actions.mended.clear()
+        assert fixture.found(FoldKind.REPAIR_KEYS, scope) == [lost]
+        assert fixture.actions.mended == [lost]
+    assert fixture.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
+    assert fixture.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
 
 
-def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
+def test_pages_are_passed_on_to_the_leader(fixture: FoldFixture) -> None:
     """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leaders: dict[int, str] = {PARTITION: "n2"}
-        n2 = FoldRouter(lab.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())
+        n2 = FoldRouter(fixture.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())
 
         async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
             assert (node, timeout_ms > 0) == ("n2", True)
             return await n2.request_handlers()[method]("n1", body)
 
-        n1 = FoldRouter(lab.folds, node="n1", leaders=Routes(leaders), rpc=FakeRpc(request))
+        n1 = FoldRouter(fixture.folds, node="n1", leaders=Routes(leaders), rpc=FakeRpc(request))
         asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope(segments=(0, 1 << 19)))
         assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
         with pytest.raises(NotReady, match="no leader"):
@@ -303,7 +303,7 @@ def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
         with pytest.raises(NotLeader):
             await n1.page(98, asked)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 class Routes(Leaders):
@@ -335,13 +335,13 @@ def test_requests_and_pages_have_the_bytes_of_version_1() -> None:
     assert decode_page(encode_page(Page())) == Page()
 
 
-def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
+def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> None:
     """And what is none is refused with what would be right."""
     asked = FoldRequest(
         FoldKind.FIND_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 4, 5, None), FoldCursor(7, b"n"), "", True
     )
     assert decode_request(encode_request(3, asked)) == (3, asked)
-    page = asyncio.run(lab.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope())))
+    page = asyncio.run(fixture.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope())))
     assert decode_page(encode_page(page)) == page
     for bad in (b"", b"\x90", encode_page(page)[:-1], encode_request(3, asked)):
         with pytest.raises(CodecError):
@@ -367,13 +367,13 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
             parse_fold_request(wish)
 
 
-def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
+def test_folds_take_turns_and_a_crowd_is_told_to_come_back(fixture: FoldFixture) -> None:
     """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
     Overloaded at once, and all that waited is answered."""
 
     async def crowd() -> list[Page | BaseException]:
         reading, most = 0, 0
-        read = lab.folds._read
+        read = fixture.folds._read
 
         def slowly(led: LedPartition, asked: FoldRequest) -> object:
             nonlocal reading, most
@@ -383,13 +383,13 @@ def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
             reading -= 1
             return read(led, asked)
 
-        lab.folds._read = slowly  # type: ignore[assignment, method-assign]
+        fixture.folds._read = slowly  # type: ignore[assignment, method-assign]
         asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope())
         pages = await asyncio.gather(
-            *(lab.folds.page(PARTITION, asked) for _ in range(10 * folds.WAITING_MAX)), return_exceptions=True
+            *(fixture.folds.page(PARTITION, asked) for _ in range(10 * folds.WAITING_MAX)), return_exceptions=True
         )
         assert most == folds.READS_AT_ONCE
-        assert (await lab.folds.page(PARTITION, asked)).scanned == 7, "there is room again"
+        assert (await fixture.folds.page(PARTITION, asked)).scanned == 7, "there is room again"
         return pages
 
     pages = asyncio.run(crowd())
@@ -399,48 +399,50 @@ def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
     }
 
 
-def test_a_page_whose_partition_has_moved_meanwhile_is_none(lab: Lab) -> None:
+def test_a_page_whose_partition_has_moved_meanwhile_is_none(fixture: FoldFixture) -> None:
     """While it waits for its turn, or is read, the leadership goes, and perhaps the copy with it: what was read may be
     nothing at all, so who asks is told to ask the new leader, and nothing is acted upon."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leads = True
-        read, led = lab.folds._read, lab.folds._replicas.led_partition
+        read, led = fixture.folds._read, fixture.folds._replicas.led_partition
 
         def moved(place: LedPartition, asked: FoldRequest) -> object:
             nonlocal leads
             leads = False
             return read(place, asked)
 
-        lab.folds._read = moved  # type: ignore[assignment, method-assign]
-        lab.folds._replicas = FakeReplicas(led_partition=lambda partition: led(partition) if leads else None)
+        fixture.folds._read = moved  # type: ignore[assignment, method-assign]
+        fixture.folds._replicas = FakeReplicas(led_partition=lambda partition: led(partition) if leads else None)
         for kind in (FoldKind.OBJECT_STATS, FoldKind.REPL_KEYS):
             leads = True
             with pytest.raises(NotLeader):
-                await lab.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
-        assert not lab.actions.pushed
+                await fixture.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
+        assert not fixture.actions.pushed
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FoldKind if kind is not FoldKind.REPAIR_KEYS])
-def test_a_damaged_key_row_ends_no_fold(lab: Lab, kind: FoldKind) -> None:
+def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKind) -> None:
     """Its key is left out, counted in `refused`, and its segment is reported to be mended; all other keys are taken. A
     row outside the scope is not reported."""
-    bucket, key = lab.names[5]
+    bucket, key = fixture.names[5]
     scope = FoldScope(size_over=1) if kind is FoldKind.FIND_KEYS else FoldScope()
-    before = sum(page.matched for page in lab.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
+    before = sum(page.matched for page in fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
     name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
-    lab.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
+    fixture.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
     reported: list[tuple[int, int | None]] = []
-    lab.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
-    pages = lab.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
+    fixture.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    pages = fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
     assert sum(page.refused[UNREADABLE] for page in pages) == 1
     assert sum(page.matched for page in pages) == before - (
         0 if kind in (FoldKind.FIND_TOMBS, FoldKind.REAP_TOMBS) else 1
     )
     assert reported == [(PARTITION, segment_of(key_hash(bucket, key)))]
     reported.clear()
-    elsewhere = lab.all_pages(FoldRequest(kind, scope._replace(bucket=lab.names[0][0]), queue="to-west", dry=True))
+    elsewhere = fixture.all_pages(
+        FoldRequest(kind, scope._replace(bucket=fixture.names[0][0]), queue="to-west", dry=True)
+    )
     assert not any(page.refused for page in elsewhere)
     assert not reported

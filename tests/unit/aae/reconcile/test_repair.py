@@ -19,7 +19,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 LEFT, RIGHT = "aa" * 16, "bb" * 16
 
 
-class Taking:
+class FakeQueue:
     """A queue of LEFT for RIGHT that takes the first so many, and is gone then. `gone`: when it lost references."""
 
     def __init__(self, count: int) -> None:
@@ -80,12 +80,12 @@ def test_a_plan_of_findings_that_are_others_now_passes_over_no_key(tmp_path: Pat
     ended(directory, later, 1.0)
     first = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     with pytest.raises(PeerFault):
-        apply(directory, first, Taking(500))
+        apply(directory, first, FakeQueue(500))
 
     ended(directory, early + later, 1.5)
     with pytest.raises(BadInput, match="plan anew"):
-        apply(directory, first, Taking(9_999))
-    queue = Taking(9_999)
+        apply(directory, first, FakeQueue(9_999))
+    queue = FakeQueue(9_999)
     second = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     assert apply(directory, second, queue)["queued"] == 1_200
     assert queue.keys == early + later
@@ -113,7 +113,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
     monkeypatch.setattr(go, "_write_findings", lambda _now: found(directory, [b"early", *keys]))
     monkeypatch.setattr(job, "write_segments", die)
 
-    class Meanwhile(Taking):
+    class RacingQueue(FakeQueue):
         def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
             taken = super().push(bucket_type, names)
             if len(self.keys) == 500:
@@ -121,7 +121,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
                     go._report(SegmentPlan("full", "", 1, 1, ("aa", "bb"), (), []))
             return taken
 
-    queue = Meanwhile(9_999)
+    queue = RacingQueue(9_999)
     for _ in range(2):
         with pytest.raises(BadInput, match="plan anew"):
             apply(directory, made, queue)
@@ -136,7 +136,7 @@ def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_pat
     keys = [b"k-%04d" % number for number in range(1_200)]
     ended(directory, keys, 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
-    queue = Taking(1_000)
+    queue = FakeQueue(1_000)
     with pytest.raises(PeerFault):
         apply(directory, made, queue)
     queue.count = 9_999
@@ -151,7 +151,7 @@ def test_a_plan_goes_into_no_queue_of_another_cluster(tmp_path: Path) -> None:
     ended(directory, [b"k"], 1.0, "both")
     back = plan(directory, "q", RIGHT_TO_LEFT)
     assert (back["sending_cluster"], back["receiving_cluster"]) == (RIGHT, LEFT)
-    queue = Taking(9)
+    queue = FakeQueue(9)
     with pytest.raises(BadInput, match="of another cluster"):
         apply(directory, back["plan"], queue)
     there = plan(directory, "q", LEFT_TO_RIGHT)
@@ -165,7 +165,7 @@ def test_an_apply_that_queues_nothing_is_not_done(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path), "r")
     ended(directory, [b"k-%d" % number for number in range(3)], 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT)["plan"]
-    queue = Taking(99)
+    queue = FakeQueue(99)
     first, second = apply(directory, made, queue), apply(directory, made, queue)
     assert [(one["state"], one["queued"], one["queued_now"]) for one in (first, second)] == [
         ("done", 3, 3), ("already-done", 3, 0)
@@ -187,7 +187,7 @@ def test_references_that_were_lost_with_a_node_are_queued_again(tmp_path: Path) 
     keys = [b"k-%04d" % number for number in range(700)]
     ended(directory, keys, 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
-    queue = Taking(600)
+    queue = FakeQueue(600)
     queue.gone = [999]
     with pytest.raises(PeerFault):
         apply(directory, made, queue)
@@ -201,12 +201,12 @@ def test_references_that_were_lost_with_a_node_are_queued_again(tmp_path: Path) 
     queue.now_ms = 5_000
     assert apply(directory, made, queue)["queued_now"] == 700
 
-    class Crashing(Taking):
+    class CrashingQueue(FakeQueue):
         def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
             self.gone = [self.now_ms + 1]
             return super().push(bucket_type, names)
 
-    lossy = Crashing(9_999)
+    lossy = CrashingQueue(9_999)
     lossy.now_ms = 6_000
     assert apply(directory, made, lossy, again=True)["state"] == "references-lost"
     queue.gone, queue.now_ms = lossy.gone, 7_000

@@ -25,7 +25,7 @@ from tests.support.reconcile_pairs import made
 EAST, WEST, NORTH = b"E" * 16, b"W" * 16, b"N" * 16
 
 
-class Desk:
+class FakeAdmin:
     """An admin listener that remembers what was asked of it."""
 
     def __init__(self, queues: list[dict[str, Any]], cluster: bytes = EAST) -> None:
@@ -55,26 +55,26 @@ class Desk:
 
 def test_a_new_queue_is_made_below_the_copy_and_held_before_anything_is_read() -> None:
     """Registered at the positions, then suspended; at the end placed, then resumed: nothing is given out in between."""
-    desk = Desk([])
-    queue = QueueHandOver(desk, "to-west", "ann", "!buckettype:t")
+    admin = FakeAdmin([])
+    queue = QueueHandOver(admin, "to-west", "ann", "!buckettype:t")
     assert queue.check(EAST, WEST) is None
     assert queue.hold(None, {1: 5, 2: 0}, "seed s") is False
     queue.hand_over({1: 9, 2: 3}, "seed s", resume=True)
-    assert [act for act, _ in desk.acts] == ["register", "suspend", "place", "resume"]
-    assert desk.acts[0][1]["positions"] == {"1": 5, "2": 0}
-    assert desk.acts[0][1]["filter"] == "!buckettype:t"
-    assert desk.acts[2][1]["positions"] == {"1": 9, "2": 3}
-    assert {body.get("what", "serving") for _, body in desk.acts} == {"serving"}
+    assert [act for act, _ in admin.acts] == ["register", "suspend", "place", "resume"]
+    assert admin.acts[0][1]["positions"] == {"1": 5, "2": 0}
+    assert admin.acts[0][1]["filter"] == "!buckettype:t"
+    assert admin.acts[2][1]["positions"] == {"1": 9, "2": 3}
+    assert {body.get("what", "serving") for _, body in admin.acts} == {"serving"}
 
 
 def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
     """It is held already, and only placed at the end; one that is suspended on one node alone is suspended on all."""
     whole = {"name": "q", "suspensions": [{"what": "serving", "node": None}]}
-    desk = Desk([whole])
-    queue = QueueHandOver(desk, "q", "ann")
+    admin = FakeAdmin([whole])
+    queue = QueueHandOver(admin, "q", "ann")
     assert queue.hold(queue.check(EAST, WEST), {1: 5}, "seed s") is True
     queue.hand_over({1: 9}, "seed s", resume=False)
-    assert [act for act, _ in desk.acts] == ["place"]
+    assert [act for act, _ in admin.acts] == ["place"]
     assert queue.hold({"suspensions": [{"what": "serving", "node": "n1"}]}, {1: 5}, "seed s") is False
 
 
@@ -82,44 +82,44 @@ def test_a_queue_that_this_seed_had_held_before_it_was_killed_gives_out_again_at
     """Killed, or without an answer, between the suspension and its record: the next go finds the queue held by itself,
     not by an operator, and resumes it. What another seed holds stays held."""
     mine = {"what": "serving", "node": None, "by": "ann", "at_ms": 5, "reason": "seed s"}
-    desk = Desk([{"name": "q", "suspensions": [mine]}])
-    queue = QueueHandOver(desk, "q", "ann")
+    admin = FakeAdmin([{"name": "q", "suspensions": [mine]}])
+    queue = QueueHandOver(admin, "q", "ann")
     found = queue.check(EAST, WEST)
     assert queue.hold(found, {1: 5}, "seed s") is False
-    assert desk.acts == [], "it is held as it is"
+    assert admin.acts == [], "it is held as it is"
     assert queue.hold(found, {1: 5}, "seed t") is True
 
 
 @pytest.mark.parametrize(
-    ("desk", "words"),
+    ("admin", "words"),
     [
-        (Desk([], cluster=WEST), "not the source"),
-        (Desk([{"name": "q", "owner": {"cluster": "north", "uuid": NORTH.hex()}}]), "belongs to cluster north"),
+        (FakeAdmin([], cluster=WEST), "not the source"),
+        (FakeAdmin([{"name": "q", "owner": {"cluster": "north", "uuid": NORTH.hex()}}]), "belongs to cluster north"),
     ],
 )
-def test_a_queue_of_others_is_refused(desk: Desk, words: str) -> None:
+def test_a_queue_of_others_is_refused(admin: FakeAdmin, words: str) -> None:
     """An admin listener of another cluster, and a queue that another cluster owns."""
     with pytest.raises(BadInput, match=words):
-        QueueHandOver(desk, "q", "ann").check(EAST, WEST)
+        QueueHandOver(admin, "q", "ann").check(EAST, WEST)
 
 
 def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
     """Sums, the oldest, and None where a node does not say; one that is gone has nothing to say: others lead its
     share, or the lag is of partitions that are unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
-    desk = Desk([row])
-    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
-    desk.more = desk.gone = True
-    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
-    desk.gone = False
-    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None)
-    desk.more = False
-    desk.unknown = [3]
-    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None), (
+    admin = FakeAdmin([row])
+    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
+    admin.more = admin.gone = True
+    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
+    admin.gone = False
+    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None)
+    admin.more = False
+    admin.unknown = [3]
+    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None), (
         "a partition without a leader"
     )
-    desk.queues = [{**row, "waiting": None}]
-    assert QueueHandOver(desk, "q", "ann").standing() == QueueStatus("", None, None)
+    admin.queues = [{**row, "waiting": None}]
+    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus("", None, None)
 
 
 def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
@@ -215,7 +215,7 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
     ("options", "queue", "words"),
     [
         (SeedOptions("d", "s", queue="q"), None, "a queue goes with"),
-        (SeedOptions("d", "s"), QueueHandOver(Desk([]), "q", "ann"), "a queue goes with"),
+        (SeedOptions("d", "s"), QueueHandOver(FakeAdmin([]), "q", "ann"), "a queue goes with"),
         (SeedOptions("d", "s", settle_s=-1), None, "0 or more"),
         (SeedOptions("d", "s", key_file="k"), None, "go together"),
         (SeedOptions("d", "s", filter="bucket:x"), None, "bucket:x"),
@@ -255,7 +255,7 @@ def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
 # -------------------------------------------------------------------- tasks
 
 
-class Stream:
+class FakeStream:
     """A stream of these frames, which breaks at the end if it is to."""
 
     def __init__(self, frames: Sequence[Rows], broken: bool) -> None:
@@ -297,7 +297,7 @@ def test_a_task_copies_what_is_sound_and_names_what_is_not(monkeypatch: pytest.M
     job = SeedJob(SideSpec(("http://s",), "t", cluster=EAST), SideSpec(("http://t",), "t"), 0, 5)
     rows = a_frame()
     for broken in (False, True):
-        monkeypatch.setattr(seed_tasks, "_stream", lambda *_, broken=broken: Stream([rows], broken))
+        monkeypatch.setattr(seed_tasks, "_stream", lambda *_, broken=broken: FakeStream([rows], broken))
         sent.clear()
         told = copied(job, SeedChunk(4, 1, 0, 9))
         assert sent == [[b"t", b"b", b"k0", rows.objects[0]], [b"t", b"b\0", b"k1", rows.objects[1]]]

@@ -12,7 +12,7 @@ from isthmus.aae.scheduling.alarm import SchedulerAlarm
 def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:
     """Also for a date that has gone; and not at all once it is stopped."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rung: list[tuple[str, int]] = []
         heard = asyncio.Event()
 
@@ -36,4 +36,4 @@ def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:
         await asyncio.sleep(0.2)
         assert rung == [("gone", threading.get_ident()), ("soon", threading.get_ident())]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

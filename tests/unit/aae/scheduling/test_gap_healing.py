@@ -75,7 +75,7 @@ class Clock:
         return self.ms
 
 
-class Bell:
+class FakeAlarm:
     """An Alarm that never rings."""
 
     def set_at(self, wall_ms: int, call: object) -> None:
@@ -85,7 +85,7 @@ class Bell:
         """See Alarm."""
 
 
-class Told(PeerChecker):
+class FakeChecker(PeerChecker):
     """Ends as it is told."""
 
     def __init__(self, outcomes: Sequence[ExchangeVerdict]) -> None:
@@ -118,7 +118,7 @@ class Told(PeerChecker):
         """See Checker."""
 
 
-class Book(Gaps):
+class FakeGaps(Gaps):
     """What stands in the queues."""
 
     def __init__(self, *gaps: GapToHeal) -> None:
@@ -147,22 +147,22 @@ class Book(Gaps):
         return self.references
 
 
-def manager_of(
+def scheduler_of(
     directory: Path, checker: PeerChecker, clock: Clock, settings: FullSyncSettings = WEST
 ) -> CheckScheduler:
     """One that has begun."""
-    manager = CheckScheduler(
+    scheduler = CheckScheduler(
         [settings],
         node="n1",
         checkers=SimpleNamespace(open=lambda _: checker),  # type: ignore[arg-type]
         history=History(directory, START),
-        alarm=Bell(),
+        alarm=FakeAlarm(),
         members=FakeMembers(),
         queue_types=FakeMembers(),
         time=clock,
     )
-    manager.start()
-    return manager
+    scheduler.start()
+    return scheduler
 
 
 @pytest.mark.parametrize("explained", [True, False])
@@ -171,32 +171,36 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
     did not explain what differs; once in sync it is closed; one that grows stays, and a suspended peer."""
 
     async def work() -> None:
-        clock, book = Clock(), Book(ENDED, GROWING)
-        checker = Told([ExchangeVerdict.REPAIRED if explained else ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
-        manager = manager_of(tmp_path, checker, clock)
-        healing = GapHealer(manager, book, clock)
-        await manager.suspend("west", "me", "")
-        await healing.heal("west")
+        clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
+        checker = FakeChecker(
+            [ExchangeVerdict.REPAIRED if explained else ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC]
+        )
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        healer = GapHealer(scheduler, gaps, clock)
+        await scheduler.suspend("west", "me", "")
+        await healer.heal("west")
         assert checker.checks == []
-        await manager.resume("west")
-        await manager.set_range("west", TimeRange(1, 2))
+        await scheduler.resume("west")
+        await scheduler.set_range("west", TimeRange(1, 2))
         for _ in range(3):
-            await healing.heal("west")
+            await healer.heal("west")
         assert len(checker.checks) == 1, "the next one waits"
-        assert healing.peers["west"].open_count == 2
+        assert healer.peers["west"].open_count == 2
         clock.ms += WAIT_MS + 1_000 * int(POLL_S)
-        await healing.heal("west")
+        await healer.heal("west")
         assert [check.kind for check in checker.checks] == [
             CheckKind.RANGE,
             CheckKind.RANGE if explained else CheckKind.ALL,
         ]
         assert checker.checks[0].times == TimeRange(START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS)
-        assert book.gaps == [GROWING]
-        assert (healing.peers["west"].open_count, healing.peers["west"].closed_count) == (1, 1)
-        assert manager.peer("west").history.schedule_state.learned == TimeRange(1, 2), "the operator's range is unused"
-        await healing.heal("west")
-        await healing.stop()
-        await manager.stop()
+        assert gaps.gaps == [GROWING]
+        assert (healer.peers["west"].open_count, healer.peers["west"].closed_count) == (1, 1)
+        assert scheduler.peer("west").history.schedule_state.learned == TimeRange(1, 2), (
+            "the operator's range is unused"
+        )
+        await healer.heal("west")
+        await healer.stop()
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -206,15 +210,15 @@ def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_ever
     explain what differs: were there always something new in that range, those others would never be looked at."""
 
     async def work() -> None:
-        clock, checker = Clock(), Told([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
+        clock, checker = Clock(), FakeChecker([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
         checker.queues, checker.unexplained = 1, 1
-        manager = manager_of(tmp_path, checker, clock)
-        healing = GapHealer(manager, Book(ENDED), clock)
-        await healing.heal("west")
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        healer = GapHealer(scheduler, FakeGaps(ENDED), clock)
+        await healer.heal("west")
         clock.ms += WAIT_MS
-        await healing.heal("west")
+        await healer.heal("west")
         assert [check.kind for check in checker.checks] == [CheckKind.RANGE, CheckKind.ALL]
-        await manager.stop()
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -224,26 +228,26 @@ def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
     nothing closes nothing, and neither begins another check."""
 
     async def work() -> None:
-        clock, book = Clock(), Book(ENDED, GROWING)
-        checker = Told([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
-        manager = manager_of(tmp_path, checker, clock)
-        healing = GapHealer(manager, book, clock)
-        healing.start()
+        clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
+        checker = FakeChecker([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        healer = GapHealer(scheduler, gaps, clock)
+        healer.start()
         async with asyncio.timeout(5):
-            while not checker.checks or manager.running is not None:
+            while not checker.checks or scheduler.running is not None:
                 await asyncio.sleep(0)
             assert len(checker.checks) == 1, "its own look"
-            await manager.run("west", CheckKind.ALL, "ann")
+            await scheduler.run("west", CheckKind.ALL, "ann")
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert book.gaps == [ENDED, GROWING]
-            await manager.run("west", CheckKind.ALL, "ann")
-            while ENDED in book.gaps:
+            assert gaps.gaps == [ENDED, GROWING]
+            await scheduler.run("west", CheckKind.ALL, "ann")
+            while ENDED in gaps.gaps:
                 await asyncio.sleep(0)
-        assert book.gaps == [GROWING]
+        assert gaps.gaps == [GROWING]
         assert len(checker.checks) == 3
-        await healing.stop()
-        await manager.stop()
+        await healer.stop()
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -254,20 +258,20 @@ def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: 
 
     async def work() -> None:
         real_time, lower = ENDED._replace(queue="rt"), LOWER._replace(queue="rt", upto_ms=START - 50_000)
-        clock, book = Clock(), Book(ENDED, real_time, lower)
-        checker = Told(
+        clock, gaps = Clock(), FakeGaps(ENDED, real_time, lower)
+        checker = FakeChecker(
             [ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC]
         )
-        manager = manager_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
-        healing = GapHealer(manager, book, clock)
-        await healing.heal("west")
+        scheduler = scheduler_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
+        healer = GapHealer(scheduler, gaps, clock)
+        await healer.heal("west")
         assert [check.bucket_type for check in checker.checks] == ["default", "other"]
-        assert book.gaps == [lower], "of one of its types nothing is proven"
-        assert (healing.peers["west"].open_count, healing.peers["west"].open_queues) == (1, ("rt",))
+        assert gaps.gaps == [lower], "of one of its types nothing is proven"
+        assert (healer.peers["west"].open_count, healer.peers["west"].open_queues) == (1, ("rt",))
         clock.ms += WAIT_MS
-        await healing.heal("west")
-        assert book.gaps == []
-        await manager.stop()
+        await healer.heal("west")
+        assert gaps.gaps == []
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -277,17 +281,17 @@ def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> No
     also after a restart."""
 
     async def work() -> None:
-        clock, checker = Clock(), Told([ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE])
-        manager = manager_of(tmp_path, checker, clock)
-        await manager.run("west", CheckKind.ALL, "ann")
-        await manager.stop()
-        manager = manager_of(tmp_path, checker, clock)
-        remembered = manager.peer("west").history
-        assert (remembered.cluster, remembered.proven_ms) == (WEST_UUID.hex(), {"default": START})
+        clock, checker = Clock(), FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE])
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        await scheduler.run("west", CheckKind.ALL, "ann")
+        await scheduler.stop()
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        history = scheduler.peer("west").history
+        assert (history.cluster, history.proven_ms) == (WEST_UUID.hex(), {"default": START})
         checker.uuid = b"\xb1" * 16
-        await manager.run("west", CheckKind.ALL, "ann")
-        assert (remembered.cluster, remembered.proven_ms) == (checker.uuid.hex(), {})
-        await manager.stop()
+        await scheduler.run("west", CheckKind.ALL, "ann")
+        assert (history.cluster, history.proven_ms) == (checker.uuid.hex(), {})
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -296,18 +300,18 @@ def test_it_stops_at_whatever_moment_a_check_ends(tmp_path: Path) -> None:
     """A node that stops just when a check has ended does not wait for anything more."""
 
     async def work() -> None:
-        manager = manager_of(tmp_path, Told([]), Clock())
+        scheduler = scheduler_of(tmp_path, FakeChecker([]), Clock())
         for turns in range(6):
-            healing = GapHealer(manager, Book(), Clock())
-            healing.start()
+            healer = GapHealer(scheduler, FakeGaps(), Clock())
+            healer.start()
             for _ in range(10):
                 await asyncio.sleep(0)
-            manager.on_checked()
+            scheduler.on_checked()
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(1):
-                await healing.stop()
-        await manager.stop()
+                await healer.stop()
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -317,34 +321,34 @@ def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path
     closed, repairs of today are followed, and the next slot is within the day, not in ten days."""
 
     async def work() -> None:
-        clock, book, checker = (
+        clock, gaps, checker = (
             Clock(),
-            Book(),
-            Told([ExchangeVerdict.IN_SYNC] * 2 + [ExchangeVerdict.REPAIRED] + [ExchangeVerdict.IN_SYNC] * 9),
+            FakeGaps(),
+            FakeChecker([ExchangeVerdict.IN_SYNC] * 2 + [ExchangeVerdict.REPAIRED] + [ExchangeVerdict.IN_SYNC] * 9),
         )
         checker.queues = 1
         clock.ms += 10 * DAY_MS
-        manager = manager_of(tmp_path, checker, clock)
-        await manager.run("west", CheckKind.ALL, "ann")
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        await scheduler.run("west", CheckKind.ALL, "ann")
         clock.ms -= 10 * DAY_MS
-        book.gaps = [ENDED]
-        healing = GapHealer(manager, book, clock)
-        await healing.close_proven("west")
-        assert book.gaps == [ENDED]
-        assert manager.upcoming("west")[0][0] > START + 9 * DAY_MS
-        healing.start()
+        gaps.gaps = [ENDED]
+        healer = GapHealer(scheduler, gaps, clock)
+        await healer.close_proven("west")
+        assert gaps.gaps == [ENDED]
+        assert scheduler.upcoming("west")[0][0] > START + 9 * DAY_MS
+        healer.start()
         async with asyncio.timeout(5):
-            while book.gaps:
+            while gaps.gaps:
                 await asyncio.sleep(0)
         assert len(checker.checks) == 2
-        assert manager.upcoming("west")[0][0] <= START + DAY_MS
-        await healing.stop()
-        manager.peer("west").history.proven_ms["default"] = START + 9 * DAY_MS
-        await manager.run("west", CheckKind.ALL, "ann")
+        assert scheduler.upcoming("west")[0][0] <= START + DAY_MS
+        await healer.stop()
+        scheduler.peer("west").history.proven_ms["default"] = START + 9 * DAY_MS
+        await scheduler.run("west", CheckKind.ALL, "ann")
         clock.ms += WAIT_MS
-        await healing.heal("west")
+        await healer.heal("west")
         assert len(checker.checks) == 4, "what was queued is followed"
-        await manager.stop()
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -354,23 +358,23 @@ def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path)
     since the check began is not closed with it, but by the next proof."""
 
     async def work() -> None:
-        clock, book = Clock(), Book(ENDED)
-        checker = Told([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
+        clock, gaps = Clock(), FakeGaps(ENDED)
+        checker = FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
 
         def grow() -> None:
-            book.gaps = [ENDED._replace(upto_ms=clock.ms + 500)]
+            gaps.gaps = [ENDED._replace(upto_ms=clock.ms + 500)]
 
         checker.meanwhile = grow
-        manager = manager_of(tmp_path, checker, clock)
-        healing = GapHealer(manager, book, clock)
-        await healing.heal("west")
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        healer = GapHealer(scheduler, gaps, clock)
+        await healer.heal("west")
         assert len(checker.checks) == 1
-        assert book.gaps == [ENDED._replace(upto_ms=START + 500)]
+        assert gaps.gaps == [ENDED._replace(upto_ms=START + 500)]
         checker.meanwhile = lambda: None
         clock.ms += WAIT_MS + 1_000 * int(POLL_S)
-        await healing.heal("west")
-        assert book.gaps == []
-        await manager.stop()
+        await healer.heal("west")
+        assert gaps.gaps == []
+        await scheduler.stop()
 
     asyncio.run(work())
 
@@ -382,29 +386,29 @@ def test_references_that_went_with_their_process_are_looked_for_at_once_after_it
     and a proof ends it. So what a queue lost is queued again within two looks of the node's return."""
 
     async def work() -> None:
-        clock, book = Clock(), Book()
-        checker = Told([ExchangeVerdict.REPAIRED])
+        clock, gaps = Clock(), FakeGaps()
+        checker = FakeChecker([ExchangeVerdict.REPAIRED])
         checker.queues = 9
-        manager = manager_of(tmp_path, checker, clock)
-        await manager.run("west", CheckKind.HOUR, "ann")
-        book.references = 9
-        healing = GapHealer(manager, book, clock)
-        await healing.heal("west")
+        scheduler = scheduler_of(tmp_path, checker, clock)
+        await scheduler.run("west", CheckKind.HOUR, "ann")
+        gaps.references = 9
+        healer = GapHealer(scheduler, gaps, clock)
+        await healer.heal("west")
         assert len(checker.checks) == 1, "they wait for their sink"
-        await manager.stop()
+        await scheduler.stop()
 
         clock.ms += 5_000
-        book.references = 0
-        again = Told(
+        gaps.references = 0
+        again = FakeChecker(
             [ExchangeVerdict.INCOMPLETE, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC]
         )
         again.queues = 9
-        manager = manager_of(tmp_path, again, clock)
-        healing = GapHealer(manager, book, clock)
+        scheduler = scheduler_of(tmp_path, again, clock)
+        healer = GapHealer(scheduler, gaps, clock)
         begun = clock.ms
         seconds: list[int] = []
         while len(again.checks) < 4:
-            await healing.heal("west")
+            await healer.heal("west")
             while len(seconds) < len(again.checks):
                 seconds.append((clock.ms - begun) // 1000)
             clock.ms += int(1000 * POLL_S)
@@ -412,10 +416,10 @@ def test_references_that_went_with_their_process_are_looked_for_at_once_after_it
         assert seconds == [0, 60, 180, 420]
         assert {(check.kind, check.by) for check in again.checks} == {(CheckKind.ALL, FOLLOWING)}
         for _ in range(10):
-            await healing.heal("west")
+            await healer.heal("west")
             clock.ms += int(1000 * POLL_S)
         assert len(again.checks) == 4
-        await manager.stop()
+        await scheduler.stop()
 
     asyncio.run(work())
 

@@ -18,11 +18,11 @@ BY_ANN = Suspended("ann", 7, "move")
 def damaged(directory: Path, change: dict[str, Any]) -> History:
     """Two peers that ann suspended, as they are read when parts of west are `change`."""
     directory.mkdir(exist_ok=True)
-    memory = History(directory, 5)
+    history = History(directory, 5)
     for name in ("west", "north"):
-        memory.peer(name).suspended = BY_ANN
-        memory.peer(name).proven_ms["default"] = 3
-    memory.prepare_save()()
+        history.peer(name).suspended = BY_ANN
+        history.peer(name).proven_ms["default"] = 3
+    history.prepare_save()()
     slots = SlotFile(directory, "fullsync")
     document = slots.read()
     document["peers"]["west"] |= change
@@ -62,9 +62,9 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
 def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -> None:
     """What is larger than a slot could never be written again, and a suspension not either: the newest results of each
     peer stay, and what was said is cut."""
-    memory = History(tmp_path, 5)
+    history = History(tmp_path, 5)
     for number in range(100):
-        one = memory.peer(f"p{number}")
+        one = history.peer(f"p{number}")
         one.suspended = Suspended("ann", 7, "w" * 500_000)
         for at in range(RESULTS_KEPT):
             said = "x" * 5_000
@@ -72,7 +72,7 @@ def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -
                 "default", CheckKind.ALL, at, 1.0, ExchangeVerdict.ERROR, said, False, 0, 0, {}, 0, 0, 0, 0, "ann"
             )
             one.results.append(result)
-    memory.prepare_save()()
+    history.prepare_save()()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < SLOT_BYTES_MAX // 2
     again = History(tmp_path, 9)
     again.load()

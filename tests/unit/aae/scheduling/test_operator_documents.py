@@ -42,7 +42,15 @@ from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from tests.support.fullsync_fakes import FakeAccess
 from tests.support.memory_client_api import ask, make_client_api
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
-from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, shown, story, under_way
+from tests.unit.aae.scheduling.scheduler.test_checks import (
+    START,
+    WEST,
+    SchedulerFixture,
+    ended,
+    run_test,
+    shown,
+    under_way,
+)
 
 ACT: Final = FullSyncAuditInfo("ann", START, "move")
 NORTH: Final = {"urls": "http://10.0.0.9:8098", "queue": "to-north", "auto": 12}
@@ -53,13 +61,13 @@ class Node:
 
     def __init__(self, cluster: Cluster, name: str, *settings: FullSyncSettings) -> None:
         self.name = name
-        self.desk = Desk(cluster.directory / name, *settings, live=list(cluster.names), node=name)
+        self.fixture = SchedulerFixture(cluster.directory / name, *settings, live=list(cluster.names), node=name)
         for other in ("west", "north"):
-            self.desk.checkers.setdefault(other, type(self.desk.checkers["west"])() if settings else _checker())
+            self.fixture.checkers.setdefault(other, type(self.fixture.checkers["west"])() if settings else _checker())
         self.metastore = MemoryMetastore(cluster.ensemble)
         self.tokens: dict[str, Path] = {}
         self.documents = OperatorDocuments(self.metastore, self._follow)
-        fullsync: Any = SimpleNamespace(scheduler=self.desk.manager, documents=self.documents)
+        fullsync: Any = SimpleNamespace(scheduler=self.fixture.scheduler, documents=self.documents)
         status: Any = SimpleNamespace(checks=self._own, trees=self._own)
         self.query = ClusterQuery(name, cluster)
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(status))
@@ -76,21 +84,21 @@ class Node:
             ),
             query=self.query,
             fullsync_status=status,
-            time=self.desk.clock,
+            time=self.fixture.clock,
         )
         self.client_api = make_client_api()
         FullSyncAdmin(parts, self.client_api.app)  # type: ignore[arg-type]
 
     def _follow(self) -> None:
-        self.desk.manager.apply_documents(self.documents, FakeAccess(self.tokens))
+        self.fixture.scheduler.apply_documents(self.documents, FakeAccess(self.tokens))
 
     def _own(self, _results: int = 1) -> dict[str, Any]:
-        return {**shown(self.desk), **operator_overrides(self.desk.manager)}
+        return {**shown(self.fixture), **operator_overrides(self.fixture.scheduler)}
 
     @property
     def peers(self) -> dict[str, FullSyncSettings]:
         """What it compares with now."""
-        return {name: peer.settings for name, peer in self.desk.manager.peers.items()}
+        return {name: peer.settings for name, peer in self.fixture.scheduler.peers.items()}
 
     async def start(self) -> None:
         """As a node does: connect, and read."""
@@ -201,7 +209,7 @@ def test_wants_queue_and_types_are_changed_on_all_nodes_while_they_run(tmp_path:
         cluster = Cluster(tmp_path)
         one, two = await cluster.start("n1", "n2")
         for node in (one, two):
-            await node.desk.pass_until(START + 2 * HOUR_MS + HOUR_MS // 2)
+            await node.fixture.pass_until(START + 2 * HOUR_MS + HOUR_MS // 2)
         values = {"hour": 0, "all": 12, "queue": "to-north", "bucket_types": "a,b"}
         status, answer = await one.act("set", peer="west", values=values, by="ann", reason="move")
         assert (status, answer["acted"], answer["later"]) == (200, {"n1": ["west"], "n2": ["west"]}, ["n3"])
@@ -215,7 +223,7 @@ def test_wants_queue_and_types_are_changed_on_all_nodes_while_they_run(tmp_path:
         (three,) = await cluster.start("n3")
         changed = replace(WEST, hour_count=0, all_count=12, queue="to-north", bucket_types="a,b")
         assert [node.peers for node in (one, two, three)] == [{"west": changed}] * 3
-        moments = [at_ms for at_ms, _ in two.desk.manager.upcoming("west")]
+        moments = [at_ms for at_ms, _ in two.fixture.scheduler.upcoming("west")]
         assert moments[0] == START + 2 * HOUR_MS + 2 * HOUR_MS // 3, "a third of a slot of two hours"
         status, answer = await two.act("set", peer="west", node="n3", values={"all": 6})
         assert (status, answer["acted"], three.peers["west"].all_count) == (200, {"n3": ["west"]}, 6)
@@ -226,39 +234,39 @@ def test_wants_queue_and_types_are_changed_on_all_nodes_while_they_run(tmp_path:
         assert [node.peers for node in (one, two, three)] == [{"west": WEST}] * 3
         assert (await one.act("set", peer="west", default=True))[0] == 404
 
-    story(work)
+    run_test(work)
 
 
 def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
-    """Also on nodes whose files have none; its checks run; removed, it is gone with what was remembered of it, and a
+    """Also on nodes whose files have none; its checks run; removed, it is gone with what was history of it, and a
     check that runs ends first; added again under its name, nothing of before counts."""
 
     async def work() -> None:
         cluster = Cluster(tmp_path)
         one, two = await cluster.start("n1", "n2", settings=())
-        assert one.desk.bell.at_ms is None
+        assert one.fixture.alarm.at_ms is None
         status, answer = await one.act("peers/add", peer="north", values=NORTH, by="ann")
         assert (status, answer["acted"]) == (200, {"n1": ["north"], "n2": ["north"]})
         assert (answer["peers"][0]["origin"], two.peers["north"].queue) == ("added", "to-north")
-        checker = two.desk.checkers["north"]
-        await two.desk.pass_until(START + 4 * HOUR_MS)
+        checker = two.fixture.checkers["north"]
+        await two.fixture.pass_until(START + 4 * HOUR_MS)
         assert len(checker.checks) == 2
-        assert two.desk.manager.peer("north").history.proven_ms
+        assert two.fixture.scheduler.peer("north").history.proven_ms
         gate = checker.gate = asyncio.Event()
-        two.desk.manager.begin("north", CheckKind.ALL, "bob")
-        await under_way(two.desk)
-        two.desk.clock.ms += 1
+        two.fixture.scheduler.begin("north", CheckKind.ALL, "bob")
+        await under_way(two.fixture)
+        two.fixture.clock.ms += 1
         assert (await two.act("peers/remove", peer="north"))[0] == 200
         assert (one.peers, two.peers) == ({}, {})
         gate.set()
-        await ended(two.desk)
+        await ended(two.fixture)
         status, _ = await two.act("peers/add", peer="north", values={**NORTH, "auto": 6})
         assert (status, two.peers["north"].auto_count) == (200, 6)
-        remembered = two.desk.manager.peer("north").history
-        assert (remembered.proven_ms, list(remembered.results)) == ({}, [])
-        assert one.desk.manager.peer("north").plan is not None
+        history = two.fixture.scheduler.peer("north").history
+        assert (history.proven_ms, list(history.results)) == ({}, [])
+        assert one.fixture.scheduler.peer("north").plan is not None
 
-    story(work)
+    run_test(work)
 
 
 def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> None:
@@ -276,7 +284,7 @@ def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> 
         await two.act("set", peer="west", default=True)
         assert (one.peers, two.peers) == ({"west": WEST}, {"west": WEST})
 
-    story(work)
+    run_test(work)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +323,7 @@ def test_slips_are_refused_with_what_would_be_right(
         assert (found, words in answer["error"]) == (status, True), answer
         assert [await one.metastore.get(at) for at in (PEERS_PATH, SUSPENSIONS_PATH)] == [None, None]
 
-    story(work)
+    run_test(work)
 
 
 def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path: Path) -> None:
@@ -328,21 +336,21 @@ def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path:
         status, answer = await one.act("suspend", node="n2", by="ann", reason="disk")
         assert (status, answer["acted"], answer["later"]) == (200, {}, ["n2"])
         (two,) = await cluster.start("n2")
-        (row,) = shown(two.desk)["peers"]
-        assert (row["state"], row["reason"], shown(one.desk)["peers"][0]["state"]) == (
+        (row,) = shown(two.fixture)["peers"]
+        assert (row["state"], row["reason"], shown(one.fixture)["peers"][0]["state"]) == (
             "suspended", "by ann: disk", "scheduled",
         )  # fmt: skip
-        await two.desk.pass_until(START + 3 * HOUR_MS)
-        assert two.desk.checkers["west"].checks == []
-        await two.desk.manager._save()
+        await two.fixture.pass_until(START + 3 * HOUR_MS)
+        assert two.fixture.checkers["west"].checks == []
+        await two.fixture.scheduler._save()
         again = Node(cluster, "n2", WEST)  # started, and nothing read yet
-        assert shown(again.desk)["peers"][0]["state"] == "suspended"
+        assert shown(again.fixture)["peers"][0]["state"] == "suspended"
         del cluster.live["n2"]
         assert (await one.act("resume"))[1]["later"] == ["n2", "n3"]
         (back,) = await cluster.start("n2")
-        assert shown(back.desk)["peers"][0]["state"] == "scheduled"
+        assert shown(back.fixture)["peers"][0]["state"] == "scheduled"
 
-    story(work)
+    run_test(work)
 
 
 def test_what_stays_suspended_by_another_act_is_said(tmp_path: Path) -> None:
@@ -358,14 +366,14 @@ def test_what_stays_suspended_by_another_act_is_said(tmp_path: Path) -> None:
             assert (status, "still suspended as part of all full-sync (by ann)" in answer["error"]) == (400, True)
         await two.act("suspend", node="n2", by="bob")
         await one.act("resume")
-        assert [shown(node.desk)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
-        await two.desk.manager.suspend("west", "old", "")
+        assert [shown(node.fixture)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
+        await two.fixture.scheduler.suspend("west", "old", "")
         await two.documents.refresh()
-        assert shown(two.desk)["peers"][0]["state"] == "suspended"
+        assert shown(two.fixture)["peers"][0]["state"] == "suspended"
         assert (await one.act("resume", peer="west"))[0] == 200
-        assert shown(two.desk)["peers"][0]["state"] == "scheduled"
+        assert shown(two.fixture)["peers"][0]["state"] == "scheduled"
 
-    story(work)
+    run_test(work)
 
 
 def test_what_may_be_suspended_is_held_until_it_can_be_read(tmp_path: Path) -> None:
@@ -380,16 +388,16 @@ def test_what_may_be_suspended_is_held_until_it_can_be_read(tmp_path: Path) -> N
             found = await one.metastore.get(path)
             await one.metastore.put(path, b"?", None if found is None else found.version)
         await one.documents.refresh()
-        assert shown(one.desk)["peers"][0]["state"] == "scheduled"
+        assert shown(one.fixture)["peers"][0]["state"] == "scheduled"
         assert one.peers["west"].all_count == 3
         (two,) = await cluster.start("n2")
-        (row,) = shown(two.desk)["peers"]
+        (row,) = shown(two.fixture)["peers"]
         assert (row["state"], SUSPENSIONS_PATH in row["reason"]) == ("suspended", True)
         assert (await one.act("suspend", peer="west"))[0] == 400
         assert (await one.act("resume"))[0] == 200
-        assert shown(two.desk)["peers"][0]["state"] == "scheduled"
+        assert shown(two.fixture)["peers"][0]["state"] == "scheduled"
 
-    story(work)
+    run_test(work)
 
 
 def test_another_queue_proves_anew(tmp_path: Path) -> None:
@@ -399,18 +407,18 @@ def test_another_queue_proves_anew(tmp_path: Path) -> None:
     async def work() -> None:
         cluster = Cluster(tmp_path)
         (one,) = await cluster.start("n1")
-        await one.desk.manager.run("west", CheckKind.ALL, "ann")
+        await one.fixture.scheduler.run("west", CheckKind.ALL, "ann")
         await one.act("set", peer="west", values={"all": 3})
-        remembered = one.desk.manager.peer("west").history
-        assert (remembered.proven_ms, remembered.schedule_state.failed) == ({"default": START}, False)
-        assert len(remembered.results) == 1
-        await one.desk.manager._save()
+        history = one.fixture.scheduler.peer("west").history
+        assert (history.proven_ms, history.schedule_state.failed) == ({"default": START}, False)
+        assert len(history.results) == 1
+        await one.fixture.scheduler._save()
         again = Node(cluster, "n1", replace(WEST, queue="to-north"))
-        assert again.desk.manager.peer("west").history.proven_ms == {}
+        assert again.fixture.scheduler.peer("west").history.proven_ms == {}
         await one.act("set", peer="west", values={"queue": "to-north"})
-        assert (remembered.proven_ms, remembered.schedule_state.failed) == ({}, True)
+        assert (history.proven_ms, history.schedule_state.failed) == ({}, True)
 
-    story(work)
+    run_test(work)
 
 
 def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path: Path) -> None:
@@ -421,17 +429,17 @@ def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path
         (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
         status, answer = await one.act("suppress-auto", count=3, by="ann")
         assert (status, answer["peers"][0]["auto_left_out"]) == (200, 3)
-        await one.desk.pass_until(START + 2 * HOUR_MS - 1)
-        assert one.desk.checkers["west"].checks == []
+        await one.fixture.pass_until(START + 2 * HOUR_MS - 1)
+        assert one.fixture.checkers["west"].checks == []
         (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
-        assert shown(one.desk)["peers"][0]["auto_left_out"] == 1
+        assert shown(one.fixture)["peers"][0]["auto_left_out"] == 1
         assert (await one.act("suppress-auto", peer="west", count=0))[0] == 200
-        await one.desk.pass_until(START + HOUR_MS - 1)
-        assert len(one.desk.checkers["west"].checks) == 1
+        await one.fixture.pass_until(START + HOUR_MS - 1)
+        assert len(one.fixture.checkers["west"].checks) == 1
         for count in (None, -1, 241, True, "3"):
             assert (await one.act("suppress-auto", count=count))[0] == 400
 
-    story(work)
+    run_test(work)
 
 
 def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,4 +462,4 @@ def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert held.by == "bob"
 
     monkeypatch.setattr(operator_documents, "ENTRIES_MAX", 2)
-    story(work)
+    run_test(work)

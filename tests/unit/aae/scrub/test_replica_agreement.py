@@ -70,7 +70,7 @@ def pair(tmp_path: Path) -> tuple[Replica, Replica, list[Entry]]:
 def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path) -> None:
     """It is compared at the leader's offset, although more comes to both meanwhile."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leader, follower, entries = pair(tmp_path)
         leader.apply(entries[:40])
         follower.apply(entries[:25])
@@ -83,14 +83,14 @@ def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path)
         assert leader.agreement.compared_total == 1
         assert not leader.trees.mismatches
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next partitions are compared all the same, and this one in its next turn."""
     monkeypatch.setattr(replica_agreement, "ROUND_S", 0.01)
 
-    async def story() -> None:
+    async def scenario() -> None:
         leader, _, entries = pair(tmp_path)
         leader.apply(entries)
         asked: list[str] = []
@@ -113,13 +113,13 @@ def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkey
         await comparing.stop()
         assert set(asked) == {"n2", "n3"}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
     """The leader names partition, segment and node, and has the other one look for damage of its own."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leader, follower, entries = pair(tmp_path)
         leader.apply(entries)
         follower.apply(entries)
@@ -132,14 +132,14 @@ def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None
         assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
         leader.pool.shutdown()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the keys of a segment cannot be named, since the leader's own block is damaged, the alarm comes without
     them, and the other one has a look all the same."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leader, follower, entries = pair(tmp_path)
         leader.apply(entries)
         follower.apply(entries)
@@ -157,7 +157,7 @@ def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch
         assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
         leader.pool.shutdown()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
@@ -166,7 +166,7 @@ def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
     """Where the other one is too slow to look at the first segment, those of other branches are alarms all the same,
     and it is asked to look at each."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leader, follower, entries = pair(tmp_path)
         leader.apply(entries)
         follower.apply(entries)
@@ -185,14 +185,14 @@ def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
         assert [m.segment for m in leader.trees.mismatches] == asked == [5, 5_000, 500_000]
         leader.pool.shutdown()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is away, ahead, without a tree, or too slow: nothing is known, and nothing is said."""
     monkeypatch.setattr(replica_agreement, "TIMEOUT_MS", 30)
 
-    async def story() -> None:
+    async def scenario() -> None:
         leader, follower, entries = pair(tmp_path)
         leader.apply(entries[:10])
         assert await leader.agreement.compare(PARTITION, "n2") is None  # too slow
@@ -207,4 +207,4 @@ def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(CodecError):
             await follower.agreement.request_handlers()[replica_agreement.TREE_AT]("n1", b"\x93\x01\x02\x03")
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -22,7 +22,7 @@ from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
 from isthmus.repl.store.port import PartitionStep
 from tests.support.fullsync_fakes import FakeReplicas, lone_repair
-from tests.unit.aae.trees.tree_cache.test_updates import PARTITION, Lab, ready, run, until
+from tests.unit.aae.trees.tree_cache.test_updates import PARTITION, TreeFixture, eventually, ready, run
 
 
 def row_name(key: bytes) -> bytes:
@@ -31,9 +31,9 @@ def row_name(key: bytes) -> bytes:
     return rows.prefixes(PARTITION).key + rows.segment_name(segment) + rows.bucket_head(b"b") + key
 
 
-def damage(lab: Lab, key: bytes, change: Callable[[bytes], bytes]) -> int:
+def damage(fixture: TreeFixture, key: bytes, change: Callable[[bytes], bytes]) -> int:
     """Change a key row behind everybody's back; its segment."""
-    driver: Any = lab.store._db  # type: ignore[attr-defined]
+    driver: Any = fixture.store._db  # type: ignore[attr-defined]
     data = driver.get(row_name(key))
     assert data is not None
     driver.put(row_name(key), change(data))
@@ -47,17 +47,21 @@ def other_hash(data: bytes) -> bytes:
     return encode_key_row(summary, row.offset)
 
 
-async def prepared(lab: Lab, count: int) -> Scrubber:
+async def prepared(fixture: TreeFixture, count: int) -> Scrubber:
     """A copy of some keys with a ready tree, and its audit."""
-    made = [lab.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
-    lab.trees.start()
-    await until(lambda: PARTITION in lab.trees.cached)
-    lab.store.write([PartitionStep(PARTITION, made)])
-    lab.tell(made)
-    await until(lambda: ready(lab) and lab.right())
+    made = [fixture.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
+    fixture.trees.start()
+    await eventually(lambda: PARTITION in fixture.trees.cached)
+    fixture.store.write([PartitionStep(PARTITION, made)])
+    fixture.report_applied(made)
+    await eventually(lambda: ready(fixture) and fixture.matches_store())
     pool = ThreadPoolExecutor(1)
     return Scrubber(
-        lab.trees, lab.store, repair=lone_repair(lab.store, pool), replicas=FakeReplicas(lab.copies), pool=pool
+        fixture.trees,
+        fixture.store,
+        repair=lone_repair(fixture.store, pool),
+        replicas=FakeReplicas(fixture.snapshots),
+        pool=pool,
     )
 
 
@@ -75,24 +79,24 @@ def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_
     monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
     monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 450)
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 450)
         for _ in range(4):  # 120 rows a turn: whole slices
             assert await audit.check_next_range(PARTITION) == []
         assert audit.rows_total == 450
         assert audit._next[PARTITION] == 0
-        segment = damage(lab, b"77", other_hash)
+        segment = damage(fixture, b"77", other_hash)
         found: list[int] = []
         for _ in range(5):
             found += await audit.check_next_range(PARTITION)
             if found:
-                assert lab.trees.cached[PARTITION].state is not TreeState.READY
+                assert fixture.trees.cached[PARTITION].state is not TreeState.READY
                 break
         assert found == [segment]
-        (one,) = lab.trees.mismatches
+        (one,) = fixture.trees.mismatches
         assert (one.partition, one.segment, one.against) == (PARTITION, segment, "key rows")
-        await until(lambda: ready(lab) and lab.right())
-        assert lab.trees.mismatches_total == 1
+        await eventually(lambda: ready(fixture) and fixture.matches_store())
+        assert fixture.trees.mismatches_total == 1
         for _ in range(6):
             assert await audit.check_next_range(PARTITION) == []
         await ended(audit)
@@ -103,18 +107,18 @@ def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_
 def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The alarm names the key, whose object counts as damaged, and the tree serves no more."""
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 30)
-        segment = damage(lab, b"7", other_hash)
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 30)
+        segment = damage(fixture, b"7", other_hash)
 
         def unreadable(*_: object) -> bytes:
             raise Corruption("a block fails its checksum")
 
-        monkeypatch.setattr(lab.store, "object", unreadable)
+        monkeypatch.setattr(fixture.store, "object", unreadable)
         with capture_logs() as logs:
             audit.check_soon(PARTITION, [segment])
             assert await audit.check_suspects() == [segment]
-        assert lab.trees.mismatches_total == 1
+        assert fixture.trees.mismatches_total == 1
         assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
         await ended(audit)
 
@@ -125,18 +129,18 @@ def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, mo
     """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
     called unreadable."""
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 30)
-        segment = damage(lab, b"7", other_hash)
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 30)
+        segment = damage(fixture, b"7", other_hash)
 
         def refusing(_partition: int) -> NoReturn:
             raise LocalFault("the store cannot be read or written: too many open files")
 
         with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(lab.store.transfers, "snapshot", refusing)
+            patch.setattr(fixture.store.transfers, "snapshot", refusing)
             assert await audit.check_next_range(PARTITION) == []
         assert [one["event"] for one in logs] == ["trees.audit_put_off"]
-        assert lab.trees.cached[PARTITION].state is TreeState.READY
+        assert fixture.trees.cached[PARTITION].state is TreeState.READY
         assert await audit.check_next_range(PARTITION) == [segment]
         await ended(audit)
 
@@ -147,14 +151,14 @@ def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: P
     """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
     alarm, and more than the limit are left to the rounds."""
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 200)
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 200)
         audit.start()
-        segment = damage(lab, b"5", other_hash)
+        segment = damage(fixture, b"5", other_hash)
         audit.check_soon(PARTITION, range(segment - 3, segment + 3))
-        await until(lambda: lab.trees.mismatches_total == 1)
-        assert lab.trees.mismatches[0].segment == segment
-        await until(lambda: ready(lab) and lab.right())
+        await eventually(lambda: fixture.trees.mismatches_total == 1)
+        assert fixture.trees.mismatches[0].segment == segment
+        await eventually(lambda: ready(fixture) and fixture.matches_store())
         await ended(audit)
         audit.check_soon(PARTITION, range(10_000))
         assert len(audit._suspects) == row_audit.SUSPECTS_MAX
@@ -167,19 +171,19 @@ def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatc
     the copy is caught up, are left to the next turn."""
     monkeypatch.setattr(row_audit, "APPLY_WAIT_S", 0.01)
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 50)
-        made = lab.write(30, random.Random(2))
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 50)
+        made = fixture.write(30, random.Random(2))
         assert await audit.check_next_range(PARTITION) == []
-        lab.tell(made)
-        assert lab.trees.mismatches == []
+        fixture.report_applied(made)
+        assert fixture.trees.mismatches == []
         assert await audit.check_next_range(PARTITION) == []
-        assert ready(lab)
-        assert lab.right()
-        damage(lab, b"7", other_hash)
-        lab.whole = False  # rows come from another node, and the tree is still to be thrown away
+        assert ready(fixture)
+        assert fixture.matches_store()
+        damage(fixture, b"7", other_hash)
+        fixture.whole = False  # rows come from another node, and the tree is still to be thrown away
         assert await audit.check_next_range(PARTITION) == []
-        assert lab.trees.mismatches == []
+        assert fixture.trees.mismatches == []
         await ended(audit)
 
     run(tmp_path, story)
@@ -188,14 +192,14 @@ def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatc
 def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
     """Bytes that are no row: the tree is gone, and cannot be built until the copy is mended. The reason names it."""
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 50)
-        damage(lab, b"7", lambda data: b"\xc1" + data)
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 50)
+        damage(fixture, b"7", lambda data: b"\xc1" + data)
         assert await audit.check_next_range(PARTITION) == []
-        await until(lambda: "cannot be built" in lab.trees.cached[PARTITION].reason)
-        kept = lab.trees.cached[PARTITION]
-        assert kept.state is TreeState.WAITING
-        assert "b'b'/b'7' cannot be read" in kept.reason
+        await eventually(lambda: "cannot be built" in fixture.trees.cached[PARTITION].reason)
+        cached = fixture.trees.cached[PARTITION]
+        assert cached.state is TreeState.WAITING
+        assert "b'b'/b'7' cannot be read" in cached.reason
         await ended(audit)
 
     run(tmp_path, story)
@@ -209,37 +213,37 @@ def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pau
     monkeypatch.setattr(tree_cache, "RETRY_MS", 20)
     monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100)
 
-    async def story(lab: Lab) -> None:
-        audit = await prepared(lab, 50)
-        kept = lab.trees.cached[PARTITION]
+    async def story(fixture: TreeFixture) -> None:
+        audit = await prepared(fixture, 50)
+        cached = fixture.trees.cached[PARTITION]
         pauses_ms: list[int] = []
 
         def wrong(_partition: int, leaves: Mapping[int, int]) -> None:
             assert not leaves
-            pauses_ms.append(kept.retry_at_ms - lab.trees._time.now_ms())
+            pauses_ms.append(cached.retry_at_ms - fixture.trees._time.now_ms())
 
-        lab.trees.on_mismatch = wrong
+        fixture.trees.on_mismatch = wrong
         with capture_logs() as logged:
-            damage(lab, b"7", lambda data: b"\xc1" + data)
-            lab.trees.invalidate(PARTITION)
-            await until(lambda: kept.failures == 6)
-            assert kept.state is not TreeState.READY
-            assert "b'7' cannot be read" in kept.reason or kept.reason == "rebuilding"
+            damage(fixture, b"7", lambda data: b"\xc1" + data)
+            fixture.trees.invalidate(PARTITION)
+            await eventually(lambda: cached.failures == 6)
+            assert cached.state is not TreeState.READY
+            assert "b'7' cannot be read" in cached.reason or cached.reason == "rebuilding"
             for pause_ms, wanted_ms in zip(pauses_ms, (20, 40, 80, 100, 100, 100), strict=False):
                 assert wanted_ms - 18 < pause_ms <= wanted_ms
             assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0]
             monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100_000)
             monkeypatch.setattr(tree_cache, "RETRY_MS", 50_000)
-            tries = kept.failures
-            await until(lambda: kept.failures > tries)
-            damage(lab, b"7", lambda data: data[1:])
-            assert not ready(lab)
-            lab.trees.rebuild(PARTITION)
-            await until(lambda: ready(lab) and lab.right())
-            assert kept.failures == 0
-            damage(lab, b"7", lambda data: b"\xc1" + data)
-            lab.trees.invalidate(PARTITION)
-            await until(lambda: kept.failures == 1)
+            tries = cached.failures
+            await eventually(lambda: cached.failures > tries)
+            damage(fixture, b"7", lambda data: data[1:])
+            assert not ready(fixture)
+            fixture.trees.rebuild(PARTITION)
+            await eventually(lambda: ready(fixture) and fixture.matches_store())
+            assert cached.failures == 0
+            damage(fixture, b"7", lambda data: b"\xc1" + data)
+            fixture.trees.invalidate(PARTITION)
+            await eventually(lambda: cached.failures == 1)
             assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0, 50]
         await ended(audit)
 

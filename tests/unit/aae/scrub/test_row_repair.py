@@ -214,14 +214,14 @@ def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], m
     assert f"not applied to {len(KEYS) + 1} there" in mended(mine).reason
     monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
 
-    async def story() -> row_repair.RepairResult:
+    async def scenario() -> row_repair.RepairResult:
         asking = asyncio.create_task(mine.mending.repair_segment(PARTITION, SEGMENT))
         await asyncio.sleep(0.1)
         assert not asking.done()
         other.store.write([more])
         return await asking
 
-    assert asyncio.run(story()).keys
+    assert asyncio.run(scenario()).keys
     assert mine.all_rows() == other.all_rows()
 
 

@@ -7,25 +7,25 @@ from pathlib import Path
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
-from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, Desk, ended, story
+from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, SchedulerFixture, ended, run_test
 
 
 def test_a_range_that_is_set_while_a_check_runs_is_that_of_the_next_one(tmp_path: Path) -> None:
     """The check that runs has used the one before, or none: its end must not take the new one away."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        checker = desk.checkers["west"]
+        fixture = SchedulerFixture(tmp_path, WEST)
+        checker = fixture.checkers["west"]
         checker.outcomes = [ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED]
         for since_ms in (5, 7):
             checker.gate = asyncio.Event()
-            desk.manager.begin("west", CheckKind.RANGE, "")
-            while desk.manager.running is None:
+            fixture.scheduler.begin("west", CheckKind.RANGE, "")
+            while fixture.scheduler.running is None:
                 await asyncio.sleep(0)
-            await desk.manager.set_range("west", TimeRange(since_ms, 9))
+            await fixture.scheduler.set_range("west", TimeRange(since_ms, 9))
             checker.gate.set()
-            await ended(desk)
-        await desk.manager.run("west", CheckKind.RANGE, "")
+            await ended(fixture)
+        await fixture.scheduler.run("west", CheckKind.RANGE, "")
         assert [check.times.since_ms for check in checker.checks if check.times] == [START, 5, 7]
 
-    story(work)
+    run_test(work)

@@ -1,4 +1,4 @@
-"""The manager under a clock of its own: what is due, what is left out, what operators want, and what is remembered."""
+"""The scheduler under a clock of its own: what is due, what is left out, what operators want, and what is history."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Clock:
         return self.ms
 
 
-class Bell:
+class FakeAlarm:
     """An Alarm that a test rings."""
 
     def __init__(self) -> None:
@@ -109,8 +109,8 @@ class FakeChecker(PeerChecker):
         """See Checker."""
 
 
-class Desk:
-    """A manager, its clock, its bell and its checkers."""
+class SchedulerFixture:
+    """A scheduler, its clock, its alarm and its checkers."""
 
     def __init__(
         self,
@@ -122,50 +122,50 @@ class Desk:
     ) -> None:
         self.clock = Clock()
         self.clock.ms = start_ms
-        self.bell = Bell()
+        self.alarm = FakeAlarm()
         self.checkers = {one.name: FakeChecker() for one in settings}
         directory.mkdir(exist_ok=True)
-        self.memory = History(directory, start_ms)
+        self.history = History(directory, start_ms)
         self.members = FakeMembers(list(live))
-        self.manager = CheckScheduler(
+        self.scheduler = CheckScheduler(
             settings,
             node=node,
             checkers=self,
-            history=self.memory,
-            alarm=self.bell,
+            history=self.history,
+            alarm=self.alarm,
             members=self.members,
             queue_types=self.members,
             time=self.clock,
         )
-        self.manager.start()
+        self.scheduler.start()
 
     def open(self, settings: FullSyncSettings) -> FakeChecker:
         """See Checkers."""
         return self.checkers[settings.name]
 
     async def pass_until(self, end_ms: int) -> None:
-        """Let the bell ring whenever it is due until `end_ms`."""
-        while self.bell.at_ms is not None and self.bell.at_ms <= end_ms:
-            self.clock.ms = max(self.clock.ms, self.bell.at_ms)
-            self.bell.call()
+        """Let the alarm ring whenever it is due until `end_ms`."""
+        while self.alarm.at_ms is not None and self.alarm.at_ms <= end_ms:
+            self.clock.ms = max(self.clock.ms, self.alarm.at_ms)
+            self.alarm.call()
             for _ in range(50):
                 await asyncio.sleep(0)
             await asyncio.sleep(0.002)
-            while self.manager.running is not None:
+            while self.scheduler.running is not None:
                 await asyncio.sleep(0.002)
         self.clock.ms = end_ms
 
 
-async def ended(desk: Desk) -> None:
+async def ended(fixture: SchedulerFixture) -> None:
     """Let what began come to its end."""
     await asyncio.sleep(0)
-    while desk.manager._reserved_by:
+    while fixture.scheduler._reserved_by:
         await asyncio.sleep(0.002)
 
 
-async def under_way(desk: Desk) -> None:
+async def under_way(fixture: SchedulerFixture) -> None:
     """Let what was asked for, or is due, begin."""
-    while desk.manager.running is None:
+    while fixture.scheduler.running is None:
         await asyncio.sleep(0.002)
 
 
@@ -186,12 +186,14 @@ class NoGaps(Gaps):
         raise AssertionError
 
 
-def shown(desk: Desk, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
+def shown(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
     """What operators see."""
-    return listed(desk.manager, GapHealer(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms, owners)
+    return listed(
+        fixture.scheduler, GapHealer(fixture.scheduler, NoGaps(), fixture.clock), 10, fixture.clock.ms, owners
+    )
 
 
-def story(work: Callable[[], Awaitable[None]]) -> None:
+def run_test(work: Callable[[], Awaitable[None]]) -> None:
     """Run it."""
 
     async def whole() -> None:
@@ -206,27 +208,27 @@ def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
 
     async def work() -> None:
         east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2, day_count=3)
-        desk = Desk(tmp_path, WEST, east)
-        await desk.pass_until(START + 2 * DAY_MS - 1)
-        counts = Counter(check.kind for check in desk.checkers["east"].checks)
+        fixture = SchedulerFixture(tmp_path, WEST, east)
+        await fixture.pass_until(START + 2 * DAY_MS - 1)
+        counts = Counter(check.kind for check in fixture.checkers["east"].checks)
         assert counts == {CheckKind.ALL: 4, CheckKind.DAY: 6}
-        assert Counter(check.kind for check in desk.checkers["west"].checks) == {CheckKind.HOUR: 48}
-        await desk.manager.stop()
-        assert desk.bell.at_ms is None
+        assert Counter(check.kind for check in fixture.checkers["west"].checks) == {CheckKind.HOUR: 48}
+        await fixture.scheduler.stop()
+        assert fixture.alarm.at_ms is None
 
-    story(work)
+    run_test(work)
 
 
 def test_a_queue_that_is_there_no_more_is_said_to_be_delisted(tmp_path: Path) -> None:
     """The reason says what becomes of checks, and its gaps went with it."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        (here,), (gone,) = shown(desk)["peers"], shown(desk, {})["peers"]
+        fixture = SchedulerFixture(tmp_path, WEST)
+        (here,), (gone,) = shown(fixture)["peers"], shown(fixture, {})["peers"]
         assert (here["queue_delisted"], gone["queue_delisted"], gone["gaps_open"]) == (False, True, None)
         assert gone["reason"].startswith("there is no queue to-west: delisted")
 
-    story(work)
+    run_test(work)
 
 
 def test_a_queue_of_another_cluster_than_the_one_compared_with_is_said(tmp_path: Path) -> None:
@@ -234,69 +236,71 @@ def test_a_queue_of_another_cluster_than_the_one_compared_with_is_said(tmp_path:
     is not guessed, and a queue that nobody owns yet is anybody's."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
-        plain, named = shown(desk, {"to-west": Owner("north", "ab" * 16)})["peers"]
+        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
+        plain, named = shown(fixture, {"to-west": Owner("north", "ab" * 16)})["peers"]
         assert plain["queue_of_other"] is None, "no cluster has answered, and the settings name none"
         assert named["queue_of_other"] == "north"
         assert named["reason"].startswith("queue to-west belongs to north, and west is compared with: repairs go to")
-        assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": None})["peers"])
-        assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": Owner("west", "cd" * 16)})["peers"])
-        for peer in desk.manager.peers.values():
+        assert not any(one["queue_of_other"] for one in shown(fixture, {"to-west": None})["peers"])
+        assert not any(one["queue_of_other"] for one in shown(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"])
+        for peer in fixture.scheduler.peers.values():
             peer.history.cluster = "ab" * 16
-        assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": Owner("old name", "ab" * 16)})["peers"])
-        plain, named = shown(desk, {"to-west": Owner("west", "cd" * 16)})["peers"]
+        assert not any(
+            one["queue_of_other"] for one in shown(fixture, {"to-west": Owner("old name", "ab" * 16)})["peers"]
+        )
+        plain, named = shown(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
         assert plain["reason"].startswith(f"queue to-west belongs to west, and cluster {'ab' * 16} is compared with")
         assert f"belongs to another cluster of that name, {'cd' * 16}, and west is" in named["reason"]
 
-    story(work)
+    run_test(work)
 
 
 def test_nothing_configured_is_idle_and_no_wants_are_too(tmp_path: Path) -> None:
     """No alarm is set."""
 
     async def work() -> None:
-        assert Desk(tmp_path / "a").bell.at_ms is None
-        assert Desk(tmp_path / "b", replace(WEST, hour_count=0)).bell.at_ms is None
-        assert Desk(tmp_path / "c", replace(WEST, hour_count=0, none_count=5)).bell.at_ms is None
+        assert SchedulerFixture(tmp_path / "a").alarm.at_ms is None
+        assert SchedulerFixture(tmp_path / "b", replace(WEST, hour_count=0)).alarm.at_ms is None
+        assert SchedulerFixture(tmp_path / "c", replace(WEST, hour_count=0, none_count=5)).alarm.at_ms is None
 
-    story(work)
+    run_test(work)
 
 
 def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
     """The rank among the live nodes moves the moment, and a node that goes moves it back."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST, live=["n0", "n1", "n2"])
-        assert desk.bell.at_ms == START + HOUR_MS // 3
-        desk.members.live = ["n1"]
-        await desk.pass_until(START + HOUR_MS // 3)
-        assert desk.bell.at_ms == START + HOUR_MS
+        fixture = SchedulerFixture(tmp_path, WEST, live=["n0", "n1", "n2"])
+        assert fixture.alarm.at_ms == START + HOUR_MS // 3
+        fixture.members.live = ["n1"]
+        await fixture.pass_until(START + HOUR_MS // 3)
+        assert fixture.alarm.at_ms == START + HOUR_MS
 
-    story(work)
+    run_test(work)
 
 
 def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
     """Asked for without a name, every peer is checked in turn, and nothing else begins in between."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST, replace(WEST, name="east"))
-        gate = desk.checkers["east"].gate = asyncio.Event()
-        assert desk.manager.begin(None, CheckKind.ALL, "ann") == ["west", "east"]
-        while not desk.checkers["east"].checks:
+        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="east"))
+        gate = fixture.checkers["east"].gate = asyncio.Event()
+        assert fixture.scheduler.begin(None, CheckKind.ALL, "ann") == ["west", "east"]
+        while not fixture.checkers["east"].checks:
             await asyncio.sleep(0.002)
-        assert [len(desk.checkers[name].checks) for name in ("west", "east")] == [1, 1]
+        assert [len(fixture.checkers[name].checks) for name in ("west", "east")] == [1, 1]
         with pytest.raises(Busy, match="a check of east is running"):
-            desk.manager.begin(None, CheckKind.ALL, "bob")
+            fixture.scheduler.begin(None, CheckKind.ALL, "bob")
         gate.set()
-        await ended(desk)
-        assert {check.by for one in desk.checkers.values() for check in one.checks} == {"ann"}
-        await desk.manager.set_range(None, TimeRange(1, 2))
-        assert {peer.history.schedule_state.learned for peer in desk.manager.peers.values()} == {TimeRange(1, 2)}
-        nobody = Desk(tmp_path / "nobody")
+        await ended(fixture)
+        assert {check.by for one in fixture.checkers.values() for check in one.checks} == {"ann"}
+        await fixture.scheduler.set_range(None, TimeRange(1, 2))
+        assert {peer.history.schedule_state.learned for peer in fixture.scheduler.peers.values()} == {TimeRange(1, 2)}
+        nobody = SchedulerFixture(tmp_path / "nobody")
         with pytest.raises(UnknownPeer, match="compares with no cluster"):
-            nobody.manager.begin(None, CheckKind.ALL, "ann")
+            nobody.scheduler.begin(None, CheckKind.ALL, "ann")
 
-    story(work)
+    run_test(work)
 
 
 def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Path) -> None:
@@ -304,119 +308,121 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
 
     async def work() -> None:
         east = replace(WEST, name="east")
-        desk = Desk(tmp_path, WEST, east)
-        gate = desk.checkers["west"].gate = asyncio.Event()
-        desk.bell.call()
-        await under_way(desk)
+        fixture = SchedulerFixture(tmp_path, WEST, east)
+        gate = fixture.checkers["west"].gate = asyncio.Event()
+        fixture.alarm.call()
+        await under_way(fixture)
         with pytest.raises(Busy, match="a check of west is running"):
-            desk.manager.begin("east", CheckKind.ALL, "ann")
-        desk.clock.ms = START + HOUR_MS // 2 + 1
-        desk.bell.call()
+            fixture.scheduler.begin("east", CheckKind.ALL, "ann")
+        fixture.clock.ms = START + HOUR_MS // 2 + 1
+        fixture.alarm.call()
         await asyncio.sleep(0.01)
-        assert desk.checkers["east"].checks == []
+        assert fixture.checkers["east"].checks == []
         gate.set()
-        await ended(desk)
-        desk.bell.call()
-        while not desk.checkers["east"].checks:
+        await ended(fixture)
+        fixture.alarm.call()
+        while not fixture.checkers["east"].checks:
             await asyncio.sleep(0.002)
-        await ended(desk)
-        assert len(desk.checkers["east"].checks) == 1
-        results = await desk.manager.run("east", CheckKind.ALL, "ann")
+        await ended(fixture)
+        assert len(fixture.checkers["east"].checks) == 1
+        results = await fixture.scheduler.run("east", CheckKind.ALL, "ann")
         assert [(result.by, result.verdict, result.proven) for result in results] == [
             ("ann", ExchangeVerdict.IN_SYNC, True)
         ]
         gate.clear()
-        desk.clock.ms = START + HOUR_MS
-        desk.bell.call()
-        await under_way(desk)
-        desk.clock.ms = START + 4 * HOUR_MS
+        fixture.clock.ms = START + HOUR_MS
+        fixture.alarm.call()
+        await under_way(fixture)
+        fixture.clock.ms = START + 4 * HOUR_MS
         gate.set()
-        await ended(desk)
-        assert [one.reason for one in desk.manager.peers["east"].skipped] == ["late", "late"]
+        await ended(fixture)
+        assert [one.reason for one in fixture.scheduler.peers["east"].skipped] == ["late", "late"]
 
-    story(work)
+    run_test(work)
 
 
 def test_what_is_late_is_left_out_and_shown(tmp_path: Path) -> None:
     """After hours asleep only the next check runs."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        desk.clock.ms = START + 5 * HOUR_MS + HOUR_MS // 2 + 5
-        desk.bell.call()
+        fixture = SchedulerFixture(tmp_path, WEST)
+        fixture.clock.ms = START + 5 * HOUR_MS + HOUR_MS // 2 + 5
+        fixture.alarm.call()
         await asyncio.sleep(0.01)
-        assert desk.checkers["west"].checks == []
-        assert [one.reason for one in desk.manager.peers["west"].skipped] == ["late"] * 6
-        assert desk.bell.at_ms == START + 6 * HOUR_MS
-        assert [row["reason"] for row in scheduled(desk.manager)[0]["skipped"]] == ["late"] * 6
+        assert fixture.checkers["west"].checks == []
+        assert [one.reason for one in fixture.scheduler.peers["west"].skipped] == ["late"] * 6
+        assert fixture.alarm.at_ms == START + 6 * HOUR_MS
+        assert [row["reason"] for row in scheduled(fixture.scheduler)[0]["skipped"]] == ["late"] * 6
 
-    story(work)
+    run_test(work)
 
 
 def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> None:
     """Nothing is due until it is resumed; who, when and why are kept; an operator may still run one."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        await desk.manager.suspend("west", "ann", "maintenance")
-        await desk.pass_until(START + 3 * HOUR_MS)
-        assert desk.checkers["west"].checks == []
-        await desk.manager.stop()
-        again = Desk(tmp_path, WEST)
+        fixture = SchedulerFixture(tmp_path, WEST)
+        await fixture.scheduler.suspend("west", "ann", "maintenance")
+        await fixture.pass_until(START + 3 * HOUR_MS)
+        assert fixture.checkers["west"].checks == []
+        await fixture.scheduler.stop()
+        again = SchedulerFixture(tmp_path, WEST)
         row = shown(again)["peers"][0]
         assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
         assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
-        await again.manager.run("west", CheckKind.HOUR, "bob")
+        await again.scheduler.run("west", CheckKind.HOUR, "bob")
         assert len(again.checkers["west"].checks) == 1
-        await again.manager.resume(None)
+        await again.scheduler.resume(None)
         await again.pass_until(START + 3 * HOUR_MS)
         assert len(again.checkers["west"].checks) == 4 + 1
         with pytest.raises(UnknownPeer, match="known: west"):
-            await again.manager.suspend("east", "ann", "")
+            await again.scheduler.suspend("east", "ann", "")
 
-    story(work)
+    run_test(work)
 
 
 def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
     """What was found, and since when both are proven equal; a check of an hour whose leaves differed proves nothing."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        checker = desk.checkers["west"]
-        await desk.manager.run("west", CheckKind.ALL, "ann")
-        desk.clock.ms += 5_000
+        fixture = SchedulerFixture(tmp_path, WEST)
+        checker = fixture.checkers["west"]
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+        fixture.clock.ms += 5_000
         checker.outcomes, checker.differences = [ExchangeVerdict.REPAIRED], 7
-        await desk.manager.run("west", CheckKind.HOUR, "ann")
+        await fixture.scheduler.run("west", CheckKind.HOUR, "ann")
         checker.outcomes, checker.differences = [ExchangeVerdict.TIMED_OUT], 0
-        await desk.manager.run("west", CheckKind.ALL, "ann")
-        await desk.manager.stop()
-        row = shown(Desk(tmp_path, WEST))["peers"][0]
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+        await fixture.scheduler.stop()
+        row = shown(SchedulerFixture(tmp_path, WEST))["peers"][0]
         assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
         assert row["results"][1]["differences"] == {"behind@sink": 7}
         assert row["proven_ms"] == {"default": START}
-        names = {(name, labels.get("verdict")): value for name, labels, value in samples(desk.manager, START + 9_000)}
+        names = {
+            (name, labels.get("verdict")): value for name, labels, value in samples(fixture.scheduler, START + 9_000)
+        }
         assert names["isthmus_fullsync_checks_total", "repaired"] == 1
         assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
         (tmp_path / "fullsync.0").write_bytes(b"rubbish")
         (tmp_path / "fullsync.1").write_bytes(b"rubbish")
-        assert shown(Desk(tmp_path, WEST))["peers"][0]["results"] == []
+        assert shown(SchedulerFixture(tmp_path, WEST))["peers"][0]["results"] == []
 
-    story(work)
+    run_test(work)
 
 
 def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
     """In sync: since then. Differences: a day, or everything in its hours. A set range comes first, and once."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
-        checker = desk.checkers["west"]
+        fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
+        checker = fixture.checkers["west"]
         checker.outcomes = [ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED]
         checker.differences = 3
         for _ in range(3):
-            await desk.manager.run("west", CheckKind.AUTO, "")
-        await desk.manager.set_range("west", TimeRange(5, 9, b"b"))
-        await desk.manager.run("west", CheckKind.AUTO, "")
-        await desk.manager.run("west", CheckKind.RANGE, "")
+            await fixture.scheduler.run("west", CheckKind.AUTO, "")
+        await fixture.scheduler.set_range("west", TimeRange(5, 9, b"b"))
+        await fixture.scheduler.run("west", CheckKind.AUTO, "")
+        await fixture.scheduler.run("west", CheckKind.RANGE, "")
         kinds = [(check.kind, None if check.times is None else check.times.since_ms) for check in checker.checks]
         assert kinds == [
             (CheckKind.RANGE, START),
@@ -426,25 +432,28 @@ def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
             (CheckKind.RANGE, START),
         ]
 
-    story(work)
+    run_test(work)
 
 
 def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
     """The first ones of many, of long ones fewer, of several bucket types their share; and what is left out is said."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, replace(WEST, bucket_types="default,other"))
+        fixture = SchedulerFixture(tmp_path, replace(WEST, bucket_types="default,other"))
         for name, length in ((b"default", 10), (b"other", 1_000)):
             keys = {(b"b", b"%0*d" % (length, n)): "missing@sink" for n in range(5_000)}
-            desk.checkers["west"].named[name] = DifferingKeys(START, keys, True)
-        await desk.manager.run("west", CheckKind.ALL, "ann")
-        await desk.manager.stop()
-        assert sum(len(packb(one)) for one in _plain(desk.memory.peer("west"), NAMED_BYTES // 2)["named"]) < NAMED_BYTES
-        named = Desk(tmp_path, WEST).manager.peers["west"].history.named
+            fixture.checkers["west"].named[name] = DifferingKeys(START, keys, True)
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+        await fixture.scheduler.stop()
+        assert (
+            sum(len(packb(one)) for one in _plain(fixture.history.peer("west"), NAMED_BYTES // 2)["named"])
+            < NAMED_BYTES
+        )
+        named = SchedulerFixture(tmp_path, WEST).scheduler.peers["west"].history.named
         assert [len(named[name].keys) for name in (b"default", b"other")] == [1_000, 126]
         assert not any(one.every for one in named.values())
 
-    story(work)
+    run_test(work)
 
 
 def test_windows_of_the_settings() -> None:
@@ -462,7 +471,7 @@ def test_repairs_rest_while_the_loop_is_late() -> None:
     assert rest_s(60.0) == 2.0
 
 
-class Queue(Repairs):
+class FakeRepairs(Repairs):
     """Takes keys up to its room."""
 
     def __init__(self) -> None:
@@ -486,7 +495,7 @@ class Queue(Repairs):
         return None
 
 
-class Other:
+class FakePeerTrees:
     """The other cluster's half that takes repairs."""
 
     def __init__(self) -> None:
@@ -513,7 +522,7 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
         KeyDifference(b"b", b"3", DifferenceKind.CORRUPT, BehindSide.BOTH, row(b"3"), row(b"3")),
         KeyDifference(b"b", b"4", DifferenceKind.BEHIND, BehindSide.SOURCE, row(b"4"), row(b"4")),
     ]
-    queue, other = Queue(), Other()
+    queue, other = FakeRepairs(), FakePeerTrees()
     settings = replace(WEST, bidirectional=both_ways, peer_queue="to-east", repair_rate_limit_count=0)
     checker = PeerChecker(settings, source=None, sink=other, repairs=queue, random=Random(1))  # type: ignore[arg-type]
 
@@ -534,23 +543,23 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
     queue's filter leaves out is filtered. A restart forgets none of it. Who reaps hears of what may be diverged."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
-        checker = desk.checkers["west"]
+        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
+        checker = fixture.checkers["west"]
         key = Key(b"default", b"b", b"k")
 
         def told(of: Key = key) -> tuple[str, str | None]:
-            (row,) = last_comparisons(desk.manager, of)
+            (row,) = last_comparisons(fixture.scheduler, of)
             assert row["fullsync"] == "west"
             may_be = row["verdict"] == "diverged" or (row["verdict"], row["check"]) == ("unreachable", "repaired")
-            assert ("full-sync west" in differs(desk.manager, of)) == may_be
+            assert ("full-sync west" in differs(fixture.scheduler, of)) == may_be
             return row["verdict"], row["difference"]
 
         async def checked(verdict: ExchangeVerdict, *named: bytes, every: bool = True) -> None:
-            desk.clock.ms += 1_000
+            fixture.clock.ms += 1_000
             keys = {(b"b", name): "missing@sink" for name in named}
-            checker.named[b"default"] = DifferingKeys(desk.clock.ms, keys, every)
+            checker.named[b"default"] = DifferingKeys(fixture.clock.ms, keys, every)
             checker.outcomes = [verdict]
-            await desk.manager.run("west", CheckKind.ALL, "ann")
+            await fixture.scheduler.run("west", CheckKind.ALL, "ann")
 
         assert told() == ("unknown", None), "no check has looked"
         await checked(ExchangeVerdict.IN_SYNC)
@@ -558,7 +567,7 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
         assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
         await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
         assert told() == ("diverged", "missing@sink")
-        assert [(one["key"], one["difference"]) for one in shown(desk)["peers"][0]["named"]] == [
+        assert [(one["key"], one["difference"]) for one in shown(fixture)["peers"][0]["named"]] == [
             ("k", "missing@sink"), ("other", "missing@sink"),
         ]  # fmt: skip
         await checked(ExchangeVerdict.REPAIRED, b"other")
@@ -569,19 +578,19 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
         assert told() == ("diverged", "missing@sink")
         await checked(ExchangeVerdict.TIMED_OUT)
         assert told() == ("unreachable", None)
-        (row,) = last_comparisons(desk.manager, key)
-        assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", desk.clock.ms)
+        (row,) = last_comparisons(fixture.scheduler, key)
+        assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", fixture.clock.ms)
         assert row["proven_ms"] == START + 1_000
         await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
-        await desk.manager.stop()
-        desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
+        await fixture.scheduler.stop()
+        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
         assert told() == ("diverged", "missing@sink")
         assert told(Key(b"default", b"b", b"third")) == ("match", None)
-        assert [one["key"] for one in shown(desk)["peers"][0]["named"]] == ["k", "other"]
-        desk.checkers["west"].named.clear()  # as it was written by an earlier version
-        assert "not known any more" in last_comparisons(desk.manager, key)[0]["reason"]
+        assert [one["key"] for one in shown(fixture)["peers"][0]["named"]] == ["k", "other"]
+        fixture.checkers["west"].named.clear()  # as it was written by an earlier version
+        assert "not known any more" in last_comparisons(fixture.scheduler, key)[0]["reason"]
 
-    story(work)
+    run_test(work)
 
 
 def test_who_reaps_hears_of_changes_that_a_check_of_a_range_could_not_explain(tmp_path: Path) -> None:
@@ -589,16 +598,16 @@ def test_who_reaps_hears_of_changes_that_a_check_of_a_range_could_not_explain(tm
     any key may be one. One that could not look at all has found none."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        checker, key = desk.checkers["west"], Key(b"default", b"b", b"k")
+        fixture = SchedulerFixture(tmp_path, WEST)
+        checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")
         for unexplained in (2, 0):
             checker.unexplained = unexplained
             checker.outcomes = [ExchangeVerdict.INCOMPLETE]
-            await desk.manager.run("west", CheckKind.RANGE, "ann")
-            assert ("could not name" in differs(desk.manager, key)) == bool(unexplained)
-        await desk.manager.stop()
+            await fixture.scheduler.run("west", CheckKind.RANGE, "ann")
+            assert ("could not name" in differs(fixture.scheduler, key)) == bool(unexplained)
+        await fixture.scheduler.stop()
 
-    story(work)
+    run_test(work)
 
 
 def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,7 +628,7 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
                 return ExchangeOutcome(ExchangeVerdict.DIFFERING, "", findings)
 
             monkeypatch.setattr(check, "run", told)
-            checker = PeerChecker(WEST, source=None, sink=None, repairs=Queue(), random=Random(1))  # type: ignore[arg-type]
+            checker = PeerChecker(WEST, source=None, sink=None, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
             await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START), Findings())
             kept = checker.named[b"default"]
             assert (kept.began_ms, kept.every) == (START, limit == 5)
@@ -638,7 +647,7 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
             assert (kept.began_ms, kept.every) == (START + 1, False)
             assert set(kept.keys) == {(b"b", key) for key in [*named, b"0"][:limit]}
 
-    story(work)
+    run_test(work)
 
 
 def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> None:
@@ -646,25 +655,25 @@ def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> 
     is not tried again before its slot, and does not count as a failure of the others."""
 
     async def work() -> None:
-        desk = Desk(tmp_path, WEST)
+        fixture = SchedulerFixture(tmp_path, WEST)
         types = ["default"]
-        desk.members.bucket_types = types
-        desk.manager.start()
-        checker = desk.checkers["west"]
-        await desk.manager.run("west", CheckKind.ALL, "ann")
+        fixture.members.bucket_types = types
+        fixture.scheduler.start()
+        checker = fixture.checkers["west"]
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
         types.append("other")
         checker.lacking = {"other"}
-        results = await desk.manager.run("west", CheckKind.ALL, "ann")
+        results = await fixture.scheduler.run("west", CheckKind.ALL, "ann")
         assert [check.bucket_type for check in checker.checks] == ["default", "default", "other"]
         assert [(result.bucket_type, result.lacking, result.proven) for result in results] == [
             ("default", False, True),
             ("other", True, False),
         ]
-        remembered = desk.manager.peer("west").history
-        assert remembered.proven_ms.keys() == {"default"}
-        assert not remembered.schedule_state.failed
-        assert desk.manager.peer("west").retry is None
-        assert desk.manager.peer("west").bucket_types == ["default", "other"]
-        await desk.manager.stop()
+        history = fixture.scheduler.peer("west").history
+        assert history.proven_ms.keys() == {"default"}
+        assert not history.schedule_state.failed
+        assert fixture.scheduler.peer("west").retry is None
+        assert fixture.scheduler.peer("west").bucket_types == ["default", "other"]
+        await fixture.scheduler.stop()
 
     asyncio.run(work())

@@ -24,25 +24,25 @@ from tests.support.fullsync_fakes import FakeReplicas
 PARTITION = 3
 
 
-class Lab:
+class TreeFixture:
     """A store, a history that is applied to it, and the keeper of its tree."""
 
     def __init__(self, directory: Path, store: LevelStore) -> None:
         self.directory = directory
         self.store = store
         self.history = History(PARTITION)
-        self.told = 0
+        self.applied = 0
         self.whole = True
         self.gen = 7
-        self.trees = self.keeper()
+        self.trees = self.new_cache()
 
-    def keeper(self) -> TreeCache:
+    def new_cache(self) -> TreeCache:
         """A keeper as a new process would have it."""
-        return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.copies), time=SystemTime())
+        return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.snapshots), time=SystemTime())
 
-    def copies(self) -> list[ReplicaSnapshot]:
+    def snapshots(self) -> list[ReplicaSnapshot]:
         """The one copy, as the loop knows it."""
-        return [ReplicaSnapshot(PARTITION, b"default", self.gen, self.told, self.whole)]
+        return [ReplicaSnapshot(PARTITION, b"default", self.gen, self.applied, self.whole)]
 
     def write(self, count: int, chance: random.Random) -> list[Entry]:
         """Make entries and put them into the store; the keeper is not told."""
@@ -50,9 +50,9 @@ class Lab:
         self.store.write([PartitionStep(PARTITION, made)])
         return made
 
-    def tell(self, entries: list[Entry]) -> None:
+    def report_applied(self, entries: list[Entry]) -> None:
         """The report of apply."""
-        self.told = entries[-1].offset + 1
+        self.applied = entries[-1].offset + 1
         self.trees.applied(PARTITION, entries, True)
 
     def fold(self) -> HashTree:
@@ -62,39 +62,39 @@ class Lab:
             tree.change(segment, row_leaf(bucket, key, row))
         return tree
 
-    def right(self) -> bool:
+    def matches_store(self) -> bool:
         """True when the kept tree is the fold of the store."""
-        kept = self.trees.cached[PARTITION]
-        assert kept.tree is not None
-        return not kept.tree.differing_leaves(self.fold())
+        cached = self.trees.cached[PARTITION]
+        assert cached.tree is not None
+        return not cached.tree.differing_leaves(self.fold())
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for a condition, 10 s at most."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-def run(tmp_path: Path, story: Callable[[Lab], Awaitable[None]]) -> None:
+def run(tmp_path: Path, story: Callable[[TreeFixture], Awaitable[None]]) -> None:
     """Run a story on a new store."""
 
     async def whole() -> None:
         store = open_store(tmp_path / "store")
-        lab = Lab(tmp_path / "trees", store)
+        fixture = TreeFixture(tmp_path / "trees", store)
         try:
-            await story(lab)
-            await lab.trees.stop(save=False)
+            await story(fixture)
+            await fixture.trees.stop(save=False)
         finally:
             store.close()
 
     asyncio.run(whole())
 
 
-def ready(lab: Lab) -> bool:
+def ready(fixture: TreeFixture) -> bool:
     """True when the tree answers."""
-    kept = lab.trees.cached.get(PARTITION)
-    return kept is not None and kept.state is TreeState.READY
+    cached = fixture.trees.cached.get(PARTITION)
+    return cached is not None and cached.state is TreeState.READY
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -102,25 +102,25 @@ def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, se
     """After every applied batch of overwrites and new keys, and beside builds that begin at any time."""
     chance = random.Random(seed)
 
-    async def story(lab: Lab) -> None:
-        lab.trees.start()
-        await until(lambda: ready(lab))
+    async def story(fixture: TreeFixture) -> None:
+        fixture.trees.start()
+        await eventually(lambda: ready(fixture))
         for turn in range(60):
-            entries = lab.write(chance.randrange(1, 20), chance)
+            entries = fixture.write(chance.randrange(1, 20), chance)
             if chance.random() < 0.3:
-                lab.trees.rebuild()
+                fixture.trees.rebuild()
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
                 if chance.random() < 0.5:
                     await asyncio.sleep(0.005)
-            lab.tell(entries)
-            assert lab.right(), turn
+            fixture.report_applied(entries)
+            assert fixture.matches_store(), turn
             await asyncio.sleep(0)
-        builds = lab.trees.builds_total
-        lab.trees.rebuild()
-        await until(lambda: lab.trees.builds_total > builds)
-        assert lab.right()
-        assert not lab.trees.mismatches
+        builds = fixture.trees.builds_total
+        fixture.trees.rebuild()
+        await eventually(lambda: fixture.trees.builds_total > builds)
+        assert fixture.matches_store()
+        assert not fixture.trees.mismatches
 
     run(tmp_path, story)
 
@@ -128,18 +128,18 @@ def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, se
 def test_a_build_waits_for_what_the_loop_was_not_told_yet(tmp_path: Path) -> None:
     """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
 
-    async def story(lab: Lab) -> None:
+    async def story(fixture: TreeFixture) -> None:
         chance = random.Random(1)
-        first, second = lab.write(30, chance), lab.write(30, chance)
-        lab.told = 0
-        lab.trees.start()
-        await until(lambda: lab.trees.cached[PARTITION].build is not None)
-        lab.tell(first)
+        first, second = fixture.write(30, chance), fixture.write(30, chance)
+        fixture.applied = 0
+        fixture.trees.start()
+        await eventually(lambda: fixture.trees.cached[PARTITION].build is not None)
+        fixture.report_applied(first)
         await asyncio.sleep(0.05)
-        assert not ready(lab)
-        lab.tell(second)
-        await until(lambda: ready(lab))
-        assert lab.right()
+        assert not ready(fixture)
+        fixture.report_applied(second)
+        await eventually(lambda: ready(fixture))
+        assert fixture.matches_store()
 
     run(tmp_path, story)
 
@@ -147,23 +147,23 @@ def test_a_build_waits_for_what_the_loop_was_not_told_yet(tmp_path: Path) -> Non
 def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
     """Entries that do not follow on the last ones mean that rows came otherwise; no wrong tree is ever served."""
 
-    async def story(lab: Lab) -> None:
+    async def story(fixture: TreeFixture) -> None:
         chance = random.Random(2)
-        lab.trees.start()
-        await until(lambda: ready(lab))
-        lab.tell(lab.write(10, chance))
-        lab.write(10, chance)  # never told, as rows of another node would be
-        lab.tell(lab.write(10, chance))
-        assert not ready(lab)
-        await until(lambda: ready(lab))
-        assert lab.right()
-        lab.whole = False
-        lab.trees.rebuild()
-        await until(lambda: lab.trees.cached[PARTITION].state is TreeState.WAITING)
-        assert "rows are still to come" in lab.trees.cached[PARTITION].reason
-        lab.whole = True
-        await until(lambda: ready(lab))
-        assert lab.right()
+        fixture.trees.start()
+        await eventually(lambda: ready(fixture))
+        fixture.report_applied(fixture.write(10, chance))
+        fixture.write(10, chance)  # never told, as rows of another node would be
+        fixture.report_applied(fixture.write(10, chance))
+        assert not ready(fixture)
+        await eventually(lambda: ready(fixture))
+        assert fixture.matches_store()
+        fixture.whole = False
+        fixture.trees.rebuild()
+        await eventually(lambda: fixture.trees.cached[PARTITION].state is TreeState.WAITING)
+        assert "rows are still to come" in fixture.trees.cached[PARTITION].reason
+        fixture.whole = True
+        await eventually(lambda: ready(fixture))
+        assert fixture.matches_store()
 
     run(tmp_path, story)
 
@@ -172,15 +172,15 @@ def test_a_copy_that_was_filled_has_a_tree_before_anything_more_is_written(tmp_p
     """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
     built all the same, and its build holds up no other one for ever."""
 
-    async def story(lab: Lab) -> None:
+    async def story(fixture: TreeFixture) -> None:
         chance = random.Random(4)
-        lab.whole = False
-        lab.trees.start()
-        await until(lambda: lab.trees.cached[PARTITION].reason.startswith("far"))
-        lab.told = lab.write(30, chance)[-1].offset + 1
-        lab.whole = True
-        await until(lambda: ready(lab))
-        assert lab.right()
+        fixture.whole = False
+        fixture.trees.start()
+        await eventually(lambda: fixture.trees.cached[PARTITION].reason.startswith("far"))
+        fixture.applied = fixture.write(30, chance)[-1].offset + 1
+        fixture.whole = True
+        await eventually(lambda: ready(fixture))
+        assert fixture.matches_store()
 
     run(tmp_path, story)
 
@@ -189,20 +189,20 @@ def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> N
     """A copy that was filled between two looks of the keeper, or while its tree was built: the tree before is let go of
     although no entry shows the gap."""
 
-    async def story(lab: Lab) -> None:
+    async def story(fixture: TreeFixture) -> None:
         chance = random.Random(5)
-        lab.trees.start()
-        await until(lambda: ready(lab))
-        lab.tell(lab.write(30, chance))
-        lab.told = lab.write(30, chance)[-1].offset + 1
-        await until(lambda: ready(lab) and lab.right())
-        lab.trees.rebuild()
-        while lab.trees.cached[PARTITION].build is None:
+        fixture.trees.start()
+        await eventually(lambda: ready(fixture))
+        fixture.report_applied(fixture.write(30, chance))
+        fixture.applied = fixture.write(30, chance)[-1].offset + 1
+        await eventually(lambda: ready(fixture) and fixture.matches_store())
+        fixture.trees.rebuild()
+        while fixture.trees.cached[PARTITION].build is None:
             await asyncio.sleep(0)
-        lab.told = lab.write(30, chance)[-1].offset + 1
-        await until(lambda: ready(lab) and lab.right())
-        lab.tell(lab.write(30, chance))
-        assert lab.right()
+        fixture.applied = fixture.write(30, chance)[-1].offset + 1
+        await eventually(lambda: ready(fixture) and fixture.matches_store())
+        fixture.report_applied(fixture.write(30, chance))
+        assert fixture.matches_store()
 
     run(tmp_path, story)
 
@@ -210,18 +210,18 @@ def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> N
 def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
     """A build that differs from the kept tree names the segment, and takes its place."""
 
-    async def story(lab: Lab) -> None:
-        lab.trees.start()
-        await until(lambda: ready(lab))
-        lab.tell(lab.write(20, random.Random(3)))
-        kept = lab.trees.cached[PARTITION]
-        assert kept.tree is not None
-        kept.tree.change(77, 5)
-        builds = lab.trees.builds_total
-        assert lab.trees.rebuild(PARTITION) == [PARTITION]
-        await until(lambda: lab.trees.builds_total > builds)
-        assert [(m.partition, m.segment, m.against) for m in lab.trees.mismatches] == [(PARTITION, 77, "key store")]
-        assert lab.right()
+    async def story(fixture: TreeFixture) -> None:
+        fixture.trees.start()
+        await eventually(lambda: ready(fixture))
+        fixture.report_applied(fixture.write(20, random.Random(3)))
+        cached = fixture.trees.cached[PARTITION]
+        assert cached.tree is not None
+        cached.tree.change(77, 5)
+        builds = fixture.trees.builds_total
+        assert fixture.trees.rebuild(PARTITION) == [PARTITION]
+        await eventually(lambda: fixture.trees.builds_total > builds)
+        assert [(m.partition, m.segment, m.against) for m in fixture.trees.mismatches] == [(PARTITION, 77, "key store")]
+        assert fixture.matches_store()
 
     run(tmp_path, story)
 
@@ -230,24 +230,24 @@ def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) ->
     """The saved tree is taken when it is of the same copy and offset, its file is gone then, and any other is not
     believed: after more was applied, of another gen, or damaged."""
 
-    async def story(lab: Lab) -> None:
+    async def story(fixture: TreeFixture) -> None:
         chance = random.Random(4)
-        lab.trees.start()
-        await until(lambda: ready(lab))
-        lab.tell(lab.write(50, chance))
-        await lab.trees.stop(save=True)
-        path = lab.directory / f"{PARTITION}.tree"
+        fixture.trees.start()
+        await eventually(lambda: ready(fixture))
+        fixture.report_applied(fixture.write(50, chance))
+        await fixture.trees.stop(save=True)
+        path = fixture.directory / f"{PARTITION}.tree"
         saved = path.read_bytes()
 
-        lab.trees = lab.keeper()
-        lab.trees.start()
-        assert ready(lab)
-        assert lab.right()
+        fixture.trees = fixture.new_cache()
+        fixture.trees.start()
+        assert ready(fixture)
+        assert fixture.matches_store()
         assert not path.exists()
-        lab.tell(lab.write(5, chance))
-        assert lab.right()
-        assert lab.trees.builds_total == 0
-        await lab.trees.stop(save=False)
+        fixture.report_applied(fixture.write(5, chance))
+        assert fixture.matches_store()
+        assert fixture.trees.builds_total == 0
+        await fixture.trees.stop(save=False)
 
         for case in ("stale", "other gen", "flipped", "cut"):
             bad = {
@@ -257,14 +257,14 @@ def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) ->
                 "cut": saved[:-30],
             }[case]
             path.write_bytes(bad)
-            lab.gen = 8 if case == "other gen" else 7
-            lab.trees = lab.keeper()
-            lab.trees.start()
-            assert not ready(lab), case
-            await until(lambda: ready(lab))
-            assert lab.right(), case
+            fixture.gen = 8 if case == "other gen" else 7
+            fixture.trees = fixture.new_cache()
+            fixture.trees.start()
+            assert not ready(fixture), case
+            await eventually(lambda: ready(fixture))
+            assert fixture.matches_store(), case
             assert not path.exists()
-            await lab.trees.stop(save=False)
+            await fixture.trees.stop(save=False)
 
     run(tmp_path, story)
 
@@ -273,28 +273,28 @@ def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
     """Hashes wanted at an offset are those of the store there, also in the middle of a batch; what has passed, or has
     no tree, is unknown."""
 
-    async def story(lab: Lab) -> None:
+    async def story(fixture: TreeFixture) -> None:
         chance = random.Random(5)
-        lab.trees.start()
-        await until(lambda: ready(lab))
-        lab.tell(lab.write(10, chance))
-        now = lab.trees.capture(PARTITION, 10)
-        middle, end, later = (lab.trees.capture(PARTITION, offset) for offset in (14, 20, 25))
-        first = lab.write(4, chance)
-        expected = lab.fold().branch_hashes()
-        lab.tell(first + lab.write(6, chance))
+        fixture.trees.start()
+        await eventually(lambda: ready(fixture))
+        fixture.report_applied(fixture.write(10, chance))
+        now = fixture.trees.capture(PARTITION, 10)
+        middle, end, later = (fixture.trees.capture(PARTITION, offset) for offset in (14, 20, 25))
+        first = fixture.write(4, chance)
+        expected = fixture.fold().branch_hashes()
+        fixture.report_applied(first + fixture.write(6, chance))
         assert (await middle) is not None
         assert ((await middle) == expected).all()
-        assert ((await end) == lab.fold().branch_hashes()).all()
+        assert ((await end) == fixture.fold().branch_hashes()).all()
         assert now.done()
-        assert lab.right()
-        assert await lab.trees.capture(PARTITION, 19) is None
+        assert fixture.matches_store()
+        assert await fixture.trees.capture(PARTITION, 19) is None
         branch = int(expected.nonzero()[0][0])
-        leaves = await lab.trees.capture(PARTITION, 20, branch)
-        assert (leaves == lab.fold().leaves(branch)).all()
+        leaves = await fixture.trees.capture(PARTITION, 20, branch)
+        assert (leaves == fixture.fold().leaves(branch)).all()
         assert not later.done()
-        lab.write(3, chance)  # a gap: the tree is gone before the offset comes
-        lab.tell(lab.write(7, chance))
+        fixture.write(3, chance)  # a gap: the tree is gone before the offset comes
+        fixture.report_applied(fixture.write(7, chance))
         assert await later is None
 
     run(tmp_path, story)
