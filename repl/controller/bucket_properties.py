@@ -238,8 +238,8 @@ DIGESTS_MAX: Final = 1_024
 
 def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
     found = {kind: _digest(settings, kind) for kind in {place.bucket_type for place in settings.places}}
-    told = sorted((kind.encode(), digest) for kind, digest in found.items() if digest != PLAIN_DIGEST)
-    return dict(told[:DIGESTS_MAX])
+    rows = sorted((kind.encode(), digest) for kind, digest in found.items() if digest != PLAIN_DIGEST)
+    return dict(rows[:DIGESTS_MAX])
 
 
 def place_digests(settings: PropertySettings) -> PlaceDigests | None:

@@ -1,15 +1,14 @@
-"""Balancing: the controller's routine that keeps leaderships evenly spread, a few coordinated hand-overs at a time.
+"""The leader balancer: keeps leaderships evenly spread by a few coordinated hand-overs at a time.
 
-    resting -> waiting    leaderships are uneven, nobody is being elected, nobody is leaving
-    waiting -> resting    they are even, or somebody comes, goes or is being elected: the time begins anew
-    waiting -> running    that has held for `delay_ms`; or an operator asked
-    running -> running    a batch has ended: the plan is made anew, the next at most `moves` are asked for
+    resting -> waiting    leaderships are uneven, no election is under way, no node is leaving
+    waiting -> resting    they are even, or a node comes, goes or is elected: the delay starts again
+    waiting -> running    the state has lasted for `delay_ms`; or an operator asked
+    running -> running    a batch has ended: the plan is made again, and at most `moves` hand-overs are requested
     running -> resting    nothing can be more even; something else happens to the cluster; too much has failed
 
-Only the node that controls does it, and nothing of it is durable: who takes over looks anew. Whether a hand-over has
-happened is read from the record. The plan is `repl.controller.leader_balance_plan`'s, the leader's side
-`repl.runtime.handover`'s; who calls is `repl.controller.controller`, for operators `repl.controller.leader_balance_api`
-(docs/protocol.md I-BAL-SAFE, I-BAL-QUIET, H46).
+Only the controller balances, and nothing of it is durable: the next controller starts from the records, which also show
+whether a hand-over has happened. `repl.controller.leader_balance_plan` plans, `repl.runtime.handover` hands over,
+`repl.controller.leader_balance_api` serves operators (docs/protocol.md I-BAL-SAFE, I-BAL-QUIET, H46).
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class HandoverHandler(Protocol):
 
 
 class LeaderBalancer:
-    """What the controller remembers of it. All methods belong to the event loop."""
+    """The balancer's state on the deciding controller. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -257,7 +256,7 @@ class LeaderBalancer:
             del self._refused[partition, target]
 
     def _cooling(self, now_ms: int) -> dict[int, int]:
-        """Partition -> until when it stays where it is."""
+        """Partition -> until when it is not moved."""
         cool_down_ms = self.options.cool_down_ms
         return {
             partition: since_ms + cool_down_ms
@@ -284,7 +283,7 @@ class LeaderBalancer:
         return plan(self._seats(refused), cooling.keys())
 
     def _wanted(self, now_ms: int) -> list[LeaderMove]:
-        """The plan if nothing had been refused."""
+        """The plan without regard to refused moves."""
         return plan(self._seats(), self._cooling(now_ms).keys())
 
     def _next_refusal_ms(self, now_ms: int) -> int:
@@ -316,7 +315,7 @@ class LeaderBalancer:
             self._wake()
 
     def _end_moves(self, now_ms: int) -> None:
-        """See in the records which moves are over, and how."""
+        """End the moves that the records show as done or failed."""
         for partition, moving in list(self._moving.items()):
             why = self._ended(moving, now_ms)
             if why is None:
@@ -404,7 +403,7 @@ class LeaderBalancer:
         }
 
     def samples(self) -> Iterator[Sample]:
-        """Moves since start, and, of the node that controls, how uneven leaderships are."""
+        """Samples: moves since start, and on the controller, how uneven leaderships are."""
         for outcome, count in self._moved.items():
             yield "isthmus_leader_moves_total", {"outcome": outcome}, count
         if self._active:

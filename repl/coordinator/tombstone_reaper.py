@@ -333,7 +333,7 @@ class Reaper:
         if not due:
             return
         reaps, reaped_before = self._batch(place), self.reaped_count
-        told = ""
+        first_obstacle = ""
         for found in due[:CHECKS_AT_ONCE]:
             if len(reaps.batch.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
                 break
@@ -342,9 +342,9 @@ class Reaper:
             if not waits or len(due) > CHECKS_AT_ONCE:
                 led.candidates.pop(name, None)
             if waits:
-                told = told or waits
+                first_obstacle = first_obstacle or waits
                 led.candidates[name] = found  # if there are many, behind the others
-        led.waits = told or led.waits
+        led.waits = first_obstacle or led.waits
         self._append(place, reaps.batch)
 
     def _batch(self, place: Partition) -> ReapBatch:

@@ -39,7 +39,7 @@ JVM_FLAGS: Final = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # starts in half the time; its load never needs the second compiler
     "-XX:-UsePerfData",  # no file of it in /tmp
-    "-XX:+ExitOnOutOfMemoryError",  # the supervisor starts it anew; a half-dead one would keep the port
+    "-XX:+ExitOnOutOfMemoryError",  # the supervisor restarts it; a half-dead one would keep the port
     "-Dzookeeper.preAllocSize=64",  # KB: log files grow by this, not by 64 MB
 )
 

@@ -1,4 +1,4 @@
-"""Coordinators of several nodes, joined by links in memory, over one store that all of them see.
+"""Coordinators of several nodes, joined by links in memory, over one store that all of them read.
 
 The store stands for perfect replication: what one node applied, the next leader has. Each node's runtime is a stand-in
 that appends, applies and loses leadership when a test says so.
@@ -36,7 +36,7 @@ LIMITS = WriteLimits(object_bytes=1_000_000, sibling_count=5, entry_bytes=20_000
 
 
 @dataclass
-class Core:
+class FakeReplica:
     """What a coordinator reads of a replica."""
 
     ready: bool = False
@@ -49,13 +49,13 @@ class Core:
 
 
 @dataclass
-class Place:
+class FakePartition:
     """One partition on one node."""
 
     id: int
     actor: bytes
     bucket_type: bytes = b"default"
-    replica: Core = field(default_factory=Core)
+    replica: FakeReplica = field(default_factory=FakeReplica)
     pending: list[Entry] = field(default_factory=list)
     unapplied: UnappliedBuffer = field(default_factory=lambda: UnappliedBuffer(0, 0, MemoryWindow(0)))
     waiters: Waiters = field(default_factory=Waiters)
@@ -72,7 +72,7 @@ class Clock:
         return 1_700_000_000_000
 
 
-class StandIn:
+class FakeRuntime:
     """What a coordinator asks of a runtime. With `hold` entries wait for `apply`; `refusal` refuses appends;
     `reads` holds committed reads back, `read_refusals` are raised by the next ones."""
 
@@ -84,7 +84,7 @@ class StandIn:
         self.time = Clock()
         self.latency = ReplicationLatency()
         self.listeners = ApplyListeners()
-        self.partitions = {p: Place(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
+        self.partitions = {p: FakePartition(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
         self.hold = False
         self.refusal: IsthmusError | None = None
         self.reads: list[asyncio.Future[None]] | None = None
@@ -92,7 +92,7 @@ class StandIn:
         self.confirmed: list[int] = []
         self.appends: list[int] = []
 
-    def append(self, place: Place, entries: Sequence[Entry]) -> IsthmusError | None:
+    def append(self, place: FakePartition, entries: Sequence[Entry]) -> IsthmusError | None:
         if self.refusal is not None:
             return self.refusal
         self.appends.append(len(entries))
@@ -102,7 +102,7 @@ class StandIn:
             asyncio.get_running_loop().call_soon(self.apply, place)
         return None
 
-    def committed(self, place: Place) -> asyncio.Future[None]:
+    def committed(self, place: FakePartition) -> asyncio.Future[None]:
         self.confirmed.append(place.id)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.read_refusals:
@@ -113,7 +113,7 @@ class StandIn:
             future.set_result(None)
         return future
 
-    def apply(self, place: Place) -> None:
+    def apply(self, place: FakePartition) -> None:
         """All that is pending is committed: apply it, answer, tell."""
         if not place.pending:
             return
@@ -130,7 +130,7 @@ class StandIn:
         offset = self.store.applied(partition).offset
         barrier = make_entry(EntryKind.BARRIER, epoch, offset, request_id=b"", origin=UUID, time_ms=0)
         self.store.write([PartitionStep(partition, [barrier])])
-        place.replica = Core(True, epoch, offset + 1, offset + 1, "leading: all is well")
+        place.replica = FakeReplica(True, epoch, offset + 1, offset + 1, "leading: all is well")
         self.listeners.leadership(partition, True, offset + 1)
 
     def step_down(self, partition: int) -> None:
@@ -144,7 +144,7 @@ class StandIn:
         self.listeners.leadership(partition, False, place.replica.applied)
 
 
-class Wire:
+class FakeNetwork:
     """The links of all nodes. `down`: nodes that nobody can reach; `breaking`: connections to these break once the
     request is there, before (`lost`) or after it was carried out."""
 
@@ -161,7 +161,7 @@ class Wire:
 
 
 class _LinksOf:
-    def __init__(self, wire: Wire, node: str) -> None:
+    def __init__(self, wire: FakeNetwork, node: str) -> None:
         self._wire = wire
         self._node = node
 
@@ -186,8 +186,8 @@ class Cluster:
     """What a test talks to: nodes by name, each with its stand-in and coordinator."""
 
     store: Store
-    wire: Wire
-    runtimes: dict[str, StandIn]
+    wire: FakeNetwork
+    runtimes: dict[str, FakeRuntime]
     coordinators: dict[str, Coordinator]
     leaders: dict[int, str | None]
     epoch: int = 1
@@ -231,9 +231,9 @@ async def cluster(
     store: Store | None = None,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose partition N is led by `leaders[N]`."""
-    store, wire = store or MemoryStore(request_window_offsets=window), Wire()
+    store, wire = store or MemoryStore(request_window_offsets=window), FakeNetwork()
     with ThreadPoolExecutor(1) as pool:
-        runtimes = {node: StandIn(node, store) for node in nodes}
+        runtimes = {node: FakeRuntime(node, store) for node in nodes}
         coordinators: dict[str, Coordinator] = {}
         for node, runtime in runtimes.items():
             coordinators[node] = Coordinator(

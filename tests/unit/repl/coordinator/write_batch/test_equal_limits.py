@@ -12,7 +12,7 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.properties import PLAIN
 from isthmus.repl.model.requests import PushItem, WriteRequest
 from isthmus.repl.model.vclock import actor_of
-from tests.support.coordinator_cluster import OTHER, UUID, Place
+from tests.support.coordinator_cluster import OTHER, UUID, FakePartition
 from tests.support.memory_store import MemoryStore
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=9, entry_bytes=900)
@@ -21,7 +21,7 @@ KEY = Key(b"default", b"b", b"key")
 
 def new_batch(uuid: bytes, store: MemoryStore, *, epoch: int, offset: int) -> WriteBatch:
     """A batch at a cluster whose log stands at `offset`."""
-    place = Place(0, actor_of(uuid, 0))
+    place = FakePartition(0, actor_of(uuid, 0))
     place.replica.epoch, place.replica.leo = epoch, offset
     return WriteBatch(place, store, uuid, LIMITS, PLAIN, 1_700_000_000_000, {})  # type: ignore[arg-type]
 

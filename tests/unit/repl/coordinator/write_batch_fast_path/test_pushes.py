@@ -17,7 +17,7 @@ from isthmus.repl.model.properties import Properties, TypeProperties
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store.port import PartitionStep
-from tests.support.coordinator_cluster import OTHER, UUID, Place
+from tests.support.coordinator_cluster import OTHER, UUID, FakePartition
 from tests.support.memory_store import MemoryStore
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=600, object_warn_bytes=200)
@@ -30,7 +30,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.store = MemoryStore()
-        self.place = Place(0, actor_of(UUID, 0))
+        self.place = FakePartition(0, actor_of(UUID, 0))
         self.place.replica.epoch = 3
         self.made: dict[Key, list[Object]] = {}
         self.counter = 0

@@ -19,7 +19,7 @@ from isthmus.repl.model.properties import Properties, TypeProperties
 from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
 from isthmus.repl.store.port import PartitionStep
-from tests.support.coordinator_cluster import OTHER, UUID, Place
+from tests.support.coordinator_cluster import OTHER, UUID, FakePartition
 from tests.support.memory_store import MemoryStore
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=700, object_warn_bytes=200)
@@ -38,7 +38,7 @@ class History:
         self.pushes = (0.0, 0.3, 0.9)[seed % 3]
         """Share of the requests that are pushes."""
         self.store = MemoryStore()
-        self.place = Place(0, actor_of(UUID, 0))
+        self.place = FakePartition(0, actor_of(UUID, 0))
         self.place.replica.epoch = 3
         self.clocks: dict[Key, list[Clock]] = {}
         self.now_ms = 1_700_000_000_000
