@@ -144,7 +144,7 @@ def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(spark: Any,
         assert "partition 1" in " ".join(ended["reasons"])
         i_spark_sum(RunDirectory(str(tmp_path), run_id))
         before = {path.name: path.read_bytes() for path in (tmp_path / f"run_id={run_id}" / "work").glob("*.json")}
-        with pytest.raises(BadInput, match="take another --run-id"):
+        with pytest.raises(BadInput, match="same cluster"):
             run(spark, pair.left, pair.left, wanted)
         ended = run(spark, pair.left, pair.right, wanted)
         assert (ended["exit_code"], ended["segments_open"]) == (1, [])
