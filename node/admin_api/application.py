@@ -143,7 +143,7 @@ class AdminApi(HttpApplication):
                 "moving": moving,
                 "problems": problems,
                 "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
-                "silent": sorted(name for name, said in facts.items() if said is None),
+                "silent": sorted(name for name, reported in facts.items() if reported is None),
                 "nodes": cluster_status.node_rows(records, registrations, drained),
                 "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
             }

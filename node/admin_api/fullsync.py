@@ -278,9 +278,9 @@ class FullSyncAdmin:
     async def _known(self, peer: str) -> None:
         """Check that a live node, its file, or an operator's document has the peer. Raises UnknownPeer."""
         nodes = await self._ask_nodes(FullSyncPart.CHECKS)
-        said = [rows for answer in nodes.values() if answer is not None for rows in
+        reported = [rows for answer in nodes.values() if answer is not None for rows in
                 (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip
-        known = {one["name"] for rows in said for one in rows} | set(self._services.fullsync.documents.entries)
+        known = {one["name"] for rows in reported for one in rows} | set(self._services.fullsync.documents.entries)
         if peer not in known:
             there = ", ".join(sorted(known)) or "none"
             raise UnknownPeer(f"there is no full-sync {peer!r} on any node that answers; there are: {there}")
@@ -318,7 +318,7 @@ class FullSyncAdmin:
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
         nodes = with_gone(self._services.controller.records, await self._ask_nodes(FullSyncPart.CHECKS))
-        gone = {node: self._services.downtimes.since_ms(node) for node, said in nodes.items() if said is None}
+        gone = {node: self._services.downtimes.since_ms(node) for node, reported in nodes.items() if reported is None}
         down = {node: at_ms for node, at_ms in gone.items() if at_ms is not None}
         return json_reply({"nodes": nodes, "gone": down, "at_ms": self._services.time.wall_ms()})
 

@@ -72,10 +72,10 @@ class ReplicationAdmin:
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
         self._services.coordinator.routes.check(key.bucket_type)
-        said = (await self._services.query.ask(KEY, ExplainKey.of(key), self._nodes())).by_node
-        if not any(said.values()):
+        answers = (await self._services.query.ask(KEY, ExplainKey.of(key), self._nodes())).by_node
+        if not any(answers.values()):
             raise NotReady("no node answers")
-        answer = joined(said, self._names())
+        answer = joined(answers, self._names())
         found = answer["object"]
         clock = None if found is None else decode_clock(bytes.fromhex(found["clock"]))
         peers = [peer.settings for peer in self._services.fullsync.scheduler.peers.values()]

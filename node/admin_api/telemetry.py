@@ -25,5 +25,5 @@ class TelemetryAdmin:
         controller = self._services.controller
         records, registrations = controller.records, controller.registrations
         holding = {node for record in records.values() for node in record.replicas} | {*registrations}
-        said = (await self._services.query.ask(TELEMETRY, None, holding & registrations.keys())).by_node
-        return json_reply(telemetry_document(list(records.values()), {**dict.fromkeys(holding), **said}))
+        answers = (await self._services.query.ask(TELEMETRY, None, holding & registrations.keys())).by_node
+        return json_reply(telemetry_document(list(records.values()), {**dict.fromkeys(holding), **answers}))

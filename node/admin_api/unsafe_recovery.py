@@ -102,7 +102,7 @@ class UnsafeRecoveryAdmin:
         facts = await self._facts(list(records.values()))
         dry_run, incomplete, by = body.dry_run, body.incomplete, acting_user(body.by)
         if not dry_run:
-            seen = [row for said in facts.values() if said is not None for row in said.items()]
+            seen = [row for reported in facts.values() if reported is not None for row in reported.items()]
             await unclean_election.raise_counters(
                 controller.metastore,
                 max((row.gen for _, row in seen), default=0),
@@ -115,7 +115,9 @@ class UnsafeRecoveryAdmin:
             if not (known or record.overtaken):
                 continue
             plans.append(await self._reseeded(record, copies, silent, by, dry_run=dry_run, incomplete=incomplete))
-        forgotten = sorted({p for said in facts.values() if said is not None for p in said} - records.keys())
+        forgotten = sorted(
+            {p for reported in facts.values() if reported is not None for p in reported} - records.keys()
+        )
         return json_reply({"partitions": plans, "forgotten": forgotten, "looked_at": len(records)})
 
     async def _reseeded(
@@ -183,8 +185,8 @@ class UnsafeRecoveryAdmin:
         """The replicas that are known, and the nodes without an answer."""
         copies, silent = [], []
         for node in record.replicas:
-            said = facts.get(node)
-            row = None if said is None else said.get(record.partition)
+            reported = facts.get(node)
+            row = None if reported is None else reported.get(record.partition)
             if row is None:
                 silent.append(node)
             else:
@@ -231,7 +233,7 @@ class UnsafeRecoveryAdmin:
         }
 
 
-def _rolled_back(said: NodeReplicaFacts | None, partition: int) -> bool:
+def _rolled_back(reported: NodeReplicaFacts | None, partition: int) -> bool:
     """True when a node's replica refuses the record as older than what it has seen."""
-    row = None if said is None else said.get(partition)
+    row = None if reported is None else reported.get(partition)
     return row is not None and row.reason.startswith(ROLLED_BACK)

@@ -65,9 +65,9 @@ def _node_row(
     }
 
 
-def with_gone(records: Records, said: Mapping[str, Any]) -> dict[str, Any]:
+def with_gone(records: Records, reported: Mapping[str, Any]) -> dict[str, Any]:
     """Answers by node, with None for each node that holds a replica and was not asked because it is gone."""
-    return dict(sorted({**{node: None for r in records.values() for node in r.replicas}, **said}.items()))
+    return dict(sorted({**{node: None for r in records.values() for node in r.replicas}, **reported}.items()))
 
 
 def partition_counts(records: Records) -> dict[str, int]:
@@ -150,15 +150,15 @@ def _replica_problems(records: Records, facts: Mapping[str, NodeReplicaFacts | N
     replicas that did not answer is named, too."""
     full: list[str] = []
     others: list[str] = []
-    for node, said in sorted(facts.items()):
+    for node, reported in sorted(facts.items()):
         held = {p: r for p, r in records.items() if node in r.replicas and node not in r.removing}
-        if said is None:
+        if reported is None:
             lacking = [p for p, r in sorted(held.items()) if all(m.node != node for m in r.isr)]
             if lacking:
                 others.append(f"node {node} did not answer: why it is out of sync in {_some(lacking)} is not known")
             continue
         reasons: dict[str, list[int]] = {}
-        for p, replica in sorted(said.items()):
+        for p, replica in sorted(reported.items()):
             record = held.get(p)
             if record is None:
                 continue
@@ -175,8 +175,8 @@ def silent(facts: Mapping[str, NodeReplicaFacts | None]) -> list[str]:
     no problem."""
     return [
         f"node {node} lives by its session and did not answer this node: it may be frozen, overloaded or cut off"
-        for node, said in sorted(facts.items())
-        if said is None
+        for node, reported in sorted(facts.items())
+        if reported is None
     ]
 
 
@@ -218,10 +218,10 @@ def partition_rows(
 def _partition_row(
     record: PartitionRecord, registrations: Registrations, facts: Mapping[str, NodeReplicaFacts | None]
 ) -> dict[str, Any]:
-    said = {node: _facts_of(facts.get(node), record.partition) for node in record.replicas}
+    reported = {node: _facts_of(facts.get(node), record.partition) for node in record.replicas}
     leader = None if record.leader is None else record.leader.node
-    lead = None if leader is None else said.get(leader)
-    states = [_replica_row(record, node, said[node], lead, registrations, facts) for node in record.replicas]
+    lead = None if leader is None else reported.get(leader)
+    states = [_replica_row(record, node, reported[node], lead, registrations, facts) for node in record.replicas]
     lags = [state["lag"] for state in states]
     return {
         "partition": record.partition,
@@ -252,25 +252,25 @@ def _facts_of(facts: NodeReplicaFacts | None, partition: int) -> ReplicaFacts | 
 def _replica_row(
     record: PartitionRecord,
     node: str,
-    said: ReplicaFacts | None,
+    reported: ReplicaFacts | None,
     lead: ReplicaFacts | None,
     registrations: Registrations,
     facts: Mapping[str, NodeReplicaFacts | None],
 ) -> dict[str, Any]:
-    in_sync = any(m.node == node if said is None else m == Member(node, said.gen) for m in record.isr)
-    if said is not None:
+    in_sync = any(m.node == node if reported is None else m == Member(node, reported.gen) for m in record.isr)
+    if reported is not None:
         return {
             "node": node,
-            "role": said.role,
-            "epoch": said.epoch,
-            "gen": said.gen,
-            "leo": said.leo,
-            "durable": said.durable,
-            "hw": said.hw,
-            "applied": said.applied,
-            "lag": None if lead is None else max(0, lead.leo - said.leo),
+            "role": reported.role,
+            "epoch": reported.epoch,
+            "gen": reported.gen,
+            "leo": reported.leo,
+            "durable": reported.durable,
+            "hw": reported.hw,
+            "applied": reported.applied,
+            "lag": None if lead is None else max(0, lead.leo - reported.leo),
             "in_sync": in_sync,
-            "reason": said.reason,
+            "reason": reported.reason,
         }
     if node not in registrations:
         reason = "the node is gone"

@@ -149,29 +149,29 @@ STEPS_TOLD: Final = 3
 """Queues whose next step appears in the sentence about a key; first those that do not proceed by themselves."""
 
 
-def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """All nodes' answers as one (None: no answer). `names`: uuid of a cluster -> its name, as far as known."""
-    told = {node: one for node, one in said.items() if one is not None}
-    led_by = next((node for node, one in told.items() if one["leads"]), None)
-    first: dict[str, Any] = told[led_by] if led_by is not None else next(iter(told.values()))
+    known = {node: one for node, one in answers.items() if one is not None}
+    led_by = next((node for node, one in known.items() if one["leads"]), None)
+    first: dict[str, Any] = known[led_by] if led_by is not None else next(iter(known.values()))
     found = first["object"] if led_by is not None else None
     for dot in () if found is None else (*found["seen"], *found["siblings"]):
         dot["cluster"] = names.get(dot["uuid"] or "")
     queues = first["queues"] if led_by is not None else None
-    promised = [row for one in told.values() for row in one.get("compared", ()) if not row.get("suspended")]
+    promised = [row for one in known.values() for row in one.get("compared", ()) if not row.get("suspended")]
     for queue in queues or ():
         compares = any(queue["queue"] in row.get("queues", [queue["queue"]]) for row in promised)
-        if queue["state"] in ("gap", "not-offered") and not compares and len(told) == len(said):
+        if queue["state"] in ("gap", "not-offered") and not compares and len(known) == len(answers):
             queue["next"] = f"isthmus queue push {queue['queue']} sends it: no full-sync that runs compares it"
-    lower = [{"node": node, **row} for node, one in told.items() for row in one["lower"]]
+    lower = [{"node": node, **row} for node, one in known.items() for row in one["lower"]]
     changed_ms = (found or {}).get("applied_ms") or -1
     compared = [
         {"node": node, **row, "changed_since": (row.get("at_ms") or changed_ms + 1) <= changed_ms}
-        for node, one in told.items()
+        for node, one in known.items()
         for row in one.get("compared", ())
     ]
-    letters = [{"node": node, **row} for node, one in told.items() for row in one.get("dead_letters") or ()]
-    silent = sorted(said.keys() - told.keys())
+    letters = [{"node": node, **row} for node, one in known.items() for row in one.get("dead_letters") or ()]
+    silent = sorted(answers.keys() - known.keys())
     return {
         "partition": first["partition"],
         "segment": first["segment"],
@@ -185,7 +185,7 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "reap": first["reap"],
         "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
         "dead_letters": letters,
-        "dead_letters_unknown_at": sorted(node for node, one in told.items() if one.get("dead_letters", ()) is None),
+        "dead_letters_unknown_at": sorted(node for node, one in known.items() if one.get("dead_letters", ()) is None),
         "next": _next(led_by, found, queues, lower, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
     }
 

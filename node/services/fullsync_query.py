@@ -128,10 +128,10 @@ def sharing(peer: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any] | Non
     have the same name, or a URL in common; `peer` and the rows of `nodes` are rows of `aae.status`."""
     found = [
         node
-        for node, said in nodes.items()
-        if said is not None and any(_same(peer, other) for other in said.get("peers", ()))
+        for node, reported in nodes.items()
+        if reported is not None and any(_same(peer, other) for other in reported.get("peers", ()))
     ]
-    return sorted(found), sorted(node for node, said in nodes.items() if said is None)
+    return sorted(found), sorted(node for node, reported in nodes.items() if reported is None)
 
 
 def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:

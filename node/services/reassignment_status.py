@@ -130,19 +130,19 @@ def _row(
     if record is None or stage not in UNDER_WAY:
         return shown
     leader = None if record.leader is None else record.leader.node
-    lead = _said(gathered, leader, move.partition)
+    lead = _facts_of(gathered, leader, move.partition)
     if lead is not None and lead.changing:
         shown["reason"] = lead.changing
     in_sync = {member.node for member in record.isr}
     for node in record.adding:
-        said = _said(gathered, node, move.partition)
+        reported = _facts_of(gathered, node, move.partition)
         shown["copies"].append(
             {
                 "node": node,
                 "in_sync": node in in_sync,
-                "leo": None if said is None else said.leo,
-                "lag": None if said is None or lead is None else max(0, lead.leo - said.leo),
-                "reason": "" if said is None else said.reason,
+                "leo": None if reported is None else reported.leo,
+                "lag": None if reported is None or lead is None else max(0, lead.leo - reported.leo),
+                "reason": "" if reported is None else reported.reason,
             }
         )
     if stage is ReassignmentStage.COPYING:
@@ -151,7 +151,7 @@ def _row(
     return shown
 
 
-def _said(gathered: Gathered, node: str | None, partition: int) -> Any:
+def _facts_of(gathered: Gathered, node: str | None, partition: int) -> Any:
     facts = None if node is None else gathered.get(node)
     return None if facts is None else facts.get(partition)
 

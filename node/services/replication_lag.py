@@ -13,7 +13,7 @@ from typing import Any, Final
 from isthmus.config.text import quantity
 from isthmus.repl.model.record import PartitionRecord
 
-Said = Mapping[str, Any]
+NodeAnswers = Mapping[str, Any]
 """Node -> its answer; None: no answer."""
 
 SENT: Final = (
@@ -32,18 +32,18 @@ OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
 RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
 
 
-def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
+def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
     """One row for each queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects",
     "bytes", "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms"}.
 
-    `said`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
+    `answers`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
     makes the row unknown.
     """
     parts: dict[str, dict[int, dict[str, Any]]] = {}
     heads: dict[str, dict[str, Any]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
     proven: dict[tuple[str, str], int] = {}
-    for node, answer in said.items():
+    for node, answer in answers.items():
         for queue in () if answer is None else answer["queues"]:
             name = queue["queue"]
             head = heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
@@ -67,7 +67,7 @@ def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[st
             "queue": name,
             **heads[name],
             "bucket_type": bucket_type,
-            **_lag(parts.get(name, {}), of_type, said, heads[name]["reason"]),
+            **_lag(parts.get(name, {}), of_type, answers, heads[name]["reason"]),
             "proven_ms": proven.get((name, bucket_type)),
         }
         for name in sorted(heads)
@@ -90,7 +90,7 @@ def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
 
 
 def _lag(
-    parts: Mapping[int, dict[str, Any]], of_type: Sequence[PartitionRecord], said: Said, why: str
+    parts: Mapping[int, dict[str, Any]], of_type: Sequence[PartitionRecord], answers: NodeAnswers, why: str
 ) -> dict[str, Any]:
     told = [parts[record.partition] for record in of_type if record.partition in parts]
     missing = [record for record in of_type if record.partition not in parts]
@@ -109,7 +109,7 @@ def _lag(
         "in_flight": total("in_flight"),
         "partitions": len(of_type),
         "unknown_partitions": sorted(record.partition for record in missing),
-        "reason": _missing(missing[0], said) if missing else why,
+        "reason": _missing(missing[0], answers) if missing else why,
     }
 
 
@@ -126,18 +126,18 @@ def _held(told: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _missing(record: PartitionRecord, said: Said) -> str:
+def _missing(record: PartitionRecord, answers: NodeAnswers) -> str:
     if record.leader is None:
         return f"partition {record.partition} has no leader"
     node = record.leader.node
-    silent = said.get(node) is None
+    silent = answers.get(node) is None
     return (
         f"partition {record.partition}: node {node} {'does not answer' if silent else 'does not know its cursor yet'}"
     )
 
 
 def ledger_rows(
-    ledgers: Said,
+    ledgers: NodeAnswers,
     owners: Mapping[str, tuple[str | None, str | None]],
     records: Mapping[int, PartitionRecord],
 ) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def ledger_rows(
     return rows
 
 
-def _uncovered(name: str, ledgers: Said, records: Mapping[int, PartitionRecord]) -> str:
+def _uncovered(name: str, ledgers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> str:
     """Why the ledgers of queue `name` do not cover every partition, though every node answers; "" when they do."""
     having = {node: one for node, answer in ledgers.items() for one in answer or () if one["name"] == name}
     leaderless = sorted(record.partition for record in records.values() if record.leader is None)
@@ -212,7 +212,7 @@ def _rejected(count: int | None) -> str:
     return f"{count} refused there for good: isthmus sink dead-letters list at its nodes" if count else ""
 
 
-def received_rows(sinks: Said) -> list[dict[str, Any]]:
+def received_rows(sinks: NodeAnswers) -> list[dict[str, Any]]:
     """The received side: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
     failed + under way. `sinks`: the answer of each node (`node.services.sink_query`)."""
     silent = sorted(node for node, answer in sinks.items() if answer is None)

@@ -72,14 +72,14 @@ NodeFacts = Mapping[str, TypeFacts]
 """Bucket type -> its numbers."""
 
 
-def telemetry_document(records: Collection[PartitionRecord], said: Mapping[str, NodeFacts | None]) -> dict[str, Any]:
-    """The answer to `GET /admin/telemetry`. `said`: node -> its numbers, None without an answer; it has every node that
-    holds a replica."""
-    known = {node: facts for node, facts in said.items() if facts is not None}
+def telemetry_document(records: Collection[PartitionRecord], answers: Mapping[str, NodeFacts | None]) -> dict[str, Any]:
+    """The answer to `GET /admin/telemetry`. `answers`: node -> its numbers, None without an answer; it has every node
+    that holds a replica."""
+    known = {node: facts for node, facts in answers.items() if facts is not None}
     kinds = sorted({record.bucket_type for record in records} | {kind for facts in known.values() for kind in facts})
     return {
         "nodes_counted": sorted(known),
-        "nodes_unknown": sorted(said.keys() - known.keys()),
+        "nodes_unknown": sorted(answers.keys() - known.keys()),
         "cluster": _level(records, [each for facts in known.values() for each in facts.values()], bool(known)),
         "bucket_types": [
             {
@@ -102,7 +102,7 @@ def telemetry_document(records: Collection[PartitionRecord], said: Mapping[str, 
                     facts is not None,
                 ),
             }
-            for node, facts in sorted(said.items())
+            for node, facts in sorted(answers.items())
         ],
     }
 
