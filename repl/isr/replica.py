@@ -606,13 +606,11 @@ class Replica:
         """Handle a message of this epoch; answer one of a lower epoch, and refresh the record for a higher one."""
         state, role_state = self._state, self._role_state
         epoch = state.highest_epoch
-        if isinstance(message, ms.StaleEpoch):
+        if message.epoch != epoch:
             if message.epoch > epoch:
                 state.refresh_record(effects, now_ms)
-        elif message.epoch > epoch:
-            state.refresh_record(effects, now_ms)
-        elif message.epoch < epoch:
-            effects.send(node, ms.StaleEpoch(epoch))
+            elif not isinstance(message, ms.StaleEpoch):
+                effects.send(node, ms.StaleEpoch(epoch))
         elif isinstance(message, ms.LeadershipCheck):
             durable = state.progress.durable if self.following else 0
             effects.send(node, ms.LeadershipCheckOk(epoch, state.member.log_id, message.nonce, durable))

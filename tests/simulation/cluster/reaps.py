@@ -117,7 +117,7 @@ class RowStateTransfers(StateTransfers):
     """Gives and takes what is not rows as it is."""
 
     def snapshot(self, partition: int) -> Snapshot:
-        """See Far; so do all."""
+        """See StateTransfers; this holds for all methods."""
         of = super().snapshot(partition)
         store = self.process.node.disk.stores[partition]
         assert isinstance(store, RowStore)
