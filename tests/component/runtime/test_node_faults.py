@@ -17,6 +17,7 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.messages import AppendAck, AppendEntries, Message
 from isthmus.repl.isr.replica_state import ReplicaOptions
+from isthmus.repl.isr.states import Failed
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
@@ -313,7 +314,7 @@ def test_a_fault_of_the_program_stops_one_copy_only(
             why_not = replicas_not_ready(hurt.node, records, hurt.runtime.partitions, "")
             assert why_not.startswith("1 partition is not served, partition 0: disk-failed: bug: made up")
             await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
-            hurt.runtime.partitions[0].replica._state.reason = "known to the test"
+            hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
 
     asyncio.run(scenario())
 
@@ -345,7 +346,7 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
             assert hurt.registrar.inc == inc
             assert not hurt.failures
             assert hurt.partition(1).serves
-            hurt.runtime.partitions[0].replica._state.reason = "known to the test"
+            hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
             await t.kill(hurt.node)
             again = await t.open(hurt.node)
             await t.level()
