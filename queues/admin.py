@@ -1,7 +1,7 @@
-"""What operators and other parts may do with source queues on this node: each act written, then taken in here at once.
+"""Acts on source queues: operators' and other components' changes, and reports of this node.
 
-Other nodes learn of an act by the metastore. Gaps of partitions led elsewhere are closed there: `close_gaps` answers
-for this node. The rules of the acts stand in `queues.queue_documents` and `queues.queue_documents`.
+Each act is written to the metastore (`queues.queue_store`) and applied on this node at once; other nodes learn of it by
+a watch. Gaps of partitions led elsewhere are closed there: `close_gaps` closes those of this node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from isthmus.config.text import quantity
-from isthmus.queues.explain import explained, explained_lower
+from isthmus.queues.explain import explained, explained_bulk
 from isthmus.queues.filters import offers_of
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import TIMEOUT_S, lags
@@ -44,11 +44,10 @@ from isthmus.repl.store.port import Change, Store
 log = structlog.get_logger(__name__)
 
 PEEK_ROWS: Final = 4_096
-"""Rows of the change index read in one partition to show what is not in memory."""
+"""Rows of the change index read in one partition for references that are not in memory."""
 
 SECOND_MS: Final = 1_000
-"""Time marks of the store are a second apart: what is cleared by time ends with the second of the act."""
-
+"""Time marks of the store are a second apart: a clear by time ends with the second of the act."""
 
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
 _LEAVING: Final = int(ReferenceKind.LEAVING)
@@ -56,16 +55,16 @@ _DATA: Final = int(EntryKind.DATA)
 
 
 class GapChoice(NamedTuple):
-    """Which gaps a full-sync has closed: by their ids, or all of a bucket type (None: any) that lie wholly between two
-    wall-clock times. One that is named must not reach beyond `upto_ms` either: it keeps its id when it grows."""
+    """The gaps that a full-sync has closed: those of `ids`, or all of a bucket type (None: any) that lie wholly between
+    two wall-clock times. A gap of `ids` must not reach beyond `upto_ms` either: it keeps its id when it grows."""
 
     ids: tuple[str, ...] | None = None
     bucket_type: bytes | None = None
     from_ms: int = 0
     upto_ms: int = 1 << 62
 
-    def takes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
-        """True when a gap is one of them."""
+    def includes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
+        """Whether a gap is one of them."""
         if self.ids is not None:
             return gap_id in self.ids and upto_ms <= self.upto_ms
         right_type = bucket_type is None or self.bucket_type in (None, bucket_type)
@@ -73,7 +72,7 @@ class GapChoice(NamedTuple):
 
 
 class QueueActs:
-    """See the module's text. All acts raise UnknownQueue, BadInput, NotReady."""
+    """Acts on the queues of one node. All raise UnknownQueue, BadInput, NotReady."""
 
     def __init__(self, queues: QueueService, store: Store, pool: Executor) -> None:
         self._queues = queues
@@ -92,96 +91,96 @@ class QueueActs:
         *,
         now: AppliedOffsets | None = None,
     ) -> None:
-        """See `QueueStore.register`. With `now` it begins with what was not applied then."""
+        """See `QueueStore.register`. With `now` the queue begins with changes that were not applied then."""
         if now is not None:
             start_ms, positions = now.earliest_ms, now.positions
-        await self._queues.steering.register(name, values, start_ms, act, positions, by_time=now is not None)
+        await self._queues.queue_store.register(name, values, start_ms, act, positions, by_time=now is not None)
         await self._queues.follow_definitions()
         log.info("queue.registered", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 
     async def place(self, name: str, positions: Positions, act: AuditInfo) -> None:
         """See `QueueStore.place`."""
-        stands = self._queues.named(name).machine.newest_command_version()
-        await self._queues.steering.place(name, positions, act, stands=stands)
+        seen = self._queues.named(name).machine.newest_command_version()
+        await self._queues.queue_store.place(name, positions, act, seen=seen)
         await self._queues.refresh(name)
         log.info("queue.placed", queue=name, by=act.by, reason=act.reason, partitions=len(positions))
 
     async def delist(self, name: str, act: AuditInfo) -> None:
         """See `QueueStore.delist`."""
         self._queues.named(name)
-        await self._queues.steering.delist(name, act)
+        await self._queues.queue_store.delist(name, act)
         await self._queues.follow_definitions()
         log.info("queue.delisted", queue=name, by=act.by, reason=act.reason)
 
     async def suspend(self, name: str, what: str | Sequence[str], node: str | None, act: AuditInfo) -> None:
-        """Give nothing out (SERVING), make no references (PUBLISHING), or both, over restarts, too."""
+        """Suspend SERVING (nothing is served), PUBLISHING (no references are made), or both; it outlasts restarts."""
         whats = self._checked(name, what)
-        await self._queues.steering.suspend(name, whats, node, act)
+        await self._queues.queue_store.suspend(name, whats, node, act)
         await self._queues.refresh(name)
         log.info("queue.suspended", queue=name, what=whats, only_node=node, by=act.by, reason=act.reason)
 
     async def resume(self, name: str, what: str | Sequence[str], node: str | None, act: AuditInfo) -> None:
-        """End that."""
+        """End suspensions; see `suspend`."""
         whats = self._checked(name, what)
-        await self._queues.steering.resume(name, whats, node)
+        await self._queues.queue_store.resume(name, whats, node)
         await self._queues.refresh(name)
         log.info("queue.resumed", queue=name, what=whats, only_node=node, by=act.by, reason=act.reason)
 
     def applied(self) -> AppliedOffsets:
-        """What this node has applied of the partitions that it leads."""
+        """Applied offsets of the partitions that this node leads."""
         wall_ms = self._queues.time.wall_ms()
         return AppliedOffsets(tuple(sorted(self._queues.applied_upto().items())), wall_ms, wall_ms)
 
     async def clear(self, name: str, act: AuditInfo, now: AppliedOffsets | None = None) -> None:
-        """Give up what waits, at every priority and on all nodes: gaps. What waits is what was applied `now` (None: on
-        this node), told by offsets, so that no node's clock decides; where no leader answered, it is what was made up
-        to the latest of the clocks."""
-        stands = self._queues.named(name).machine.newest_command_version()
+        """Discard what waits, at every priority and on all nodes, into gaps. What waits was applied at `now` (None: on
+        this node), by offsets, so that no node's clock decides; where no leader answered, it was made up to the latest
+        of the clocks."""
+        seen = self._queues.named(name).machine.newest_command_version()
         positions, _, latest_ms = self.applied() if now is None else now
         start_ms = (latest_ms // SECOND_MS + 1) * SECOND_MS
-        await self._queues.steering.decree(name, CLEARED, start_ms, act, positions, stands=stands, by_time=True)
+        await self._queues.queue_store.command(name, CLEARED, start_ms, act, positions, seen=seen, by_time=True)
         await self._queues.refresh(name)
         log.info("queue.cleared", queue=name, by=act.by, reason=act.reason)
 
     async def release(self, name: str, start_ms: int, act: AuditInfo, now: AppliedOffsets | None = None) -> None:
-        """See `QueueStore.release`. With `now` the next owner begins with what was not applied then."""
-        stands = self._queues.named(name).machine.newest_command_version()
+        """See `QueueStore.release`. With `now` the next owner begins with changes that were not applied then."""
+        seen = self._queues.named(name).machine.newest_command_version()
         start_ms, positions = (start_ms, ()) if now is None else (now.earliest_ms, now.positions)
         by_time = now is not None
-        await self._queues.steering.release(name, start_ms, act, positions, stands=stands, by_time=by_time)
+        await self._queues.queue_store.release(name, start_ms, act, positions, seen=seen, by_time=by_time)
         await self._queues.refresh(name)
         log.info("queue.released", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 
     async def throttle(self, name: str, rates: Rates | None, act: AuditInfo) -> None:
         """See `QueueStore.set_rates`."""
         self._queues.named(name)
-        await self._queues.steering.set_rates(name, rates, act)
+        await self._queues.queue_store.set_rates(name, rates, act)
         await self._queues.refresh(name)
         log.info("queue.throttled", queue=name, rates=rates, by=act.by, reason=act.reason)
 
     async def change_settings(
         self, name: str, values: Mapping[str, Any], act: AuditInfo, *, default: bool = False, again: bool = False
     ) -> None:
-        """Set fields of a queue's settings while it runs, on all nodes: "filter", "cascade"
-        (`QueueStore.change_offer`), and `decrees.LIMITS`; `default`: all that was set so is the definition's or the
-        file's again. `again`: everything is offered once more."""
+        """Change settings of a queue while it runs, on all nodes: "filter", "cascade" (`QueueStore.change_offer`), and
+        `queue_documents.LIMITS`. `default`: the definition or file counts again. `again`: everything is offered once
+        more."""
         queue = self._queues.named(name)
         offer: dict[str, Any] = {key: values[key] for key in ("filter", "cascade") if key in values}
-        changed = queue.word.decree.change if queue.word.decree is not None else None
+        changed = queue.stored.command.change if queue.stored.command is not None else None
         if default and changed is not None and (changed.filter, changed.cascade) != (None, None):
             offer = {"filter": None, "cascade": None}
         limits = {key: value for key, value in values.items() if key not in offer}
         checked_settings(name, {key: value for key, value in values.items() if value is not None})
-        steering, stands = self._queues.steering, queue.machine.newest_command_version()
+        store, seen = self._queues.queue_store, queue.machine.newest_command_version()
         if limits or default:
-            await steering.set_limits(name, limits, act, default=default)
+            await store.set_limits(name, limits, act, default=default)
         if offer or again:
-            await steering.change_offer(name, queue.settings, offer, act, again=again, stands=stands)
+            await store.change_offer(name, queue.settings, offer, act, again=again, seen=seen)
         await self._queues.refresh(name)
         log.info("queue.set", queue=name, values=dict(values), default=default, again=again, by=act.by)
 
     def rates(self, name: str) -> Rates:
-        """The limits in force on this node: what an operator set, or else the config file's."""
+        """The rate limits in effect on this node: set by an operator, or else by the config file."""
         return self._queues.named(name).throttle.rates
 
     def _checked(self, name: str, what: str | Sequence[str]) -> tuple[str, ...]:
@@ -194,60 +193,60 @@ class QueueActs:
             raise BadInput(f"say what: {SERVING!r}, {PUBLISHING!r}, or both")
         return whats
 
-    # ---------------------------------------------------------------- lower priorities
+    # ---------------------------------------------------------------- bulk references
 
     async def push(self, name: str, keys: Sequence[Key], priority: int, wait_ms: int) -> int:
-        """Queue references at a lower priority on this node, waiting for room at most so long; returns how many of the
-        first were taken in: the others are to be offered again. Filters do not count: who pushes names the queue."""
+        """Queue bulk references on this node, waiting for space for `wait_ms` at most; returns how many of the first
+        were accepted: the caller repeats the others. Filters do not apply: the caller has chosen the queue."""
         queue = self._queues.named(name)
         if priority not in LOWER:
             raise BadInput(f"priority {priority} takes no references; {LOWER[0]} (full-sync) and {LOWER[1]} (fold) do")
         return await queue.push(keys, priority, self._queues.time.now_ms() + wait_ms)
 
     async def lengths(self, name: str) -> tuple[int, int, int | None]:
-        """What waits on this node at the fold, full-sync and real-time priority; None: not known."""
+        """References that wait on this node at the fold, full-sync and real-time priority; None: unknown."""
         queue = self._queues.named(name)
-        full_sync, fold = (lower.waiting_count for lower in queue.machine.bulk_queues)
-        return fold, full_sync, (await self._queues.waiting(queue)).changes
+        full_sync, fold = (bulk.waiting_count for bulk in queue.machine.bulk_queues)
+        return fold, full_sync, (await self._queues.backlog(queue)).changes
 
     # ---------------------------------------------------------------- one object
 
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
-        """The object of a key as its leader has it, for the cluster that owns the queue; no place of the queue moves.
-        Raises OwnedByOther, and what reading raises."""
+        """The object of a key as its leader has it, for the cluster that owns the queue; the queue does not change.
+        Raises OwnedByOther, and what the read raises."""
         queue = self._queues.named(name)
-        owner = queue.word.owner
+        owner = queue.stored.owner
         if owner is None or owner.cluster != wanted.cluster:
             whose = "nobody" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
             raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {wanted.cluster_name}")
         if queue.state in (OFF, SUSPENDED):
             raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")
-        return ObjectReply(*self._queues.cluster, await queue.object_of(wanted.key))
+        return ObjectReply(self._queues.cluster_uuid, self._queues.cluster_name, await queue.object_of(wanted.key))
 
     def link(self, name: str) -> dict[str, Any]:
-        """What a sink would want to know of a queue before it fetches (`node.services.link_check`)."""
+        """Facts that a sink checks before it fetches from a queue (`node.services.link_check`)."""
         queue, queues = self._queues.named(name), self._queues
-        owner, digests = queue.word.owner, queues.digests()
+        owner, digests = queue.stored.owner, queues.cluster.property_digests()
         owned = None if owner is None or not owner.cluster else {"cluster": owner.name, "uuid": owner.cluster.hex()}
         if queue.settings.riak_fetch:
             owned = {"cluster": RIAK_NAME, "uuid": RIAK_CLUSTER.hex()}
         off = queue.state == OFF
-        places = queues.places()
+        places = queues.cluster.place_digests()
         types = {
             bucket_type.decode(errors="backslashreplace"): {
                 "digest": digests[bucket_type].hex() if bucket_type in digests else None,
                 "offered": offers_of(queue.filter, bucket_type),
             }
-            for bucket_type in sorted(queues.bucket_types())
+            for bucket_type in sorted(queues.cluster.bucket_types())
         }
         return {
-            "cluster": queues.cluster[1],
-            "cluster_uuid": queues.cluster[0].hex(),
+            "cluster": queues.cluster_name,
+            "cluster_uuid": queues.cluster_uuid.hex(),
             "queue": name,
             "owner": owned,
             "filter": str(queue.filter),
             "blocked": queue.filter.blocks,
-            "serving": "off" if off else "running" if queue.suspension is None else "suspended",
+            "serving": "off" if off else "running" if queue.serving_suspension is None else "suspended",
             "publishing": "off" if off else "running" if queue.machine.publishing_suspended is None else "suspended",
             "bucket_types": types,
             "places": None
@@ -259,7 +258,7 @@ class QueueActs:
             "wall_ms": queues.time.wall_ms(),
         }
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- reports
 
     async def listing(self) -> list[dict[str, Any]]:
         """See `queues.status`."""
@@ -274,8 +273,8 @@ class QueueActs:
                 "reason": decision.reason()}  # fmt: skip
 
     async def peek(self, name: str, count: int) -> list[Item]:
-        """The next references of this node's share, at most `count`, without taking them: real time first, each
-        partition in its order."""
+        """The next references on this node, at most `count`, without taking them: real time first, each partition in
+        its order."""
         queue = self._queues.named(name)
         found: list[Item] = []
         loop = asyncio.get_running_loop()
@@ -285,7 +284,7 @@ class QueueActs:
                 rows = await loop.run_in_executor(
                     self._pool, sound_changes, self._store, window, window.scan, PEEK_ROWS
                 )
-                ahead = window.rows_in_memory()
+                in_memory = window.rows_in_memory()
                 found += [
                     (
                         _TO_FETCH if row.kind == _DATA else _LEAVING,
@@ -299,20 +298,20 @@ class QueueActs:
                         b"",
                     )
                     for row in rows
-                    if row.offset >= window.scan and row.offset not in ahead and window.offers_row(row)
+                    if row.offset >= window.scan and row.offset not in in_memory and window.offers_row(row)
                 ][: count - len(found)]
-        for lower in queue.machine.bulk_queues:
-            found += lower.peek(count - len(found))
+        for bulk in queue.machine.bulk_queues:
+            found += bulk.peek(count - len(found))
         return found
 
     async def lags(self) -> list[dict[str, Any]]:
-        """How far every queue is behind in the partitions led here: {"queue", "cluster", "uuid", "partitions"}, see
-        `queues.lag`. What takes too long to read is None, and the reason says so."""
+        """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "partitions"}, see
+        `queues.lag`. Values that take too long to read are None, and the reason says so."""
         rows = []
         by_s = asyncio.get_running_loop().time() + TIMEOUT_S
         for name in self._queues.machines():
             queue = self._queues.named(name)
-            owner = queue.word.owner
+            owner = queue.stored.owner
             shown = await lags(queue, self._store, self._pool, self._queues.time.wall_ms(), by_s)
             told = [reason(queue, self._queues.time.now_ms())]
             if shown.late:
@@ -332,45 +331,45 @@ class QueueActs:
         return rows
 
     def explain(self, key: Key, partition: int | None, change: Change | None) -> dict[str, Any]:
-        """{"queues", "lower"}: what every queue says of a key, see `queues.explain`; `partition` None: led
-        elsewhere, then the lower priorities alone have a word. `change`: the key's row of the change index."""
+        """{"queues", "lower"}: the state of a key in every queue, see `queues.explain`; `partition` None: led
+        elsewhere, then only bulk references are reported. `change`: the key's row of the change index."""
         found = [self._queues.named(name) for name in self._queues.machines()]
-        lower = [row for queue in found for row in explained_lower(queue, key)]
+        lower = [row for queue in found for row in explained_bulk(queue, key)]
         if partition is None:
             return {"queues": [], "lower": lower}
         told = [explained(queue, partition, key, self._offered(queue, partition, change)) for queue in found]
         return {"queues": told, "lower": lower}
 
     def _offered(self, queue: QueueServer, partition: int, change: Change | None) -> Change | None:
-        """The key's row as the queue takes it: with our origin where it is backfilled."""
+        """The key's row as the queue reads it; see `backfilled`."""
         window = queue.machine.windows.get(partition)
         return change if change is None or window is None else backfilled(self._store, window, [change])[0]
 
     async def ledger(self, name: str) -> dict[str, Any]:
-        """The queue's ledger on this node, checked against the change index: `lost` are offsets of rows there that
-        neither wait nor are under lease nor settled. The index is read twice, so that what goes meanwhile is not taken
-        for lost."""
+        """The queue's ledger on this node, checked against the change index: "lost" are offsets of rows that neither
+        wait nor are in flight nor settled. The index is read twice, so that rows replaced meanwhile do not count as
+        lost."""
         queue = self._queues.named(name)
-        lost = await self._unexplained(queue)
+        lost = await self._find_lost(queue)
         if lost:
-            again = await self._unexplained(queue)
+            again = await self._find_lost(queue)
             lost = {p: [offset for offset in found if offset in again.get(p, ())] for p, found in lost.items()}
             lost = {p: found for p, found in lost.items() if found}
         shown = ledger(queue)
-        # Nobody reads a queue that no cluster fetches from: what waits there is counted in the change index.
-        backlog = None if shown["fetched"] else (await self._queues.waiting(queue)).changes
+        # A queue that no cluster fetches from has no window in memory: its backlog is counted in the change index.
+        backlog = None if shown["fetched"] else (await self._queues.backlog(queue)).changes
         return {**shown, "backlog": backlog, "lost": lost}
 
     def owners(self) -> dict[str, str]:
         """Uuid of each cluster that owns a queue -> its name."""
-        words = [self._queues.named(name).word.owner for name in self.names()]
-        return {owner.cluster.hex(): owner.name for owner in words if owner is not None and owner.cluster}
+        owners = [self._queues.named(name).stored.owner for name in self.names()]
+        return {owner.cluster.hex(): owner.name for owner in owners if owner is not None and owner.cluster}
 
     def names(self) -> list[str]:
-        """Of all queues."""
+        """Names of all queues."""
         return list(self._queues.machines())
 
-    async def _unexplained(self, queue: QueueServer) -> dict[int, list[int]]:
+    async def _find_lost(self, queue: QueueServer) -> dict[int, list[int]]:
         loop = asyncio.get_running_loop()
         found = {}
         for window in list(queue.machine.windows.values()):
@@ -386,9 +385,9 @@ class QueueActs:
     # ---------------------------------------------------------------- gaps
 
     def gaps(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What was given up and no full-sync has closed: of partitions led here, and of lower priorities of any node.
+        """Gaps that no full-sync has closed: of partitions led here, and losses of bulk references of any node:
         {"queue", "id", "partition", "from_offset", "upto_offset", "from_ms", "upto_ms", "count_at_least",
-        "count_at_most", "what", "by", "reason", "node", "priority"}; null where a word does not apply, or is not known
+        "count_at_most", "what", "by", "reason", "node", "priority"}; null where a field does not apply, or is not known
         yet."""
         names = self._queues.machines() if name is None else (name,)
         rows = []
@@ -396,24 +395,24 @@ class QueueActs:
             queue = self._queues.named(one)
             place = {"queue": one, "node": self._queues.node, "priority": max(PRIORITIES)}
             for partition, window in queue.machine.windows.items():
-                rows += [{**place, **gap.shown(partition)} for gap in window.state.gaps]
-            rows += [_lost_shown(one, lost) for lost in queue.word.lost]
+                rows += [{**place, **gap.as_dict(partition)} for gap in window.state.gaps]
+            rows += [_lost_row(one, lost) for lost in queue.stored.lost]
         return rows
 
     async def close_gaps(self, name: str, choice: GapChoice, act: AuditInfo) -> int:
-        """A full-sync has found equal, or repaired, what these gaps left out; returns how many are closed. Gaps that
-        still grow stay. Raises Retryable, OutcomeUnknown, too: then it may be done again."""
+        """Close gaps whose changes a full-sync has found equal, or repaired; returns how many. Gaps that still grow
+        stay. Raises Retryable, OutcomeUnknown, too: the call may then be repeated."""
         queue = self._queues.named(name)
         proven: dict[int, list[QueueGap]] = {}
         for partition, window in queue.machine.windows.items():
             for gap in window.state.gaps:
                 gap_id = f"{partition}:{gap.start}"
-                if not gap.is_open and choice.takes(gap_id, window.bucket_type, gap.from_ms, gap.upto_ms):
+                if not gap.is_open and choice.includes(gap_id, window.bucket_type, gap.from_ms, gap.upto_ms):
                     proven.setdefault(partition, []).append(gap)
         closed = await self._queues.close_gaps(queue, proven)
-        fits = [one for one in queue.word.lost if choice.takes(_lost_id(one), None, one.from_ms, one.upto_ms)]
+        fits = [one for one in queue.stored.lost if choice.includes(_lost_id(one), None, one.from_ms, one.upto_ms)]
         if fits:
-            closed += await self._queues.steering.forget_lost(name, lambda one: one in fits)
+            closed += await self._queues.queue_store.forget_lost(name, fits)
             await self._queues.refresh(name)
         log.info("queue.gaps_closed", queue=name, count=closed, by=act.by, reason=act.reason)
         return closed
@@ -423,7 +422,7 @@ def _lost_id(lost: LostReferences) -> str:
     return f"{lost.node}:{lost.priority}:{lost.at_ms}"
 
 
-def _lost_shown(queue: str, lost: LostReferences) -> dict[str, Any]:
+def _lost_row(queue: str, lost: LostReferences) -> dict[str, Any]:
     return {
         "queue": queue,
         "node": lost.node,

@@ -1,48 +1,37 @@
-"""The lower priorities of a node's queues, on record while they hold anything; what is lost of them is written down.
+"""Marks and loss records of bulk references: what a node holds in memory is on record, so a crash loses nothing unseen.
 
-    nothing held  -> marked       before references are taken in; the write is waited for, so no crash comes between
-    marked        -> raised       before more are taken in than the mark says
-    marked        -> lowered      at most once in REST_MS, when much less is held
-    marked        -> nothing held once nothing was held for REST_MS
-    marked        -> a record     the node died: by itself when it begins again, by another node when it stays away
+    nothing held  -> marked       before references are accepted; the write is awaited, so no crash comes between
+    marked        -> raised       before more are accepted than the mark covers
+    marked        -> lowered      at most once in LOWER_AFTER_MS, when much less is held
+    marked        -> nothing held once nothing was held for LOWER_AFTER_MS
+    marked        -> loss record  the node died: written by its next life, or by another node when it stays away
 
-Runs on the event loop. What marks and records are stands in `queues.queue_documents` and `queues.queue_documents`;
-docs/protocol.md R-HELD. Without the metastore nothing new is taken in that no mark covers: whoever brings it is told to
-come back.
+Without the metastore no reference is accepted that no mark covers: its producer has to retry (docs/protocol.md R-HELD).
 
-What is left in the metastore of queues that this node does not have: marks of references, and records of losses.
+A mark becomes a loss record only on a node that runs its queue. `OrphanedMarks` looks after queues that this node does
+not run, because they were delisted while a node was down, or because they are in no file any more:
 
-A mark (`queues.queue_documents`) becomes a record only where somebody has its queue. Of a queue that was delisted while
-a node was down nobody has it; of one that a node's file names no more that node has not. So:
+    delisted            marks and loss records are removed with the queue (docs/queues.md)
+    another's queue     what this node held before its restart becomes a loss record, for the nodes that run the queue
+    unknown queue       what a node that stays away held becomes a loss record
 
-    delisted           marks and records of its lower priorities go: they go with the queue (docs/queues.md)
-    another's queue    what this node's life before held becomes a record, for those who have the queue
-    nobody's that is   what a node held that stays away becomes a record
-    known
-
-The first of the live nodes looks, now and then; each looks for its own marks once. Deletes are conditional on what was
-read before the queue was found to be delisted, so a queue that is registered again meanwhile keeps its marks.
+The first of the live nodes looks now and then; each node looks for its own marks once. The documents are in
+`queues.queue_documents`. Runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final, Protocol
 
 import structlog
 
 from isthmus.queues.bulk_queue import BulkQueue
-from isthmus.queues.queue_documents import (
-    CLEARED,
-    BulkMark,
-    CursorCommand,
-    LostReferences,
-    QueueStore,
-    bound_for,
-    of_node,
-)
+from isthmus.queues.queue_documents import CLEARED, BulkMark, CursorCommand, LostReferences, bound_for, marks_of
 from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.queue_store import QueueStore
+from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import REFUSED, REFUSED_REASON
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.ports import TimeSource
@@ -50,98 +39,99 @@ from isthmus.repl.model.ports import TimeSource
 log = structlog.get_logger(__name__)
 
 SWEEP_MS: Final = 60_000
-"""Pause between two looks, each a read or two a name that there ever was: a matter of a thousand reads at most. A node
-that is missed at two of them is taken for dead, as in `queues.bulk_marks`."""
+"""Pause between two sweeps, each a read or two per queue name that ever existed: some thousand reads at most. A node
+that is missing in two sweeps counts as dead."""
 
-FIRST_AGAIN_MS: Final = 5_000
-"""Pause before the first look of a life is tried again: the metastore was away."""
+FIRST_RETRY_MS: Final = 5_000
+"""Pause before the first sweep of a process is repeated, when the metastore was away."""
 
-
-class OrphanedMarks:
-    """Of one node."""
-
-    def __init__(self, steering: QueueStore, node: str, time: TimeSource) -> None:
-        self._steering = steering
-        self._node = node
-        self._time = time
-        self._begun = False
-        self._due_ms = 0
-        self._away: set[str] = set()
-
-    def due(self, live: Collection[str], now_ms: int) -> bool:
-        """Whether a look is due: at once in a new life, then for the first of the live nodes."""
-        if now_ms < self._due_ms or (self._begun and (not live or min(live) != self._node)):
-            return False
-        self._due_ms = now_ms + (SWEEP_MS if self._begun else FIRST_AGAIN_MS)
-        return True
-
-    async def look(self, own: Callable[[], Collection[str]], live: Collection[str]) -> None:
-        """Look at the queues that are not among `own`, asked each time. Raises NotReady."""
-        first, away = bool(live) and min(live) == self._node, set[str]()
-        for name in await self._steering.names():
-            if name in own():
-                continue
-            try:
-                marks, gone = await self._steering.left_of(name)
-                if gone:
-                    log.info("queue.marks_removed", queue=name, marks=len(marks))
-                    continue
-                dead = {mark.node for mark in marks} - {*live} if live else set()
-                away |= dead
-                lose = {self._node} if not self._begun and of_node(marks, self._node) else set()
-                for node in lose | (dead & self._away if first else set()):
-                    count = await self._steering.lose_held(name, node, self._time.wall_ms())
-                    log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
-            except CodecError as error:
-                log.error("queue.metastore_value_unreadable", queue=name, error=str(error))
-        self._begun, self._away = True, away
-
-
-REST_MS: Final = 10_000
+LOWER_AFTER_MS: Final = 10_000
 """How long a mark outlives what it covers, and least pause before it is lowered: full-sync pushes in bursts, and each
 change of a mark is a write that every node reads."""
 
 AWAY_MS: Final = 30_000
-"""How long a node must be away before another one writes down what it lost: one that is only restarted does so itself,
-and knows its queues again by then."""
+"""How long a node must be away before another one records what it lost: a node that only restarts does so itself, and
+has its queues again by then."""
+
+
+class LiveNodes(Protocol):
+    """The part of `queues.service.QueueCluster` that names live nodes."""
+
+    def live_nodes(self) -> Collection[str]:
+        """Names of the live nodes."""
+
+
+class OrphanedMarks:
+    """Sweeps of one node over the queues that it does not run."""
+
+    def __init__(self, store: QueueStore, node: str, time: TimeSource) -> None:
+        self._store = store
+        self._node = node
+        self._time = time
+        self._swept = False
+        """Whether a sweep of this process has looked for this node's own marks."""
+        self._due_ms = 0
+        self._away: set[str] = set()
+        """Nodes with marks that were not live at the last sweep."""
+
+    def due(self, live: Collection[str], now_ms: int) -> bool:
+        """Whether to sweep now: at once in a new process, later only on the first of the live nodes."""
+        if now_ms < self._due_ms or (self._swept and (not live or min(live) != self._node)):
+            return False
+        self._due_ms = now_ms + (SWEEP_MS if self._swept else FIRST_RETRY_MS)
+        return True
+
+    async def sweep(self, queues: Collection[QueueServer], live: Collection[str]) -> None:
+        """Look at all queues that are not among `queues`, a live view. Raises NotReady."""
+        first, away = bool(live) and min(live) == self._node, set[str]()
+        for name in await self._store.names():
+            if name in {queue.settings.name for queue in queues}:
+                continue
+            try:
+                marks, delisted = await self._store.marks_of_other(name)
+                if delisted:
+                    log.info("queue.marks_removed", queue=name, marks=len(marks))
+                    continue
+                dead = {mark.node for mark in marks} - {*live} if live else set()
+                away |= dead
+                lose = {self._node} if not self._swept and marks_of(marks, self._node) else set()
+                for node in lose | (dead & self._away if first else set()):
+                    count = await self._store.record_crash(name, node, self._time.wall_ms())
+                    log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
+            except CodecError as error:
+                log.error("queue.metastore_value_unreadable", queue=name, error=str(error))
+        self._swept, self._away = True, away
 
 
 class BulkMarks:
-    """See the module's text. Of one node; `spawn` starts a task that is cancelled at stop."""
+    """The marks and loss records of one node, for all its queues."""
 
-    def __init__(
-        self,
-        steering: QueueStore,
-        node: str,
-        time: TimeSource,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self.live: Callable[[], Collection[str]] = tuple
-        """The live nodes of the cluster. Set by who knows them."""
-        self._steering = steering
+    def __init__(self, store: QueueStore, node: str, time: TimeSource, cluster: LiveNodes, tasks: TaskSet) -> None:
+        self._store = store
         self._node = node
         self._time = time
-        self._spawn = spawn
+        self._cluster = cluster
+        self._tasks = tasks
         self._of: dict[QueueServer, _Marks] = {}
         self._away_since: dict[str, int] = {}
-        self._leftovers = OrphanedMarks(steering, node, time)
+        """Node with marks -> since when it is not live."""
+        self._orphans = OrphanedMarks(store, node, time)
 
     async def begin(self, queue: QueueServer) -> None:
-        """The queue is new in this process, which holds nothing of it: what a life before held is lost. Raises
-        NotReady."""
-        if of_node(queue.word.held, self._node):
-            await self._lose(queue, self._node)
+        """Add a queue, which holds nothing yet: what an earlier process of this node held is lost. Raises NotReady."""
+        if marks_of(queue.stored.held, self._node):
+            await self._record_crash(queue, self._node)
         self._of[queue] = _Marks()
 
-    async def _lose(self, queue: QueueServer, node: str) -> None:
+    async def _record_crash(self, queue: QueueServer, node: str) -> None:
         name = queue.settings.name
-        count = await self._steering.lose_held(name, node, self._time.wall_ms())
+        count = await self._store.record_crash(name, node, self._time.wall_ms())
         if count:
             log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
 
     async def end(self, queue: QueueServer) -> None:
-        """The queue is no more: drop what is held here. Raises NotReady; its mark then goes with the queue, or becomes
-        a record where there is another of its name."""
+        """Remove a delisted queue and drop what is held here. Raises NotReady; the mark is then removed with the queue,
+        or becomes a loss record if a queue of its name is registered again."""
         try:
             await self.give_up(queue, "delisted", "")
         finally:
@@ -149,155 +139,157 @@ class BulkMarks:
 
     # ---------------------------------------------------------------- marks of this node
 
-    async def cover(self, queue: QueueServer, lower: BulkQueue, count: int) -> None:
-        """Returns once a mark covers `count` references more than are held at `lower`, at once when one does. Raises
-        NotReady, Overloaded."""
+    async def cover(self, queue: QueueServer, bulk: BulkQueue, count: int) -> None:
+        """See `queues.queue_server.MarkWriter`."""
         marks = self._of.get(queue)
         if marks is None:
             raise NotReady(f"queue {queue.settings.name} is only beginning here, or is gone")
-        while lower.held_count + count > marks.bounds.get(lower.priority, 0):
+        while bulk.held_count + count > marks.bounds.get(bulk.priority, 0):
             async with marks.lock:
-                wanted = lower.held_count + count
-                if wanted > marks.bounds.get(lower.priority, 0):
-                    bound = bound_for(wanted, max(lower.limit, wanted))
-                    await self._mark(queue, marks, {**marks.bounds, lower.priority: bound})
+                wanted = bulk.held_count + count
+                if wanted > marks.bounds.get(bulk.priority, 0):
+                    bound = bound_for(wanted, max(bulk.limit, wanted))
+                    await self._write_marks(queue, marks, {**marks.bounds, bulk.priority: bound})
 
-    async def _mark(self, queue: QueueServer, marks: _Marks, bounds: dict[int, int]) -> None:
-        """Write that this node holds at most `bounds`, by priority. Under the lock of `marks`."""
+    async def _write_marks(self, queue: QueueServer, marks: _Marks, bounds: dict[int, int]) -> None:
+        """Write that this node holds at most `bounds`, by priority. Holds the lock of `marks`."""
         now = self._time.wall_ms()
         since = {priority: marks.since_ms.get(priority, now) for priority in bounds}
-        # From here on until it is written, only what both say is certain.
+        # Until the write is confirmed, only the smaller of the old and the new bound is certain.
         marks.bounds = {p: min(bound, bounds[p]) for p, bound in marks.bounds.items() if p in bounds}
         wanted = [BulkMark(self._node, priority, bound, since[priority]) for priority, bound in bounds.items()]
-        held = await self._steering.hold(queue.settings.name, self._node, wanted)
-        queue.word = queue.word._replace(held=held)
+        held = await self._store.set_marks(queue.settings.name, self._node, wanted)
+        queue.stored = queue.stored._replace(held=held)
         marks.bounds, marks.since_ms = bounds, since
-        marks.much_since.clear()
+        marks.oversized_since.clear()
 
     def tick(self, queues: Collection[QueueServer]) -> None:
-        """What is due once a second: marks that say too much, or that another node has taken for a dead one's; marks of
-        nodes that stay away; what is left of queues that are not here."""
+        """Do what is due once a second: lower marks, restore marks that another node has turned into loss records,
+        record the losses of nodes that stay away, sweep over other queues."""
         now = self._time.now_ms()
-        if self._leftovers.due(self.live(), now):
-            self._spawn(self._look_at_leftovers())
+        if self._orphans.due(self._cluster.live_nodes(), now):
+            self._tasks.start(self._sweep())
         away = self._staying_away(queues, now)
         for queue in queues:
             marks = self._of.get(queue)
             if marks is None or marks.lock.locked():
                 continue
             wanted = self._wanted(queue, marks, now)
-            written = {mark.priority: mark.at_most for mark in of_node(queue.word.held, self._node)}
-            if marks.unsaved or not wanted == marks.bounds == written:
-                self._spawn(self._put_right(queue, marks))
-            for node in away & {mark.node for mark in queue.word.held}:
-                self._spawn(self._lose_for(queue, node))
+            written = {mark.priority: mark.at_most for mark in marks_of(queue.stored.held, self._node)}
+            if marks.unrecorded or not wanted == marks.bounds == written:
+                self._tasks.start(self._correct(queue, marks))
+            for node in away & {mark.node for mark in queue.stored.held}:
+                self._tasks.start(self._record_crash_of_other(queue, node))
 
     @staticmethod
     def _wanted(queue: QueueServer, marks: _Marks, now_ms: int) -> dict[int, int]:
-        """What the marks should say now, by priority; one that says too much does so for REST_MS."""
+        """The bounds to write now, by priority; a bound that is too large stays for LOWER_AFTER_MS."""
         wanted = {}
-        for lower in queue.machine.bulk_queues:
-            priority, count = lower.priority, lower.held_count
-            bound, least = marks.bounds.get(priority, 0), bound_for(count, lower.limit) if count else 0
+        for bulk in queue.machine.bulk_queues:
+            priority, count = bulk.priority, bulk.held_count
+            bound, least = marks.bounds.get(priority, 0), bound_for(count, bulk.limit) if count else 0
             if least >= bound:
-                marks.much_since.pop(priority, None)
-            elif now_ms - marks.much_since.setdefault(priority, now_ms) < REST_MS:
+                marks.oversized_since.pop(priority, None)
+            elif now_ms - marks.oversized_since.setdefault(priority, now_ms) < LOWER_AFTER_MS:
                 least = bound
             if least:
                 wanted[priority] = least
         return wanted
 
-    async def _put_right(self, queue: QueueServer, marks: _Marks) -> None:
+    async def _correct(self, queue: QueueServer, marks: _Marks) -> None:
         try:
             async with marks.lock:
-                await self._write_down(queue, marks)
-                await self._mark(queue, marks, self._wanted(queue, marks, self._time.now_ms()))
+                await self._write_losses(queue, marks)
+                await self._write_marks(queue, marks, self._wanted(queue, marks, self._time.now_ms()))
         except IsthmusError as error:
             log.info("queue.mark_put_off", queue=queue.settings.name, reason=error.reason)
 
-    async def _write_down(self, queue: QueueServer, marks: _Marks) -> None:
-        """What was given up and is not on record yet. Under the lock of `marks`."""
-        if marks.unsaved:
-            noting = list(marks.unsaved)
-            await self._steering.note_lost(queue.settings.name, noting)
-            marks.unsaved = marks.unsaved[len(noting) :]
+    async def _write_losses(self, queue: QueueServer, marks: _Marks) -> None:
+        """Write the loss records that are not written yet. Holds the lock of `marks`."""
+        if marks.unrecorded:
+            writing = list(marks.unrecorded)
+            await self._store.record_lost(queue.settings.name, writing)
+            marks.unrecorded = marks.unrecorded[len(writing) :]
 
     # ---------------------------------------------------------------- nodes that stay away
 
     def _staying_away(self, queues: Collection[QueueServer], now_ms: int) -> set[str]:
         """Nodes with marks that are not live for AWAY_MS; none unless this node is the first of the live ones."""
-        live = self.live()
-        marked = {mark.node for queue in queues for mark in queue.word.held} - {self._node, *live}
+        live = self._cluster.live_nodes()
+        marked = {mark.node for queue in queues for mark in queue.stored.held} - {self._node, *live}
         self._away_since = {node: self._away_since.get(node, now_ms) for node in marked}
         if self._node not in live or min(live) != self._node:
             return set()
         return {node for node, since in self._away_since.items() if now_ms - since >= AWAY_MS}
 
-    async def _look_at_leftovers(self) -> None:
+    async def _sweep(self) -> None:
         try:
-            await self._leftovers.look(lambda: {queue.settings.name for queue in self._of}, self.live())
+            await self._orphans.sweep(self._of, self._cluster.live_nodes())
         except IsthmusError as error:
             log.info("queue.marks_not_looked_at", reason=error.reason)
 
-    async def _lose_for(self, queue: QueueServer, node: str) -> None:
+    async def _record_crash_of_other(self, queue: QueueServer, node: str) -> None:
         try:
-            await self._lose(queue, node)
+            await self._record_crash(queue, node)
         except IsthmusError as error:
             log.info("queue.mark_put_off", queue=queue.settings.name, reason=error.reason)
 
-    # ---------------------------------------------------------------- giving up
+    # ---------------------------------------------------------------- losses
 
     async def give_up(self, queue: QueueServer, what: str, by: str) -> None:
-        """Drop what is held here, and keep a record of it. Raises NotReady; the record is then made later, or its mark
-        becomes one."""
+        """Drop all bulk references held here, and record the loss. Raises NotReady; the loss is then recorded later, or
+        the mark becomes its record."""
         marks = self._of.get(queue)
         if marks is None:
-            return  # it never began here: it was delisted before this process began
+            return  # delisted before this process began it
         lost = []
-        for lower in queue.machine.bulk_queues:
-            cleared = lower.clear()
+        for bulk in queue.machine.bulk_queues:
+            cleared = bulk.clear()
             if cleared is not None:
-                lost.append(LostReferences(self._node, lower.priority, *cleared, what, by, self._time.wall_ms()))
+                lost.append(LostReferences(self._node, bulk.priority, *cleared, what, by, self._time.wall_ms()))
         if lost:
             log.warning(
                 "queue.lower_given_up", queue=queue.settings.name, what=what, count=sum(one.left_out for one in lost)
             )
-        marks.unsaved += lost
-        queue.room_made()
-        if marks.unsaved or marks.bounds:
+        marks.unrecorded += lost
+        queue.space_freed()
+        if marks.unrecorded or marks.bounds:
             async with marks.lock:
-                await self._write_down(queue, marks)
-                if not any(lower.held_count for lower in queue.machine.bulk_queues):
-                    await self._mark(queue, marks, {})
+                await self._write_losses(queue, marks)
+                if not any(bulk.held_count for bulk in queue.machine.bulk_queues):
+                    await self._write_marks(queue, marks, {})
 
-    def missing(self, queue: QueueServer) -> None:
-        """What the sink refused for good of the lower priorities, and keeps nothing of, is on record soon: until then
-        the marks cover it."""
+    def record_refused(self, queue: QueueServer) -> None:
+        """Record bulk references that the sink refused permanently and keeps nothing of, within a second; until then
+        the marks cover them."""
         marks, now_ms = self._of.get(queue), self._time.wall_ms()
-        found, queue.machine.refused_bulk = queue.machine.refused_bulk, []
+        refused, queue.machine.refused_bulk = queue.machine.refused_bulk, []
         if marks is None:
             return
-        for priority in {priority for priority, _ in found}:
-            times = [at for one, ats in found if one == priority for at in ats]
-            at_ms = max([now_ms, *(lost.at_ms + 1 for lost in marks.unsaved if lost.priority == priority)])
-            marks.unsaved.append(
+        for priority in {priority for priority, _ in refused}:
+            times = [at for one, ats in refused if one == priority for at in ats]
+            at_ms = max([now_ms, *(lost.at_ms + 1 for lost in marks.unrecorded if lost.priority == priority)])
+            marks.unrecorded.append(
                 LostReferences(self._node, priority, len(times), min(times), max(times), REFUSED, REFUSED_REASON, at_ms)
             )
 
-    async def apply_state(self, queue: QueueServer, before: CursorCommand | None) -> None:
-        """The queue was cleared since `before` was the newest decree: on every node. Raises NotReady."""
-        decree = queue.word.decree
-        if decree is not None and decree != before and decree.what == CLEARED:
-            await self.give_up(queue, CLEARED, decree.by)
+    async def apply_command(self, queue: QueueServer, before: CursorCommand | None) -> None:
+        """Drop what is held here if the queue was cleared since `before` was the newest command. Raises NotReady."""
+        command = queue.stored.command
+        if command is not None and command != before and command.what == CLEARED:
+            await self.give_up(queue, CLEARED, command.by)
 
 
 class _Marks:
-    """Of one queue: what this node's marks cover by priority, since when, since when they say too much, and what could
-    not be written down yet."""
+    """This node's marks of one queue."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.bounds: dict[int, int] = {}
+        """Priority -> references that its mark covers."""
         self.since_ms: dict[int, int] = {}
-        self.much_since: dict[int, int] = {}
-        self.unsaved: list[LostReferences] = []
+        """Priority -> when its mark was first written."""
+        self.oversized_since: dict[int, int] = {}
+        """Priority -> since when its bound is larger than needed."""
+        self.unrecorded: list[LostReferences] = []
+        """Losses that are not written yet."""

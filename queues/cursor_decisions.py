@@ -1,7 +1,7 @@
-"""What a partition's next CURSOR entry should say, and what its applying means for the window (pure).
+"""Content of a partition's next CURSOR entry, and whether an applied one needs a new window (pure).
 
-Owner versions, suspensions of publishing and overflows are decided outside the log; each becomes true in a partition
-by a CURSOR entry. The story goes on in `queues.source_queue`; who writes them is `queues.service`.
+Owner versions, suspensions of publishing and overflows are decided outside the log; each takes effect in a partition by
+a CURSOR entry. `queues.cursor_keeper` writes the entries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.queues.window import Window
 from isthmus.repl.store.port import Change
 
 PUBLISHING_SUSPENDED: Final = "publishing-suspended"
-"""What a gap is that grows while publishing is suspended."""
+"""`what` of a gap that grows while publishing is suspended."""
 
 
 class PublishingSuspended(NamedTuple):
@@ -27,23 +27,23 @@ class PublishingSuspended(NamedTuple):
 
 
 class PublishingUnknown(PublishingSuspended):
-    """Nobody could read yet whether it is: where a gap grows it grows on, and none begins."""
+    """Suspensions have not been read yet: gaps that grow go on growing, and none begins."""
 
 
 def wanted_state(
-    window: Window, owner: bytes, owner_version: int, stopped: PublishingSuspended | None, wall_ms: int
+    window: Window, owner: bytes, owner_version: int, suspended: PublishingSuspended | None, wall_ms: int
 ) -> CursorState | None:
-    """The state of a window's partition once it says the owner version, whether publishing is suspended, and what was
-    given up; None when its last CURSOR entry says all that already."""
+    """State of the window's partition with the owner version, the suspension of publishing, and new gaps; None when the
+    last CURSOR entry contains all of them."""
     before, gaps = window.state, window.state.gaps
     open_gap, given = growing(gaps), window.claim_gaps()
-    if stopped is None and open_gap is not None:
+    if suspended is None and open_gap is not None:
         if window.complete_from == open_gap.start + 1 and not window.ledger.given_up:
-            gaps = gaps[:-1]  # told of all since the entry that opened it, and nothing was left out
+            gaps = gaps[:-1]  # everything since the entry that opened it was added, and nothing was left out
         else:
             gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
-    elif stopped is not None and open_gap is None and not isinstance(stopped, PublishingUnknown):
-        gaps = with_gap(gaps, QueueGap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *stopped))
+    elif suspended is not None and open_gap is None and not isinstance(suspended, PublishingUnknown):
+        gaps = with_gap(gaps, QueueGap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *suspended))
     its_owner, version = before.owner, before.owner_version
     if version < owner_version:
         its_owner, version = owner, owner_version
@@ -51,10 +51,10 @@ def wanted_state(
         return None
     for gap in given:
         gaps = with_gap(gaps, gap)
-    # What the owner of before was not given, since it had made it, is not settled for the next one. Whatever else the
-    # window has passed since its last entry, nobody acknowledged: the owner's version had come to its end by then.
+    # Changes that the former owner was not served, because it had made them, are not settled for the next owner. And
+    # nothing else that the window has passed since its last entry was acknowledged: the owner's version had ended.
     cursor = window.advance() if its_owner == before.owner else window.state.cursor
-    return CursorState(cursor, version, its_owner, before.decree, gaps)
+    return CursorState(cursor, version, its_owner, before.command_version, gaps)
 
 
 def ends_a_gap(before: CursorState, after: CursorState) -> QueueGap | None:
@@ -63,9 +63,9 @@ def ends_a_gap(before: CursorState, after: CursorState) -> QueueGap | None:
     return grew if grew is not None and growing(after.gaps) is None else None
 
 
-def from_the_first(after: CursorState, grew: QueueGap, rows: Sequence[Change]) -> CursorState:
-    """`after`, in which the gap that grew begins with the first of its changes; `rows` of the index from its start on.
-    What was under way when publishing was suspended is in the gap, and was made before."""
+def dated_from_first(after: CursorState, grew: QueueGap, rows: Sequence[Change]) -> CursorState:
+    """`after`, with the gap that grew dated from the first of its changes; `rows` of the index from its start on.
+    Changes that were under way when publishing was suspended are in the gap and were made earlier."""
     gaps = []
     for gap in after.gaps:
         if gap.start <= grew.start < gap.end:
@@ -76,14 +76,14 @@ def from_the_first(after: CursorState, grew: QueueGap, rows: Sequence[Change]) -
 
 
 def needs_no_new_window(window: Window, after: CursorState) -> bool:
-    """True when a new state leaves owner, decree and the gaps that a window looks at as they were, and all that the
-    window has passed over since: of two entries of one act, when nobody knew what became of the first, the second may
-    say less."""
+    """Whether a new state leaves owner, cursor command and the gaps that the window uses as they are, and everything
+    that the window has skipped since. When the outcome of an entry was not known, the second entry of the same act may
+    contain less."""
     before, cursor = window.state, window.cursor
     return (
         after.cursor <= cursor
         and before.owner_version == after.owner_version
-        and before.decree == after.decree
+        and before.command_version == after.command_version
         and growing(before.gaps) is None
         and growing(after.gaps) is None
         and all(covered(after.gaps, max(gap.start, after.cursor), min(gap.end, cursor)) for gap in before.gaps)

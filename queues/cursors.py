@@ -1,12 +1,11 @@
-"""Bytes of a queue's cursor in one partition: what a CURSOR entry carries and what travels softly.
+"""A queue's cursor in one partition: values and encodings of CURSOR entries and soft cursors.
 
-A CURSOR entry holds the whole state (replaying it is absolute): where to start, and under which owner version. What
-an acknowledgement moves is soft: it carries the offset of the CURSOR entry under which it was made and the lineage of
-the partition, and counts only on top of that entry, in that lineage, and only forward, so that a late soft state can
-undo no decision and speaks of no entries but those it was made over (docs/protocol.md R-SOFT). An unknown cursor means
-the last CURSOR entry, never "now". A state with neither decree nor gaps, and a soft cursor of a partition that nobody
-was ever forced to lead, are written as version 1, which every version of the program reads. The story goes on in
-`queues.window`.
+A CURSOR entry contains the whole state: where to start, and under which owner version. Acknowledgements move a soft
+cursor. It carries the offset of the CURSOR entry under which it was made and the lineage of the partition, and counts
+only with that entry, in that lineage, and only forward. So a late soft cursor undoes no decision, and refers to the
+same entries that it was made for (docs/protocol.md R-SOFT). Without a soft cursor the CURSOR entry counts, never "now".
+A state with neither command nor gaps, and a soft cursor of lineage 0, are written as version 1, which every version of
+the program reads.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from isthmus.repl.store.port import Cursor
 
 CURSOR_VERSION: Final = 2
 PLAIN_VERSION: Final = 1
-"""Of a state without decree and gaps."""
+"""Version of a state without command and gaps."""
 
 SOFT_VERSION: Final = 2
 PLAIN_SOFT_VERSION: Final = 1
-"""Of lineage 0."""
+"""Version of a soft cursor of lineage 0."""
 
 NO_OWNER: Final = b""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """What a CURSOR entry decides: all changes below `cursor` are settled; `owner` (16-byte cluster uuid, or empty)
-    may fetch from here on under `owner_version` (0: nobody yet). `decree` is the newest act of an operator that it
-    obeys (`queues.queue_documents`; 0: none), `gaps` what is not offered."""
+    """Content of a CURSOR entry: all changes below `cursor` are settled; `owner` (16-byte cluster uuid, or empty) may
+    fetch from here on under `owner_version` (0: nobody yet). `command_version` is the newest cursor command that it
+    executes (`queues.queue_documents`; 0: none), `gaps` are not offered."""
 
     cursor: int = 0
     owner_version: int = 0
     owner: bytes = NO_OWNER
-    decree: int = 0
+    command_version: int = 0
     gaps: Gaps = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CursorPosition:
-    """Where a queue stands in a partition: the last CURSOR entry's `base` offset and state, and the cursor that
-    holds."""
+    """A queue's position in a partition: offset (`base`) and state of the last CURSOR entry, and the cursor in
+    effect."""
 
     base: int
     state: CursorState
@@ -57,17 +56,17 @@ class CursorPosition:
 
 def encode_state(state: CursorState) -> bytes:
     """Payload of a CURSOR entry: msgpack [version, cursor, owner version, owner uuid], and from version 2 on
-    [..., decree, gaps]."""
+    [..., command version, gaps]."""
     plain = (state.cursor, state.owner_version, state.owner)
-    if not state.decree and not state.gaps:
+    if not state.command_version and not state.gaps:
         first: bytes = msgpack.packb((PLAIN_VERSION, *plain))
         return first
-    whole: bytes = msgpack.packb((CURSOR_VERSION, *plain, state.decree, packed(state.gaps)))
+    whole: bytes = msgpack.packb((CURSOR_VERSION, *plain, state.command_version, packed(state.gaps)))
     return whole
 
 
 def decode_state(payload: bytes) -> CursorState:
-    """The state in a CURSOR entry's payload. Raises CodecError when it is not one."""
+    """The state in a CURSOR entry's payload. Raises CodecError."""
     fields = _fields(payload, "cursor entry")
     version = fields[0] if fields else None
     if version not in (PLAIN_VERSION, CURSOR_VERSION):
@@ -82,7 +81,7 @@ def decode_state(payload: bytes) -> CursorState:
         return state
     if fields[4] < 0:
         raise CodecError("not a cursor entry: a field is out of range")
-    return replace(state, decree=fields[4], gaps=unpacked(fields[5]))
+    return replace(state, command_version=fields[4], gaps=unpacked(fields[5]))
 
 
 def encode_soft(base: int, cursor: int, lineage: int) -> bytes:
@@ -94,7 +93,7 @@ def encode_soft(base: int, cursor: int, lineage: int) -> bytes:
 
 
 def decode_soft(payload: bytes) -> tuple[int, int, int]:
-    """(base, cursor, lineage) of a soft cursor. Raises CodecError when it is not one."""
+    """(base, cursor, lineage) of a soft cursor. Raises CodecError."""
     fields = _fields(payload, "soft cursor")
     version = fields[0] if fields else None
     if version not in (PLAIN_SOFT_VERSION, SOFT_VERSION):
@@ -110,9 +109,9 @@ def decode_soft(payload: bytes) -> tuple[int, int, int]:
 
 
 def position_of(rows: Cursor, lineage: int) -> CursorPosition | None:
-    """Where the rows of a store put the queue, in a partition of that lineage; None when no CURSOR entry was ever
-    applied. A soft cursor of another lineage passes entries that may be gone, and others may stand in their places.
-    Raises CodecError."""
+    """The queue's position by the rows of a store, in a partition of that lineage; None when no CURSOR entry was ever
+    applied. A soft cursor of another lineage is ignored: other entries may have taken the offsets below it. Raises
+    CodecError."""
     if rows.entry is None:
         return None
     state = decode_state(rows.entry)

@@ -1,7 +1,7 @@
-"""Why a key is, or is not, at the other cluster: what one queue of this node says of a key, and what comes next.
+"""Explains why a key is, or is not, at the other cluster: its state in one queue of this node, and the next step.
 
-Reads only: the key's newest change as the store has it, against the queue's filter, its origin rule, its gaps, its
-cursor and what is in memory. The story goes on in `node.services.explain_key`, which knows the key and asks all nodes.
+Compares the key's newest change in the store with the queue's filter, origin rule, gaps, cursor and references in
+memory. `node.services.explain_key` finds the key and asks all nodes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.queue_documents import PLACED, REGISTERED
-from isthmus.queues.queue_server import QueueServer, lacking
+from isthmus.queues.queue_server import QueueServer, lacking_types
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import LOWER
 from isthmus.repl.model.keys import Key
 from isthmus.repl.store.port import Change
 
-LOWER_NAMES: Final = dict(zip(LOWER, ("full_sync", "fold"), strict=True))
+BULK_NAMES: Final = dict(zip(LOWER, ("full_sync", "fold"), strict=True))
 
 NEXT: Final = {
     "waiting": "the owner's next fetch takes it, once what waits before it has gone",
@@ -35,9 +35,9 @@ NEXT: Final = {
 
 
 def explained(queue: QueueServer, partition: int, key: Key, change: Change | None) -> dict[str, Any]:
-    """{"queue", "owner", "state", "reason", "next", "ahead", "rule", "cursor"}: of the real-time priority. `change` is
-    the key's row of the change index in `partition`, which this node leads; None when it has none."""
-    machine, owner = queue.machine, queue.word.owner
+    """State of a key in real time: {"queue", "owner", "state", "reason", "next", "ahead", "rule", "cursor"}. `change`
+    is the key's row of the change index in `partition`, which this node leads; None when it has none."""
+    machine, owner = queue.machine, queue.stored.owner
     decision = queue.filter.decide(key.bucket_type, key.bucket)
     window = machine.windows.get(partition)
     state, reason, ahead = _state(queue, window, key, change)
@@ -54,16 +54,16 @@ def explained(queue: QueueServer, partition: int, key: Key, change: Change | Non
     }
 
 
-def explained_lower(queue: QueueServer, key: Key) -> list[dict[str, Any]]:
-    """References at the lower priorities of this node that name the key: {"queue", "priority", "state", "ahead",
-    "reason", "next"}; the last two are empty where nothing holds them back."""
+def explained_bulk(queue: QueueServer, key: Key) -> list[dict[str, Any]]:
+    """Bulk references of this node that name the key: {"queue", "priority", "state", "ahead", "reason", "next"}; the
+    last two are empty where nothing delays them."""
     found = []
-    for lower in queue.machine.bulk_queues:
-        state, ahead = lower.locate(key)
+    for bulk in queue.machine.bulk_queues:
+        state, ahead = bulk.locate(key)
         if state:
-            name = LOWER_NAMES[lower.priority]
-            told = {"reason": _held(queue, key), "next": (_to_do(queue, key) or "") if state == "waiting" else ""}
-            found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead, **told})
+            name = BULK_NAMES[bulk.priority]
+            why = {"reason": _delay(queue, key), "next": (_to_do(queue, key) or "") if state == "waiting" else ""}
+            found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead, **why})
     return found
 
 
@@ -75,7 +75,7 @@ def _state(queue: QueueServer, window: Window | None, key: Key, change: Change |
     offset = change.offset
     where, ahead = window.locate(offset)
     if where in ("waiting", "in-flight"):
-        return where, _held(queue, key), ahead
+        return where, _delay(queue, key), ahead
     decision = queue.filter.decide(key.bucket_type, key.bucket)
     if not decision.offered:
         return "filtered", decision.reason(), None
@@ -87,37 +87,37 @@ def _state(queue: QueueServer, window: Window | None, key: Key, change: Change |
         if change.origin == window.origins.owner:
             return "from-owner", f"it was written in {_owner_name(queue)}, to which it is not sent back", None
         return "origin", "it was written in another cluster, and the queue does not cascade", None
-    if where == "acknowledged" and (began := _began(queue, window.partition, change)):
-        return "before", began, None
+    if where == "acknowledged" and (start := _start_reason(queue, window.partition, change)):
+        return "before", start, None
     if where == "acknowledged":
         return where, f"acknowledged below offset {window.cursor}; the change is at {offset}", None
     if where == "not-read":
-        return where, _held(queue, key), None
+        return where, _delay(queue, key), None
     return "not-offered", "no reference stands for it in memory though the window has passed it", None
 
 
-def _began(queue: QueueServer, partition: int, change: Change) -> str:
-    """Why a change below the cursor may never have been offered: the queue was made to begin above it; else ""."""
-    decree = queue.word.decree
-    if decree is None or decree.what not in (REGISTERED, PLACED):
+def _start_reason(queue: QueueServer, partition: int, change: Change) -> str:
+    """Why a change below the cursor may never have been offered: the queue began above it; else ""."""
+    command = queue.stored.command
+    if command is None or command.what not in (REGISTERED, PLACED):
         return ""
-    if change.offset < dict(decree.positions).get(partition, 0):
-        return f"older than where the queue was {decree.what} by {decree.by}: a seed brought what lies below"
-    if not decree.positions and change.time_ms < decree.start_ms:
-        return f"older than the changes with which the queue was told to begin, by {decree.by}"
+    if change.offset < dict(command.positions).get(partition, 0):
+        return f"older than where the queue was {command.what} by {command.by}: a seed brought what lies below"
+    if not command.positions and change.time_ms < command.start_ms:
+        return f"older than the changes with which the queue was told to begin, by {command.by}"
     return ""
 
 
-def _held(queue: QueueServer, key: Key) -> str:
-    """What holds back all that waits; "" for nothing."""
-    owner = queue.word.owner
-    if queue.suspension is not None:
-        because = f": {queue.suspension.reason}" if queue.suspension.reason else ""
-        return f"serving is suspended by {queue.suspension.by}{because}"
+def _delay(queue: QueueServer, key: Key) -> str:
+    """Why waiting references are not served; "" when they are."""
+    owner = queue.stored.owner
+    if queue.serving_suspension is not None:
+        because = f": {queue.serving_suspension.reason}" if queue.serving_suspension.reason else ""
+        return f"serving is suspended by {queue.serving_suspension.by}{because}"
     if owner is None or not owner.cluster:
         return "no sink cluster has fetched from the queue"
     if queue.machine.sink_types.lacks(key.bucket_type):
-        return lacking([key.bucket_type], queue.word)
+        return lacking_types([key.bucket_type], queue.stored.owner)
     return "" if queue.machine.recently_fetched or queue.waiters else f"no node of {owner.name} asks for changes here"
 
 
@@ -129,12 +129,12 @@ def _next(queue: QueueServer, state: str, key: Key) -> str:
 
 
 def _to_do(queue: QueueServer, key: Key) -> str | None:
-    """What somebody must do before anything that waits goes; None for nothing."""
-    if queue.suspension is not None:
+    """What an operator must do before waiting references are served; None for nothing."""
+    if queue.serving_suspension is not None:
         return f"isthmus queue resume {queue.settings.name}"
-    if queue.machine.sink_types.lacks(key.bucket_type) and queue.word.owner is not None:
+    if queue.machine.sink_types.lacks(key.bucket_type) and queue.stored.owner is not None:
         name = key.bucket_type.decode(errors="backslashreplace")
-        return f"isthmus bucket-type create {name} at cluster {queue.word.owner.name}"
+        return f"isthmus bucket-type create {name} at cluster {queue.stored.owner.name}"
     if not queue.machine.recently_fetched and not queue.waiters:
         return "a sink must fetch: look at isthmus sink show of the other cluster"
     return None
@@ -148,5 +148,5 @@ def _gap_of(window: Window, offset: int) -> QueueGap | None:
 
 
 def _owner_name(queue: QueueServer) -> str:
-    owner = queue.word.owner
+    owner = queue.stored.owner
     return "the owner" if owner is None else f"cluster {owner.name}"

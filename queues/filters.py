@@ -1,4 +1,4 @@
-"""Which changes a queue offers, as values (pure).
+"""Queue filters: which changes a queue offers, by bucket type and bucket (pure).
 
 A filter is a list of rules, in a text separated by commas:
 
@@ -7,10 +7,9 @@ A filter is a list of rules, in a text separated by commas:
     bucketprefix:P     of buckets whose name begins so
     !RULE              not those; with negations alone, all others
 
-A negation that fits decides before any other rule. Names with a comma, a percent sign or bytes that are no text are
-percent-encoded. This room parses a text once and answers for one bucket at a time; it knows nothing of origins
-(those are rules of the window) nor of priorities. The rules are those of Riak's queues; lists and negations are ours.
-The story goes on in `queues.window`.
+A negation that matches decides before any other rule. Names with a comma, a percent sign or bytes that are no text are
+percent-encoded. The rules are those of Riak's queues; lists and negations are ours. Origins are not filtered here
+(`queues.window_rules`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from isthmus.repl.model.errors import BadConfig
 
 RULES_MAX: Final = 256
-"""Most rules of one filter: each new bucket is held against all of them."""
+"""Most rules of one filter: each new bucket is matched against all of them."""
 
 ANY: Final = "any"
 BLOCK: Final = "block_rtq"
@@ -41,8 +40,8 @@ class Rule(NamedTuple):
     kind: str
     value: bytes
 
-    def fits(self, bucket_type: bytes, bucket: bytes) -> bool:
-        """True when the rule speaks of this bucket."""
+    def matches(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether the rule matches this bucket."""
         if self.kind == TYPE:
             return bucket_type == self.value
         if self.kind == NAME:
@@ -57,13 +56,13 @@ class Rule(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a filter says of a bucket, and the rule that decides; None: no rule fits."""
+    """Whether a bucket is offered, and the rule that decides; None: no rule matches."""
 
     offered: bool
     rule: Rule | None
 
     def reason(self) -> str:
-        """In a sentence."""
+        """The decision as a sentence."""
         if self.rule is not None:
             return f"rule {self.rule} {'offers it' if self.offered else 'holds it back'}"
         return "no rule holds it back" if self.offered else "no rule offers it"
@@ -77,43 +76,43 @@ class Filter:
 
     @property
     def everything(self) -> bool:
-        """True when every change passes: nobody needs to ask."""
+        """Whether every change is offered."""
         return all(rule.kind == ANY for rule in self.rules)
 
     @property
     def blocks(self) -> bool:
-        """True when nothing passes in real time."""
+        """Whether nothing is offered in real time."""
         return any(rule.kind == BLOCK for rule in self.rules)
 
     @property
     def only_negations(self) -> bool:
-        """True when what no rule names is offered."""
+        """Whether a bucket that no rule names is offered."""
         return all(rule.negated for rule in self.rules)
 
     def decide(self, bucket_type: bytes, bucket: bytes) -> Decision:
-        """Whether changes of this bucket are offered in real time."""
-        fitting = [rule for rule in self.rules if rule.fits(bucket_type, bucket)]
-        for rule in fitting:
+        """The decision for changes of this bucket in real time."""
+        matching = [rule for rule in self.rules if rule.matches(bucket_type, bucket)]
+        for rule in matching:
             if rule.negated or rule.kind == BLOCK:
                 return Decision(False, rule)
-        if fitting:
-            return Decision(True, fitting[0])
+        if matching:
+            return Decision(True, matching[0])
         return Decision(self.only_negations, None)
 
     def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
-        """Whether they are."""
+        """Whether changes of this bucket are offered in real time."""
         return self.decide(bucket_type, bucket).offered
 
     def may_offer(self, bucket_type: bytes) -> bool:
         """Whether changes of some bucket of this type are offered in real time."""
         if self.blocks or any(rule.negated and (rule.kind, rule.value) == (TYPE, bucket_type) for rule in self.rules):
             return False
-        fitting = (rule for rule in self.rules if not rule.negated)
-        return self.only_negations or any(rule.kind != TYPE or rule.value == bucket_type for rule in fitting)
+        matching = (rule for rule in self.rules if not rule.negated)
+        return self.only_negations or any(rule.kind != TYPE or rule.value == bucket_type for rule in matching)
 
     def takes(self, bucket_type: bytes) -> bool:
-        """Whether repairs of some bucket of this type go into the queue: one that offers nothing in real time is for
-        what is pushed alone, and takes all."""
+        """Whether repairs of some bucket of this type go into the queue. A queue that offers nothing in real time is
+        for pushed references only, and takes all."""
         return self.blocks or self.may_offer(bucket_type)
 
     def takes_all(self, bucket_type: bytes) -> bool:
@@ -128,8 +127,8 @@ class Filter:
         return whole and not by_bucket and self.may_offer(bucket_type)
 
     def covers(self, other: Filter, bucket_type: bytes) -> bool:
-        """Whether all of this type that can be in a queue with the filter `other` passes as a repair here. It errs on
-        the side of "no": of two filters by buckets it compares the texts alone."""
+        """Whether everything of this type that a queue with the filter `other` can hold is accepted as a repair here.
+        May be False by mistake: two filters by buckets are compared by their texts only."""
         return self.takes_all(bucket_type) or not other.takes(bucket_type) or self.rules == other.rules
 
     def __str__(self) -> str:
@@ -137,8 +136,8 @@ class Filter:
 
 
 class _OfType(NamedTuple):
-    """What a filter offers of one bucket type: buckets that fit one of `offered` (None: every bucket) and none of
-    `held`."""
+    """The part of a filter for one bucket type: offers buckets that match one of `offered` (None: every bucket) and
+    none of `held`."""
 
     offered: frozenset[Rule] | None
     held: frozenset[Rule]
@@ -157,18 +156,18 @@ def _of_type(of: Filter, bucket_type: bytes) -> _OfType:
 
 
 def _covers(outer: Rule, inner: Rule) -> bool:
-    """True when each bucket that fits `inner` fits `outer`; both are of names or prefixes."""
+    """Whether each bucket that matches `inner` matches `outer`; both are of names or prefixes."""
     return outer == inner or (outer.kind == PREFIX and inner.value.startswith(outer.value))
 
 
 def offers_of(of: Filter, bucket_type: bytes) -> bool:
-    """Whether a change of some bucket of the type may be offered, as the rules show; pushed references may go beside
-    them where nothing is offered in real time."""
+    """Whether a change of some bucket of the type may be offered, in real time, or as a pushed reference where nothing
+    is offered in real time."""
     return of.blocks or _of_type(of, bucket_type).offered != frozenset()
 
 
 def offers_more(now: Filter, before: Filter, bucket_type: bytes) -> bool:
-    """False when each bucket of the type that `now` offers was offered by `before`, too, as the rules show."""
+    """False when the rules show that `before` offered each bucket of the type that `now` offers."""
     new, old = _of_type(now, bucket_type), _of_type(before, bucket_type)
     if new.offered == frozenset():
         return False
@@ -180,7 +179,7 @@ def offers_more(now: Filter, before: Filter, bucket_type: bytes) -> bool:
 
 
 def parse_filter(text: str) -> Filter:
-    """The filter that `text` names. Raises BadConfig with the words that would be right."""
+    """Parse a filter. Raises BadConfig, which names the rules that there are."""
     rules = tuple(_rule(part.strip(), text) for part in text.split(","))
     if len(rules) > RULES_MAX:
         raise BadConfig(f"a queue filter has {len(rules)} rules, at most {RULES_MAX} are possible")

@@ -1,9 +1,9 @@
-"""What was given up on purpose: ranges of changes that a queue does not offer (pure).
+"""Gaps: ranges of changes that a queue skips on purpose (pure).
 
-A gap is a range of offsets of one partition, with the leader's wall clock at both ends and the reason. It stands in
-the CURSOR entries of its partition, so it is as durable as the data, and stays until a full-sync of that range has
-closed it (docs/protocol.md R-GAP). What a window finds inside a gap it passes over. A gap whose end is OPEN still
-grows: publishing is suspended. Gaps are claims of what *may* be missing, so two may be made into one that covers both.
+A gap is a range of offsets of one partition, with the leader's wall clock at both ends and the reason. It is part of
+the CURSOR entries of its partition, so it is as durable as the data, until a full-sync of that range closes it
+(docs/protocol.md R-GAP). A window skips what lies in a gap. A gap whose end is OPEN still grows: publishing is
+suspended. A gap says what *may* be missing, so two gaps may be merged into one that covers both.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ OPEN: Final = MAX_OFFSET + 1
 """The end of a gap that still grows."""
 
 GAPS_MAX: Final = 32
-"""Gaps of one queue in one partition; beyond it the two that lie closest are made one. A guess: each is an act of an
-operator or an overflow, and goes into every CURSOR entry."""
+"""Most gaps of one queue in one partition; beyond it the two closest are merged. A guess: each is an act of an operator
+or an overflow, and goes into every CURSOR entry."""
 
 REASON_MAX: Final = 200
-"""Characters of a reason, and of who did it, that are kept."""
+"""Longest reason, and name of who acted, in characters; the rest is cut off."""
 
 
 class QueueGap(NamedTuple):
-    """Changes at offsets [start, end), made between the two times; `left_out` of them are known to be left out, 0 when
-    nobody counted. `what`: discard, publishing-suspended, cleared, released, offer-changed."""
+    """Changes at offsets [start, end), made between the two times; at least `left_out` of them were left out, 0 when
+    they were not counted. `what`: discard, publishing-suspended, cleared, released, offer-changed, refused."""
 
     start: int
     end: int
@@ -40,10 +40,10 @@ class QueueGap(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """It still grows."""
+        """Whether it still grows."""
         return self.end == OPEN
 
-    def shown(self, partition: int) -> dict[str, Any]:
+    def as_dict(self, partition: int) -> dict[str, Any]:
         """For listings; `end` and `upto_ms` are None while it grows."""
         return {
             "id": f"{partition}:{self.start}",
@@ -61,29 +61,28 @@ class QueueGap(NamedTuple):
 
 
 Gaps = tuple[QueueGap, ...]
-"""Of one queue in one partition: by rising start, not overlapping."""
+"""Gaps of one queue in one partition: by rising start, not overlapping."""
 
 
 def with_gap(gaps: Gaps, new: QueueGap) -> Gaps:
-    """`gaps` and `new`, made one where they touch or where there are more than GAPS_MAX."""
+    """`gaps` and `new`, merged where they touch or where there are more than GAPS_MAX."""
     if new.start >= new.end:
         return gaps
     cut = new._replace(by=new.by[:REASON_MAX], reason=new.reason[:REASON_MAX])
     found: list[QueueGap] = []
     for gap in sorted((*gaps, cut)):
         if found and (gap.start < found[-1].end or (gap.start == found[-1].end and gap[5:] == found[-1][5:])):
-            found[-1] = _both(found[-1], gap)
+            found[-1] = _merged(found[-1], gap)
         else:
             found.append(gap)
     while len(found) > GAPS_MAX:
         at = min(range(len(found) - 1), key=lambda i: found[i + 1].start - found[i].end)
-        found[at : at + 2] = [_both(found[at], found[at + 1])]
+        found[at : at + 2] = [_merged(found[at], found[at + 1])]
     return tuple(found)
 
 
 def below(gaps: Gaps, cursor: int) -> Gaps:
-    """What remains of `gaps` when all from `cursor` on is offered again; one that still grows goes on, with all that
-    it has left out."""
+    """What remains of `gaps` when everything from `cursor` on is offered again; one that still grows remains whole."""
     left = []
     for gap in gaps:
         if gap.is_open:
@@ -94,12 +93,12 @@ def below(gaps: Gaps, cursor: int) -> Gaps:
 
 
 def without(gaps: Gaps, closed: Collection[QueueGap]) -> Gaps:
-    """`gaps` without those of `closed` that are still the same; one that still grows stays."""
+    """`gaps` without those of `closed` that have not changed; one that still grows remains."""
     return tuple(gap for gap in gaps if gap.is_open or gap not in closed)
 
 
 def covered(gaps: Gaps, start: int, end: int) -> bool:
-    """True when each of the offsets [start, end) lies in one of `gaps`."""
+    """Whether each of the offsets [start, end) lies in one of `gaps`."""
     for gap in gaps:
         if gap.start <= start:
             start = max(start, gap.end)
@@ -107,7 +106,7 @@ def covered(gaps: Gaps, start: int, end: int) -> bool:
 
 
 def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
-    """The one that still grows ends before `end`."""
+    """`gaps`, with the one that still grows ended before `end`."""
     left = []
     for gap in gaps:
         if not gap.is_open:
@@ -118,12 +117,12 @@ def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
 
 
 def growing(gaps: Gaps) -> QueueGap | None:
-    """The one that still grows; it is the last."""
+    """The gap that still grows, which is the last; None for none."""
     return gaps[-1] if gaps and gaps[-1].is_open else None
 
 
 def packed(gaps: Gaps) -> list[tuple[Any, ...]]:
-    """As they stand in a CURSOR entry."""
+    """The form in a CURSOR entry."""
     return [tuple(gap) for gap in gaps]
 
 
@@ -140,7 +139,7 @@ def unpacked(raw: Any) -> Gaps:
     return tuple(map(QueueGap._make, raw))
 
 
-def _both(one: QueueGap, other: QueueGap) -> QueueGap:
+def _merged(one: QueueGap, other: QueueGap) -> QueueGap:
     first, later = (one, other) if one.start <= other.start else (other, one)
     same = one.what == other.what
     return QueueGap(

@@ -1,9 +1,8 @@
-"""How far a queue is behind on this node, by partition: since when, how many objects and bytes wait.
+"""Lag of a queue on this node, by partition: in seconds, objects and bytes.
 
-Told from the cursor and the store's time marks, not from the times of the rows that wait: a key that keeps changing
-moves to a newer row each time, and would look young for ever. Reads only; what is not known is None, never a guess,
-and neither is what could not be read in time.
-What a cluster makes of it stands in `node.services.replication_lag`.
+Measured from the cursor and the store's time marks, not from the times of the waiting rows: a key that keeps changing
+moves to a newer row each time, and would always look young. What is not known, or could not be read in time, is None,
+never a guess. `node.services.replication_lag` combines the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -25,35 +24,33 @@ ROWS_MAX: Final = 50_000
 """Rows read in one partition to count what waits; beyond it the count is unknown: 0.1 s of the read pool."""
 
 SIZES_MAX: Final = 10_000
-"""Objects of one partition whose sizes are added up; beyond it bytes are unknown: each costs a look at the store."""
-
+"""Objects of one partition whose sizes are added up; beyond it bytes are unknown: each costs a read of the store."""
 
 TIMEOUT_S: Final = 1.5
-"""How long one question about all queues may take here: who gathers the answers of nodes waits for 2 s
-(`node.services.cluster_query`). Each partition with something waiting takes several turns of the loop, which last a
-second and more while objects of 100 MB are merged; else the whole question takes some 10 ms."""
+"""How long one request about all queues may take here: the node that gathers the answers waits for 2 s
+(`node.services.cluster_query`). Each partition with waiting changes takes several turns of the loop, which last a
+second and more while objects of 100 MB are merged; otherwise the whole request takes some 10 ms."""
 
 
 class Pending(NamedTuple):
-    """What of a partition is not acknowledged, as the change index has it: `rows` the first SIZES_MAX of them, `total`
-    how many there are (None: too many to count, or behind one that is damaged)."""
+    """Rows of a partition's change index that are not acknowledged: the first SIZES_MAX of them, and the total (None:
+    too many to count, or a damaged row among them)."""
 
     rows: Sequence[Change]
     total: int | None
 
 
 class Lags(NamedTuple):
-    """`partitions`: of each {"partition", "bucket_type", "seconds", "objects", "bytes", "in_flight", "cursor",
-    "applied"}, where `objects` are keys whose newest change is not acknowledged; `late`: how many of them could not be
-    read in time."""
+    """One dict per partition: {"partition", "bucket_type", "seconds", "objects", "bytes", "in_flight", "cursor",
+    "applied"}, where `objects` are keys whose newest change is not acknowledged; and how many partitions could not be
+    read in time (`late`)."""
 
     partitions: list[dict[str, Any]]
     late: int
 
 
 async def lags(queue: QueueServer, store: Store, pool: Executor, wall_ms: int, by_s: float) -> Lags:
-    """Of the partitions that are led here and where the queue stands. `by_s`: the loop's time from which on what is
-    not read yet stays None."""
+    """The lags of the partitions led here. `by_s`: the loop's time after which values that were not read stay None."""
     rows = []
     late = 0
     for window in list(queue.machine.windows.values()):
@@ -67,7 +64,7 @@ async def lags(queue: QueueServer, store: Store, pool: Executor, wall_ms: int, b
 
 
 def _head(window: Window) -> dict[str, Any]:
-    """A partition where nothing waits."""
+    """The lag of a partition where nothing waits."""
     return {
         "partition": window.partition,
         "bucket_type": window.bucket_type.decode(errors="backslashreplace"),
@@ -88,21 +85,21 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
     if contiguous and not in_memory:
         return shown
     pending = await _pending(window, cursor, store, pool)
-    # What was acknowledged while the rows were read is neither late nor under lease any more.
+    # Changes that were acknowledged during the read do not count.
     cursor = window.advance()
     shown |= {"cursor": cursor, "in_flight": window.in_flight_count}
     if pending.total == 0:
         return shown
     below, above = await loop.run_in_executor(pool, store.seconds_around, window.partition, cursor)
     first_ms = pending.rows[0].time_ms if pending.rows else None
-    # In memory the cursor stands at the place of a change, whose second is that of the mark before it. Else what stands
-    # there is not known: nothing above it is older than the next mark, or than the first row that still is there.
+    # In a contiguous window the cursor is the place of a change, whose second is that of the time mark before it. Else
+    # the change there is not known: nothing above is older than the next mark, or than the first row that is left.
     second = below if contiguous else above
     since_ms = None if second is None else second * 1000
     if first_ms is not None and (second is None or first_ms // 1000 <= second):
         since_ms = first_ms
     shown["seconds"] = None if since_ms is None else max(0, wall_ms - since_ms) / 1000
-    # Beside bytes stands what was read with them: memory has moved on meanwhile, or counts what the rows cannot.
+    # Objects and bytes come from the same read, if it was complete: memory has changed since.
     shown["objects"] = in_memory if pending.total is None and contiguous else pending.total
     shown["bytes"] = None
     if pending.total is not None and pending.total == len(pending.rows):
@@ -111,16 +108,16 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
 
 
 async def _pending(window: Window, cursor: int, store: Store, pool: Executor) -> Pending:
-    """Rows from `cursor` on that are neither passed over nor settled: read in the pool, judged here."""
+    """Rows from `cursor` on that are offered and not settled: read in the pool, selected here."""
     loop = asyncio.get_running_loop()
-    found: dict[tuple[bytes, bytes], Change] = {}  # a key that changes meanwhile is met again, further up
+    found: dict[tuple[bytes, bytes], Change] = {}  # a key that changes meanwhile has a second row
     read = 0
     offset = cursor
     while read < ROWS_MAX:
         damaged = False
         try:
             rows: Sequence[Change] = await loop.run_in_executor(pool, read_changes, store, window, offset, STEP_ROWS)
-        except DamagedChange as error:  # what stands behind it waits, too, and how much that is nobody knows
+        except DamagedChange as error:  # an unknown number of rows behind it wait, too
             rows, damaged = error.before, True
         for row in window.unsettled(rows):
             found.setdefault((row.bucket, row.key), row)

@@ -1,8 +1,8 @@
-"""Fetches that wait at a queue until there is something for them: long polls, who came first goes first.
+"""Long polls: fetches that wait at a queue until there is something for them, first come, first served.
 
-When there is something, and for whom, is decided by the queue's machine (`queues.source_queue`); this room keeps who
-waits, and looks at most twice for all that one turn of the event loop brings, however many partitions a store batch was
-of: who is woken takes along what came behind.
+The queue's machine (`queues.source_queue`) decides when there is something, and for whom. In one turn of the event loop
+the waiters look at most twice, however many partitions a store batch has: the fetch that is woken takes everything that
+was added meanwhile.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.timers import DeadlineTimer
 
 WAITING_FETCHES_MAX: Final = 256
-"""Long polls of one queue at once; one more is refused as overloaded. A sink node holds one a link."""
+"""Long polls of one queue at once; one more is refused with Overloaded. A sink node holds one a link."""
 
 CLOCK_STEP_S: Final = 0.001
-"""The event loop's clock goes in steps of 1 ms: whose time is over by less has waited long enough."""
+"""The event loop's clock has steps of 1 ms: a wait that ends within one step counts as over."""
 
 Until = Callable[[asyncio.Future[None]], Awaitable[None]]
-"""Waits for a future; raises when whoever wanted to wait for it is not there any more."""
+"""Waits for a future; raises when the client that waits has gone."""
 
 
 async def wait_forever(waiter: asyncio.Future[None]) -> None:
-    """The wait of one who stays."""
+    """Wait for a client that does not go away."""
     await waiter
 
 
@@ -40,24 +40,24 @@ class _Waits(NamedTuple):
 
 
 class LongPollWaiters:
-    """Of one queue. `look()` wakes who is to be woken (`wake`)."""
+    """The waiting fetches of queue `name`. `look()` decides whether to call `wake`."""
 
     def __init__(self, name: str, look: Callable[[], None]) -> None:
         self._name = name
         self._look = look
         self._waiting: deque[_Waits] = deque()
         self._looked = False
-        """In this turn of the loop, already."""
+        """Whether `look` was called in this turn of the loop already."""
         self._again = False
         self._later = DeadlineTimer(look)
         self._ending = DeadlineTimer(self._end)
-        """Ends the waits whose time is over: one timer for all; a wait that ends early does not move it."""
+        """Ends the waits whose time is over: one timer for all, which a wait that ends early does not move."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def wait(self, session: Session, wait_ms: int, until: Until) -> None:
-        """Until woken, for `wait_ms` at most. Raises Overloaded, and what `until` does."""
+        """Wait until woken, for `wait_ms` at most. Raises Overloaded, and what `until` raises."""
         if len(self._waiting) >= WAITING_FETCHES_MAX:
             raise Overloaded(f"{WAITING_FETCHES_MAX} fetches wait at queue {self._name} already")
         loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class LongPollWaiters:
                 self._waiting.remove(waits)
 
     def _end(self) -> None:
-        """Who has waited as long as they wanted waits no more."""
+        """Wake the waits whose time is over."""
         now_s = asyncio.get_running_loop().time() + CLOCK_STEP_S
         for waits in self._waiting:
             if waits.until_s <= now_s:
@@ -81,22 +81,22 @@ class LongPollWaiters:
         if left:
             self._ending.call_by(min(left))
 
-    def wake(self, may_have: Callable[[Session], bool]) -> None:
-        """Wake the first whose session may have what there is."""
+    def wake(self, is_for: Callable[[Session], bool]) -> None:
+        """Wake the first wait for whose session there is something."""
         for waits in self._waiting:
-            if not waits.waiter.done() and may_have(waits.session):
+            if not waits.waiter.done() and is_for(waits.session):
                 self._waiting.remove(waits)
                 waits.waiter.set_result(None)
                 return
 
     def wake_all(self) -> None:
-        """Everybody looks again."""
+        """Wake all waits."""
         while self._waiting:
             wake(self._waiting.popleft().waiter)
 
-    def soon(self) -> None:
-        """Something may be there for somebody: look, or look again in the loop's next turn, once who was woken had
-        theirs."""
+    def look_soon(self) -> None:
+        """Look now; a second time in the same turn of the loop, look in its next turn, once the fetch that was woken
+        has taken its batch."""
         if not self._waiting:
             return
         if self._looked:
@@ -106,7 +106,7 @@ class LongPollWaiters:
         self._look()
         asyncio.get_running_loop().call_soon(self._turned)
 
-    def in_ms(self, wait_ms: int) -> None:
+    def look_in_ms(self, wait_ms: int) -> None:
         """Look after `wait_ms` at the latest."""
         self._later.call_within(wait_ms / 1000)
 
@@ -117,6 +117,6 @@ class LongPollWaiters:
 
 
 def wake(waiter: asyncio.Future[None]) -> None:
-    """Whoever waits for it waits no more."""
+    """End the wait for a future, if it goes on."""
     if not waiter.done():
         waiter.set_result(None)

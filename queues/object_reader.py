@@ -1,7 +1,5 @@
-"""What a queue reads from the store: rows of the change index, and objects to be served.
-
-Runs in the read pool's threads, and changes nothing.
-"""
+"""Reads of a queue from the store: rows of the change index, and objects to be served. Runs in the read pool's
+threads."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 
 def read_changes(store: Store, window: Window, from_offset: int, limit: int) -> list[Change]:
-    """Up to `limit` rows of the window's partition at offsets >= `from_offset`, in offset order; one that the window
-    backfills has our origin. Raises DamagedChange at one that cannot be decoded, which has those before it."""
+    """Up to `limit` rows of the window's partition at offsets >= `from_offset`, in offset order, after `backfilled`.
+    Raises DamagedChange at a row that cannot be decoded, with the rows before it."""
     try:
         rows = store.changes(window.partition, from_offset, limit)
     except DamagedChange as error:
@@ -35,7 +33,7 @@ def read_changes(store: Store, window: Window, from_offset: int, limit: int) -> 
 
 
 def sound_changes(store: Store, window: Window, from_offset: int, limit: int) -> list[Change]:
-    """`read_changes` for who only shows what waits: up to the first row that cannot be decoded."""
+    """`read_changes` for listings: up to the first row that cannot be decoded."""
     try:
         return read_changes(store, window, from_offset, limit)
     except DamagedChange as error:
@@ -43,8 +41,8 @@ def sound_changes(store: Store, window: Window, from_offset: int, limit: int) ->
 
 
 def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]:
-    """`rows`, those with our origin that the window offers because a write of ours is in them. It costs a look at the
-    key row of each foreign row below `backfill_end`, and none where the first row is above it."""
+    """`rows`, with our origin in those foreign rows that the window offers because a write of ours is in them. Costs a
+    read of the key row for each foreign row below `backfill_end`."""
     if not rows or rows[0].offset >= window.backfill_end:
         return rows
     own = window.origins.own
@@ -56,9 +54,9 @@ def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]
 
 
 def _has_seen(store: Store, window: Window, change: Change, actor: bytes) -> bool:
-    """Whether the object has seen a write of `actor`. A key that has changed again since has a row of its own, which
-    was judged when it was made. A damaged key row does not tell: its key is offered, since a reference too many changes
-    nothing at the sink, and one too few is a change that never arrives."""
+    """Whether the object has seen a write of `actor`. A key that has changed again has a newer row, which was judged
+    when it was made. With a damaged key row the answer is True: a reference too many changes nothing at the sink, and
+    one too few is a change that never arrives."""
     found = store.key_row(window.partition, change.key_hash, change.bucket, change.key)
     if found is None:
         return False
@@ -71,7 +69,7 @@ def _has_seen(store: Store, window: Window, change: Change, actor: bytes) -> boo
 
 
 def size_of(store: Store, window: Window, change: Change) -> int | None:
-    """Bytes of the object as it is now, 0 when it is gone, None when its key row is damaged."""
+    """Bytes of the object as it is now, 0 when it has vanished, None when its key row is damaged."""
     found = store.key_row(window.partition, change.key_hash, change.bucket, change.key)
     try:
         return 0 if found is None else decode_key_row(found).size_bytes
@@ -81,8 +79,8 @@ def size_of(store: Store, window: Window, change: Change) -> int | None:
 
 
 def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Item | None]:
-    """The first of `items` with their objects as they stand now, None for one that is there no more, until
-    `limit_bytes` of payload would be passed (a single larger one still comes)."""
+    """The first of `items` with their objects as they are now, None for one that has vanished, until `limit_bytes` of
+    payload would be exceeded (a single larger object is still returned)."""
     resolved: list[Item | None] = []
     size = 0
     for item in items:
@@ -104,6 +102,6 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
 
 
 def read_batch(store: Store, items: Sequence[Item], limit_bytes: int) -> tuple[list[Item | None], dict[int, int]]:
-    """`read_objects`, and for each partition of `items` an offset below which all is that was read."""
+    """`read_objects`, and for each partition of `items` an offset above everything that was read."""
     resolved = read_objects(store, items, limit_bytes)
     return resolved, {partition: store.reach(partition) for partition in {item[1] for item in items}}

@@ -1,16 +1,16 @@
-"""One queue as it runs on the event loop: waiting fetches, wake-ups, reads from the store.
+"""Serves one queue on the event loop: waiting fetches, bulk producers, reads from the store.
 
-What to give, when and to whom is decided by the queue's machine (`queues.source_queue`); objects and rows are read
-in the read pool. Who may fetch at all is asked before, in `queues.service`.
+The queue's machine (`queues.source_queue`) decides what is served, when and to whom; objects and rows are read in the
+read pool. `queues.service` has checked before who may fetch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -23,21 +23,22 @@ from isthmus.queues.leases import LeasedBatch
 from isthmus.queues.long_poll import LongPollWaiters, Until, wake
 from isthmus.queues.object_reader import read_batch, read_changes
 from isthmus.queues.queue_documents import (
-    NO_WORD,
-    NOT_READ,
     PUBLISHING,
+    RATES_NOT_READ,
+    QueueOwner,
     QueueState,
     QueueSuspension,
-    Release,
+    ReleaseTimer,
     UnreadSuspension,
-    in_force_now,
-    suspension_of,
-    unread,
+    settings_in_effect,
+    suspension_at,
     unread_rates,
 )
-from isthmus.queues.queue_documents import SERVING as SERVES
+from isthmus.queues.queue_documents import SERVING as SERVING_ACT
+from isthmus.queues.queue_store import QueueDocuments
 from isthmus.queues.rate_limit import Rates, Throttle
 from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import LOWER, REAL_TIME, Budget, Item
 from isthmus.queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
@@ -51,51 +52,52 @@ from isthmus.repl.store.port import Change, DamagedChange, Store
 
 log = structlog.get_logger(__name__)
 
-PUSHERS_MAX: Final = 64
-"""Bulk producers that may wait for room at once; one more is answered with what there was room for."""
+PRODUCERS_MAX: Final = 64
+"""Bulk producers that may wait for space at once; one more is answered with what was accepted."""
 
 READ_HERE_COUNT: Final = 16
-"""So many objects of a batch are read on the loop, 5 us each as a rule: handing them to a thread costs more than ten
-reads. More of them would hold up others."""
+"""Up to so many objects of a batch are read on the loop, usually 5 us each: handing them to a thread costs more than
+ten reads. More of them would block the loop for too long."""
 
-TOLD_STEP_S: Final = 0.001
-"""Pause of a batch whose objects were read before the loop heard that they are applied; it ends with its lease."""
+CATCH_UP_STEP_S: Final = 0.001
+"""Pause between two looks whether the entries that a batch was read with were added; ends with the lease."""
 
-UNREADABLE_REST_MS: Final = 1_000
-"""Rest of the lower priorities once nothing of a batch could be read: elections take seconds, hand-overs less. A guess.
-No fetch waits for either, since real time would wait with it."""
+BULK_PAUSE_MS: Final = 1_000
+"""Pause of bulk references once nothing of a batch could be read: elections take seconds, hand-overs less. A guess. No
+fetch waits for that, because real time would wait with it."""
 
-DAMAGED_REST_S: Final = 5.0
-"""Rest before a change row that could not be decoded is read again: to mend it, all rows of its partition are read."""
+DAMAGED_ROW_PAUSE_S: Final = 5.0
+"""Pause before a damaged change row is read again: to repair it, all rows of its partition are read."""
 
 DIFFERING_MAX: Final = 64
-"""Sink nodes whose differing properties are remembered, the newest."""
+"""Sink nodes whose differing properties are kept, the newest."""
 
 
-def lacking(bucket_types: Iterable[bytes], word: QueueState) -> str:
-    """What is said of bucket types that the cluster lacks that owns the queue, and what to do."""
+def lacking_types(bucket_types: Iterable[bytes], owner: QueueOwner | None) -> str:
+    """The sentence on bucket types that the queue's owner lacks, with what to do."""
     names = ", ".join(name.decode(errors="backslashreplace") for name in bucket_types)
-    there = "the other cluster" if word.owner is None else word.owner.name
+    there = "the other cluster" if owner is None else owner.name
     return (
         f"{there} has no bucket type {names}: its changes wait here until it is made there (isthmus bucket-type create)"
     )
 
 
 DISCARD: Final = "discard"
-"""`overflow` of a queue that gives up what is too much."""
+"""`overflow` of a queue that discards changes at its limit."""
 
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
-Cover = Callable[["QueueServer", BulkQueue, int], Awaitable[None]]
-"""Returns once it is on record that so many references more may be held at a lower priority (`queues.bulk_marks`)."""
 
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
-"""Starts a task that is awaited or cancelled at stop."""
+class MarkWriter(Protocol):
+    """Records how many bulk references this node holds; `queues.bulk_marks.BulkMarks`."""
+
+    async def cover(self, queue: QueueServer, bulk: BulkQueue, count: int) -> None:
+        """Return once a mark allows `count` references more in `bulk`. Raises NotReady, Overloaded."""
 
 
 class QueueServer:
-    """See the module's text. Raises BadConfig when the filter is not known."""
+    """One queue on this node. Raises BadConfig when the filter is not known."""
 
     def __init__(
         self,
@@ -103,15 +105,16 @@ class QueueServer:
         *,
         own: bytes,
         batch_prefix: bytes,
+        documents: QueueDocuments,
         store: Store,
         kv: KeyValue,
         pool: Executor,
         time: TimeSource,
-        spawn: Spawn,
-        cover: Cover,
+        tasks: TaskSet,
+        marks: MarkWriter,
         enabled: bool,
     ) -> None:
-        """`enabled` False: the whole source is switched off on this node."""
+        """`own` is this cluster's uuid; `enabled` False: the source is switched off on this node."""
         budget = Budget(
             settings.object_size_limit_bytes,
             settings.object_limit_count,
@@ -119,49 +122,50 @@ class QueueServer:
             settings.overflow == DISCARD,
         )
         self.defined = settings
-        """As the definition or the file has it."""
+        """As defined at run time, or in the file."""
         self.settings = settings
-        """With what operators have changed since."""
+        """`defined` with what operators have changed since."""
         self.name = settings.name.encode()
         self.filter = parse_filter(settings.filter)
         self.machine = SourceQueue(
             settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix, self.filter
         )
-        self.word: QueueState = NO_WORD._replace(suspensions=unread(settings.name, time.wall_ms()), rates=NOT_READ)
-        """What the metastore says of it."""
-        self.suspension: QueueSuspension | None = None
-        """Of serving, on this node."""
+        self.documents = documents
+        self.stored: QueueState = documents.state()
+        """The documents as they were applied last: a consistent copy, while `documents` are being read."""
+        self.serving_suspension: QueueSuspension | None = None
+        """The suspension of serving on this node."""
         self.publishing_suspension: QueueSuspension | None = None
-        """Of publishing, on this node."""
+        """The suspension of publishing on this node."""
         self.configured = Rates(settings.rate_limit_bytes, settings.object_rate_limit_count)
         self.throttle = Throttle(self.configured, time.now_ms())
-        self.claiming: set[int] = set()
-        """Partitions whose CURSOR entry of the current owner version is under way."""
+        self.writing_cursor: set[int] = set()
+        """Partitions for which a CURSOR entry is being written."""
         self.waiters = LongPollWaiters(settings.name, self.wake)
-        self._pushers: deque[asyncio.Future[None]] = deque()
-        """Bulk producers that wait for room at a lower priority."""
+        self._producers: deque[asyncio.Future[None]] = deque()
+        """Bulk producers that wait for space."""
         self.differing: dict[str, tuple[PropertyDifference, ...]] = {}
-        """Sink node -> properties that are not the same there."""
+        """Sink node -> properties that differ there."""
         self.ledger_off = 0
-        """Changes by which the ledger did not close when last looked at: a bug."""
+        """Changes by which the ledger did not balance at the last check: a bug."""
         self._enabled = enabled
         self._store = store
         self._kv = kv
         self._pool = pool
         self._time = time
-        self._spawn = spawn
-        self._cover = cover
+        self._tasks = tasks
+        self._marks = marks
         self.closed = False
-        self.release = Release()
-        self.counting = BacklogCounter(self.machine, store, pool, time)
+        self.release = ReleaseTimer()
+        self.backlog_counter = BacklogCounter(self.machine, store, pool, time)
 
     @property
     def state(self) -> str:
-        """What a fetch is told; starting: no partition stands under the owner's version yet."""
+        """`state` of a fetch answer. STARTING: no partition has a CURSOR entry with the owner's version yet."""
         machine = self.machine
         if not self._enabled:
             return OFF
-        if self.suspension is not None:
+        if self.serving_suspension is not None:
             return SUSPENDED
         if self.throttle.wait_ms(self._time.now_ms()) and machine.due_in_ms(self._time.now_ms()) is not None:
             return THROTTLED
@@ -174,7 +178,7 @@ class QueueServer:
         try:
             return await self._next_batch(request, deadline_ms, until)
         except BaseException:
-            self.wake()  # whoever was woken for what waits has gone, so it is for another
+            self.wake()  # this fetch was woken for references that another one can have now
             raise
 
     async def _next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> LeasedBatch | None:
@@ -197,14 +201,14 @@ class QueueServer:
 
     async def _serve(self, request: FetchRequest, now_ms: int) -> LeasedBatch | None:
         machine = self.machine
-        count, size = self.throttle.room(request.max_count, request.max_bytes, now_ms)
+        count, size = self.throttle.allowance(request.max_count, request.max_bytes, now_ms)
         batch = machine.take(request.session, count, size, now_ms)
         if batch is None:
             return None
         items = batch.items()
         try:
             if batch.priority != REAL_TIME:
-                # In a task of its own: a fetch may run in none, which requests to other nodes do not know.
+                # In a task of its own: a fetch may run in none, and requests to other nodes need one.
                 resolved = await asyncio.get_running_loop().create_task(self._read_anywhere(batch, size))
             elif unread := sum([not item[8] for item in items]):
                 if unread <= READ_HERE_COUNT:
@@ -212,30 +216,31 @@ class QueueServer:
                 else:
                     loop = asyncio.get_running_loop()
                     resolved, ends = await loop.run_in_executor(self._pool, read_batch, self._store, items, size)
-                await self._until_told(batch, ends)
+                await self._caught_up(batch, ends)
             else:
                 resolved = None
         except BaseException:
             machine.release(batch)
             raise
         if resolved is not None and not machine.resolve(batch, resolved):
-            self.room_made()
+            self.space_freed()
             return None
         machine.mark_sent(batch)
-        self.throttle.spent(len(batch), batch.size_bytes, self._time.now_ms())
+        self.throttle.spend(len(batch), batch.size_bytes, self._time.now_ms())
         self.refill()
         self.wake()
         return batch
 
-    async def _until_told(self, batch: LeasedBatch, ends: Mapping[int, int]) -> None:
-        """The store is a moment ahead of the loop: a newer object than the queue knows of must not go (R-PLACE)."""
-        while not self.machine.caught_up(batch, ends):  # noqa: ASYNC110 - this is rare, and apply must not look for waiters
-            await asyncio.sleep(TOLD_STEP_S)
+    async def _caught_up(self, batch: LeasedBatch, ends: Mapping[int, int]) -> None:
+        """Wait until the entries that the objects were read with were added: the store is a moment ahead of the loop,
+        and a newer object than the queue knows of must not be sent (R-PLACE)."""
+        while not self.machine.caught_up(batch, ends):  # noqa: ASYNC110 - rare, and apply must not search for waiters
+            await asyncio.sleep(CATCH_UP_STEP_S)
 
     async def _read_anywhere(self, batch: LeasedBatch, limit_bytes: int) -> list[Item | None]:
-        """The items of a lower priority's batch with their objects, read from the leaders of their partitions; None for
-        one that is not there, or cannot be (no such bucket type). What could not be read leaves the batch and waits
-        behind all others; what the answer has no room for is left out with all behind it, and waits again."""
+        """The items of a bulk batch with their objects, read from the leaders of their partitions; None for one that
+        does not exist, or cannot (no such bucket type). An item that could not be read leaves the batch and waits
+        behind all others. From the first item that exceeds `limit_bytes` on, items are left out and wait again."""
         items = batch.items()
         keys = [Key(item[3], item[4], item[5]) for item in items]
         found = await self._kv.get_batch(keys, None, limit_bytes, waits=False)
@@ -259,11 +264,11 @@ class QueueServer:
             log.info("queue.references_unreadable", queue=self.settings.name, count=len(unread), reason=reason)
             self.machine.leases.requeue_unread(batch, unread.keys())
         if not resolved:
-            self.machine.pause_bulk(self._time.now_ms() + UNREADABLE_REST_MS)
+            self.machine.pause_bulk(self._time.now_ms() + BULK_PAUSE_MS)
         return resolved
 
     async def object_of(self, key: Key) -> bytes | None:
-        """A key's object as its leader has it now, None when it is not there. Raises BadInput, Retryable."""
+        """A key's object as its leader has it now, None when it does not exist. Raises BadInput, Retryable."""
         return await self._kv.get(key)
 
     def reply(
@@ -275,7 +280,7 @@ class QueueServer:
         properties: Mapping[bytes, bytes],
         places: PlaceDigests | None,
     ) -> FetchReply:
-        """The answer to a fetch that came at `came_ms`, with `batch` or nothing."""
+        """The answer to a fetch that arrived at `came_ms`, with `batch` or nothing."""
         return FetchReply(
             cluster,
             cluster_name,
@@ -292,12 +297,12 @@ class QueueServer:
             places,
         )
 
-    # ---------------------------------------------------------------- what does not fit
+    # ---------------------------------------------------------------- checks
 
     def compare_properties(
         self, node: str, ours: Mapping[bytes, bytes], places: PlaceDigests | None, request: FetchRequest
     ) -> None:
-        """Compare the digests that a sink node sent of its cluster's properties with ours, and keep what differs."""
+        """Compare the digests of properties that a sink node sent with ours, and keep the differences."""
         if ours == request.properties and node not in self.differing:
             return
         found = differences(ours, request.properties, places, request.places)
@@ -316,95 +321,94 @@ class QueueServer:
             differences=differences_shown(found),
         )
 
-    def watch_ledger(self) -> None:
-        """Look whether the ledger closes, and say so when that changes."""
+    def check_ledger(self) -> None:
+        """Check that the ledger balances; log a change."""
         machine = self.machine
         off = machine.ledger().unbalanced + sum(abs(w.ledger_error() or 0) for w in machine.windows.values())
         if off != self.ledger_off:
             self.ledger_off = off
             log.error("queue.ledger_off", queue=self.settings.name, changes=off)
 
-    # ---------------------------------------------------------------- lower priorities
+    # ---------------------------------------------------------------- bulk references
 
     async def push(self, keys: Sequence[Key], priority: int, deadline_ms: int) -> int:
-        """Queue references, waiting for room until `deadline_ms`; returns how many of the first were taken in. Raises
-        BadInput while the source of this node is off, NotReady while publishing is suspended, or when it cannot be put
-        on record that they are here."""
+        """Queue bulk references, waiting for space until `deadline_ms`; returns how many of the first were accepted.
+        Raises BadInput while the source of this node is off, NotReady while publishing is suspended, or when the mark
+        for them cannot be written."""
         if not self._enabled:
             raise BadInput("the source of this node is switched off (source.enabled)")
-        if (stopped := self.publishing_suspension) is not None:
-            because = f": {stopped.reason}" if stopped.reason else ""
-            raise NotReady(f"publishing of queue {self.settings.name} is suspended by {stopped.by}{because}")
-        barred = sorted({key.bucket_type for key in keys if self.machine.sink_types.lacks(key.bucket_type)})
-        if barred:
-            raise NotReady(
-                f"queue {self.settings.name}: {lacking(barred, self.word)}; nothing of it is taken in until then"
-            )
-        lower = self.machine.bulk_queues[LOWER.index(priority)]
-        taken = 0
+        if (suspended := self.publishing_suspension) is not None:
+            because = f": {suspended.reason}" if suspended.reason else ""
+            raise NotReady(f"publishing of queue {self.settings.name} is suspended by {suspended.by}{because}")
+        lacking = sorted({key.bucket_type for key in keys if self.machine.sink_types.lacks(key.bucket_type)})
+        if lacking:
+            why = lacking_types(lacking, self.stored.owner)
+            raise NotReady(f"queue {self.settings.name}: {why}; nothing of it is taken in until then")
+        bulk = self.machine.bulk_queues[LOWER.index(priority)]
+        accepted = 0
         while True:
-            while (room := min(len(keys) - taken, lower.free_count())) and not self.closed:
-                await self._cover(self, lower, room)
-                taken += lower.offer(keys[taken : taken + room], self._time.wall_ms())
-            if taken < len(keys) and not self.closed:
-                taken += lower.offer(keys[taken:], self._time.wall_ms())  # without room, those that wait already
+            while (count := min(len(keys) - accepted, bulk.free_count())) and not self.closed:
+                await self._marks.cover(self, bulk, count)
+                accepted += bulk.offer(keys[accepted : accepted + count], self._time.wall_ms())
+            if accepted < len(keys) and not self.closed:
+                accepted += bulk.offer(keys[accepted:], self._time.wall_ms())  # without space, those that wait already
             self.wake()
             left_ms = deadline_ms - self._time.now_ms()
-            if taken == len(keys) or left_ms <= 0 or self.closed or len(self._pushers) >= PUSHERS_MAX:
-                return taken
+            if accepted == len(keys) or left_ms <= 0 or self.closed or len(self._producers) >= PRODUCERS_MAX:
+                return accepted
             loop = asyncio.get_running_loop()
-            pusher: asyncio.Future[None] = loop.create_future()
-            self._pushers.append(pusher)
-            timer = loop.call_later(left_ms / 1000, wake, pusher)
+            producer: asyncio.Future[None] = loop.create_future()
+            self._producers.append(producer)
+            timer = loop.call_later(left_ms / 1000, wake, producer)
             try:
-                await pusher
+                await producer
             finally:
                 timer.cancel()
-                if pusher in self._pushers:
-                    self._pushers.remove(pusher)
+                if producer in self._producers:
+                    self._producers.remove(producer)
 
-    def room_made(self) -> None:
-        """Lower references may have been settled: whoever waits for room looks again."""
-        while self._pushers and any(lower.free_count() for lower in self.machine.bulk_queues):
-            wake(self._pushers.popleft())
+    def space_freed(self) -> None:
+        """Bulk references may have been settled: wake the producers that wait for space."""
+        while self._producers and any(bulk.free_count() for bulk in self.machine.bulk_queues):
+            wake(self._producers.popleft())
 
-    # ---------------------------------------------------------------- what the metastore says
+    # ---------------------------------------------------------------- metastore documents
 
-    def apply_state(self, word: QueueState, node: str) -> None:
-        """Take in what operators want."""
-        before = (self.suspension, self.publishing_suspension)
-        self.word = word
-        self.suspension = suspension_of(word.suspensions, SERVES, node)
-        if self.suspension is None and word.rates is NOT_READ:
-            self.suspension = unread_rates(self.settings.name, self._time.wall_ms())
-        self.publishing_suspension = suspension_of(word.suspensions, PUBLISHING, node)
-        self.machine.serving_suspended = self.suspension is not None or not self._enabled
-        stopped = self.publishing_suspension
+    def apply_state(self, state: QueueState, node: str) -> None:
+        """Apply the queue's documents; `node` is the name of this node."""
+        before = (self.serving_suspension, self.publishing_suspension)
+        self.stored = state
+        self.serving_suspension = suspension_at(state.suspensions, SERVING_ACT, node)
+        if self.serving_suspension is None and state.rates is RATES_NOT_READ:
+            self.serving_suspension = unread_rates(self.settings.name, self._time.wall_ms())
+        self.publishing_suspension = suspension_at(state.suspensions, PUBLISHING, node)
+        self.machine.serving_suspended = self.serving_suspension is not None or not self._enabled
+        publishing = self.publishing_suspension
         if not self._enabled:
             self.machine.publishing_suspended = PublishingSuspended(
                 "config", f"the source of node {node} is switched off"
             )
-        elif isinstance(stopped, UnreadSuspension):
-            self.machine.publishing_suspended = PublishingUnknown(stopped.by, stopped.reason)
+        elif isinstance(publishing, UnreadSuspension):
+            self.machine.publishing_suspended = PublishingUnknown(publishing.by, publishing.reason)
         else:
             self.machine.publishing_suspended = (
-                None if stopped is None else PublishingSuspended(stopped.by, stopped.reason)
+                None if publishing is None else PublishingSuspended(publishing.by, publishing.reason)
             )
-        settings = in_force_now(self.defined, word.decree, word.limits)
+        settings = settings_in_effect(self.defined, state.command, state.limits)
         if settings != self.settings:
             self._change_settings(settings)
-        self.release.seen(word.owner, self._time.now_ms())
-        if word.owner is not None:
-            self.machine.set_owner(word.owner.cluster, word.owner.version)
-        rates = self.configured if word.rates is None else word.rates.rates
+        self.release.observe(state.owner, self._time.now_ms())
+        if state.owner is not None:
+            self.machine.set_owner(state.owner.cluster, state.owner.version)
+        rates = self.configured if state.rates is None else state.rates.rates
         if rates != self.throttle.rates:
             self.throttle.change(rates, self._time.now_ms())
             self.waiters.wake_all()
-        if (self.suspension, self.publishing_suspension) != before:
+        if (self.serving_suspension, self.publishing_suspension) != before:
             self.waiters.wake_all()
 
     def _change_settings(self, settings: QueueSettings) -> None:
-        """Other filters and limits from now on; every cursor stays where it is."""
+        """Apply other filters and limits; every cursor stays where it is."""
         before, self.settings = self.settings, settings
         self.filter = parse_filter(settings.filter)
         budget = self.machine.budget
@@ -412,21 +416,21 @@ class QueueServer:
         budget.object_limit = settings.object_limit_count
         budget.reference_limit = settings.queue_limit_count
         budget.discard = settings.overflow == DISCARD
-        for lower in self.machine.bulk_queues:
-            lower.limit = settings.queue_limit_count
+        for bulk in self.machine.bulk_queues:
+            bulk.limit = settings.queue_limit_count
         self.machine.leases.lease_ms = settings.lease_ms
-        offers = (before.filter, before.cascade) != (settings.filter, settings.cascade)
-        if offers or before.overflow != settings.overflow:
+        changed = (before.filter, before.cascade) != (settings.filter, settings.cascade)
+        if changed or before.overflow != settings.overflow:
             self.machine.change_filter(self.filter, settings.cascade)
         log.info("queue.settings_changed", queue=settings.name, filter=settings.filter, cascade=settings.cascade)
-        self.room_made()
+        self.space_freed()
         self.refill()
         self.waiters.wake_all()
 
     # ---------------------------------------------------------------- waiting fetches
 
     def wake(self) -> None:
-        """Wake the first waiting fetch if there is something to give: now, or once enough has gathered."""
+        """Wake the first waiting fetch if references are ready: now, or once a batch has gathered."""
         if not self.waiters:
             return
         now, machine = self._time.now_ms(), self.machine
@@ -435,21 +439,21 @@ class QueueServer:
             return
         due = max(due, self.throttle.wait_ms(now))
         if due:
-            self.waiters.in_ms(due)
+            self.waiters.look_in_ms(due)
         else:
             self.waiters.wake(lambda session: machine.has_work_for(session, now))
 
     def close(self) -> None:
-        """Answer the waiting fetches; none waits from here on."""
+        """Answer the waiting fetches and producers; none waits from now on."""
         self.closed = True
         self.waiters.wake_all()
-        while self._pushers:
-            wake(self._pushers.popleft())
+        while self._producers:
+            wake(self._producers.popleft())
 
     def refill(self) -> None:
-        """Begin every read of the change index that a window wants."""
+        """Begin the reads of the change index that windows need."""
         for window, start, rows in self.machine.begin_refills():
-            self._spawn(self._read_rows(window, start, rows))
+            self._tasks.start(self._read_rows(window, start, rows))
 
     async def _read_rows(self, window: Window, start: int, limit: int) -> None:
         loop = asyncio.get_running_loop()
@@ -459,11 +463,11 @@ class QueueServer:
             )
         except DamagedChange as error:
             if not error.before:
-                await self._wait_for_row(window, error)
+                await self._wait_for_repair(window, error)
                 return
-            rows, limit = error.before, len(error.before)  # these first; the next read begins with it
+            rows, limit = error.before, len(error.before)  # the next read begins at the damaged row
         except Exception as error:
-            # Whatever it is, a window that waits for rows for ever would serve nothing more: they are read again.
+            # Whatever it is: a window that waited for these rows for ever would serve nothing more.
             bug = None if isinstance(error, IsthmusError) else error
             log.error(
                 "queue.rows_unreadable",
@@ -478,12 +482,12 @@ class QueueServer:
         self.refill()
         self.wake()
 
-    async def _wait_for_row(self, window: Window, error: DamagedChange) -> None:
-        """Have a change row mended, and read it again after a rest: to pass over it would lose a change."""
+    async def _wait_for_repair(self, window: Window, error: DamagedChange) -> None:
+        """Have a damaged change row repaired, and read it again after a pause: skipping it would lose a change."""
         log.error("queue.change_row_damaged", queue=self.settings.name, partition=window.partition, offset=error.offset)
         window.block_refill(f"waits until a damaged row is mended: {error}")
         window.on_damaged(None)
-        await asyncio.sleep(DAMAGED_REST_S)
+        await asyncio.sleep(DAMAGED_ROW_PAUSE_S)
         window.fail_refill()
         if not self.closed:
             self.refill()

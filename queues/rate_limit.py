@@ -1,10 +1,9 @@
-"""How much may go a second: two buckets that fill with time, of bytes and of changes. Pure; times come in.
+"""Rate limits: two token buckets, of bytes and of changes per second (pure; times come in).
 
-A source queue's of one node, and a node's sink's (`sink.worker_pool`), which fetches.
+Limits what a queue serves on one node, and what a node's sink fetches (`sink.worker_pool`).
 
-A fetch asks for no more than the buckets hold; what it brings is taken out, even below empty (a single large object
-still comes), and no fetch begins until they have filled up again. So the rate holds over any few seconds, whatever
-comes at once.
+A fetch asks for no more than the buckets hold. What it returns is taken out, even below zero (a single large object is
+still sent), and no fetch begins until the buckets are above zero again. So the rate holds over any few seconds.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 BURST_S: Final = 1.0
-"""What an idle bucket saves up: one second's worth, so that a quiet link starts at once and none bursts for long."""
+"""Capacity of a bucket: one second's worth, so that an idle link starts at once and no burst is long."""
 
 ACHIEVED_S: Final = 10
-"""Over how many seconds the achieved rate is told."""
+"""Seconds over which the achieved rate is measured."""
 
 
 class Rates(NamedTuple):
-    """Limits a second; 0: none."""
+    """Limits per second; 0: none."""
 
     bytes: int = 0
     objects: int = 0
@@ -38,25 +37,25 @@ class _Bucket:
         self.at_ms = now_ms
 
     def empty_for_ms(self) -> int:
-        """How long until something is in it again."""
+        """How long until the level is above zero."""
         return 0 if not self.rate or self.level > 0 else int(-self.level / self.rate * 1000) + 1
 
 
 class Throttle:
-    """One node's limits. For one thread at a time."""
+    """The limits of one queue, or of the sink, on one node. For one thread at a time."""
 
     def __init__(self, rates: Rates, now_ms: int) -> None:
         self._began_ms = now_ms
         self._until_ms = now_ms
         self._binding = ""
         self._seconds: deque[tuple[int, int, int]] = deque(maxlen=ACHIEVED_S + 1)
-        """(second, bytes, changes), the newest last."""
+        """(second, bytes, changes), newest last."""
         self.throttled_ms = 0
-        """How long no fetch could begin because of a limit, since the start."""
+        """Total time in which no fetch could begin because of a limit."""
         self.change(rates, now_ms)
 
     def change(self, rates: Rates, now_ms: int) -> None:
-        """Other limits from now on; what the old ones had in store or in debt is forgotten."""
+        """Set other limits, with full buckets."""
         self.throttled_ms -= max(0, self._until_ms - now_ms)
         self._until_ms, self._binding = now_ms, ""
         self.rates = rates
@@ -64,11 +63,11 @@ class Throttle:
         self._objects = _Bucket(rates.objects, rates.objects * BURST_S, now_ms)
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long no fetch may begin; 0: it may now."""
+        """How long no fetch may begin; 0: one may begin now."""
         return max(0, self._until_ms - now_ms)
 
-    def room(self, count: int, size: int, now_ms: int) -> tuple[int, int]:
-        """(changes, bytes) that a fetch may ask for now, at most those wanted and at least one of each."""
+    def allowance(self, count: int, size: int, now_ms: int) -> tuple[int, int]:
+        """(changes, bytes) that a fetch may ask for now: at most `count` and `size`, at least one of each."""
         for bucket in (self._bytes, self._objects):
             bucket.fill(now_ms)
         if self.rates.objects:
@@ -77,8 +76,8 @@ class Throttle:
             size = min(size, max(1, int(self._bytes.level)))
         return count, size
 
-    def spent(self, count: int, size: int, now_ms: int) -> None:
-        """A fetch brought `count` changes in `size` bytes."""
+    def spend(self, count: int, size: int, now_ms: int) -> None:
+        """Take out what a fetch returned: `count` changes in `size` bytes."""
         second = now_ms // 1000
         if self._seconds and self._seconds[-1][0] == second:
             _, had_bytes, had_objects = self._seconds.pop()
@@ -100,11 +99,11 @@ class Throttle:
             self._binding = name
 
     def binding(self, now_ms: int) -> str:
-        """What held back a fetch within the time that the achieved rate is of: "bytes", "objects", or ""."""
+        """The limit that delayed a fetch within the last ACHIEVED_S: "bytes", "objects", or ""."""
         return self._binding if now_ms - self._until_ms < ACHIEVED_S * 1000 else ""
 
-    def shown(self, now_ms: int) -> dict[str, Any]:
-        """Configured, effective (which limit binds), achieved, seconds throttled."""
+    def as_dict(self, now_ms: int) -> dict[str, Any]:
+        """For listings: configured limits, the binding one, achieved rates, seconds throttled."""
         recent = [entry for entry in self._seconds if entry[0] > now_ms // 1000 - ACHIEVED_S]
         over_s = max(1.0, min(ACHIEVED_S, (now_ms - self._began_ms) / 1000))
         return {

@@ -1,4 +1,4 @@
-"""Encode a change as Riak's fetch from a real-time queue answers it: object form "internal", version 1 (pure).
+"""Encodes a change in the format of Riak's fetch from a real-time queue: object form "internal", version 1 (pure).
 
     answer      0                                     the queue has nothing to give
                 1, 0, CRC32, change                   an object
@@ -63,8 +63,8 @@ _CHARSET: Final = re.compile(rb"([^;\s]+)\s*;\s*[Cc][Hh][Aa][Rr][Ss][Ee][Tt]=([^
 
 
 def encode_answer(item: Item) -> bytes:
-    """The answer that hands out a whole change. A tombstone that is about to be reaped goes as a tombstone: a reap
-    would not delete what the Riak still has. Raises CodecError when the payload is no object."""
+    """The answer with a whole change. A tombstone that is about to be reaped is sent as a tombstone: a reap would not
+    delete the object in the Riak. Raises CodecError when the payload is no object."""
     _, _, _, bucket_type, bucket, key, _, _, payload = item
     stored = decode_object(payload)
     named = b"" if bucket_type == DEFAULT_BUCKET_TYPE else bucket_type
@@ -110,7 +110,7 @@ def _sibling(sibling: Sibling) -> tuple[bytes, ...]:
 
 
 def _metadata(sibling: Sibling) -> Iterable[bytes]:
-    """Names and values of the metadata of one sibling, those that it has."""
+    """Names and values of the metadata of one sibling."""
     actor, counter = sibling.dot
     dot = _tuple(_binary(actor), _tuple(_integer(counter), _integer(_gregorian(sibling.last_modified_ms // 1000))))
     yield _entry(b"dot", dot)
@@ -148,7 +148,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def _integer(number: int) -> bytes:
-    """At most 255 bytes long, which is far above a counter and an index of 39 digits."""
+    """An integer of at most 255 bytes: far above a counter, and an index of 39 digits."""
     if 0 <= number <= 0xFF:
         return _SMALL_INTEGER + bytes([number])
     if -(1 << 31) <= number < 1 << 31:

@@ -522,7 +522,7 @@ class SourceQueue:
 
     def newest_command_version(self) -> int:
         """The newest cursor command that a partition has executed; 0 for none."""
-        return max([window.state.decree for window in self.windows.values()], default=0)
+        return max([window.state.command_version for window in self.windows.values()], default=0)
 
     def waiting_count(self) -> int:
         """References that wait in memory, in windows that serve."""

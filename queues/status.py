@@ -1,7 +1,4 @@
-"""How a source queue is shown: to operators as a dict, to Prometheus as numbers.
-
-Reads only. Unknown values are None, never a guess. The story goes on in `node` (HTTP admin, command line, metrics).
-"""
+"""Status of a source queue: dicts for operators, samples for Prometheus. Unknown values are None, never a guess."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any, Final
 
 from isthmus.config.text import clause
 from isthmus.queues.backlog_count import Backlog
-from isthmus.queues.queue_documents import owner_path
-from isthmus.queues.queue_server import QueueServer, lacking
+from isthmus.queues.queue_documents import path_of
+from isthmus.queues.queue_server import QueueServer, lacking_types
 from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import differences_shown, types_of
@@ -79,29 +76,28 @@ HELP: Final[Mapping[str, Family]] = {
         "Acknowledgements under an older owner version.", "changes", "queues", ("queue",)
     ),
 }
-"""Name -> what it counts."""
-
+"""Metric name -> its help."""
 
 SILENT_MS: Final = 20_000
-"""Without a fetch for so long, and none that waits here, a sink is told to ask no more: beyond the usual time of a poll
-and the longest delay after errors (5 s and 8 s by default)."""
+"""After so long without a fetch, and without one that waits here, the reason says that the sink does not fetch: longer
+than a usual poll and the longest delay after errors (5 s and 8 s by default)."""
 
 UNREADABLE_NAMED: Final = 3
-"""Damaged change rows that a reason names."""
+"""Most damaged change rows that a reason names."""
 
-NAMES_TOLD: Final = 20
-"""Queues that a refusal names: a line that can be read."""
+NAMES_MAX: Final = 20
+"""Most queues that an error message names: the line must stay readable."""
 
 
-def none_such(name: str, known: Iterable[str]) -> str:
-    """What is said of a queue that is not there."""
-    return f"there is no queue named {name!r} here; there are: {', '.join(list(known)[:NAMES_TOLD]) or 'none'}"
+def unknown_queue(name: str, known: Iterable[str]) -> str:
+    """The error message for a queue that does not exist."""
+    return f"there is no queue named {name!r} here; there are: {', '.join(list(known)[:NAMES_MAX]) or 'none'}"
 
 
 def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: str = "") -> dict[str, Any]:
-    """One queue: settings, owner, states, how much waits (None: unknown) as of when, and since when, counters since the
-    node began. `held`: why no queue of the node gives anything out, "" when they do."""
-    machine, owner, suspension, word = queue.machine, queue.word.owner, queue.suspension, queue.word
+    """One queue: settings, owner, states, how many changes wait (None: unknown) and since when, counters since the node
+    started. `held`: why no queue of the node serves anything, "" when they do."""
+    machine, owner, suspension, stored = queue.machine, queue.stored.owner, queue.serving_suspension, queue.stored
     waiting, oldest = now.changes, now.oldest_ms
     wall_ms = time.wall_ms()
     counts, budget, ledger = machine.counts, machine.budget, machine.ledger()
@@ -118,20 +114,20 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
         },
         "publishing": _running(queue, machine.publishing_suspended is None),
         "serving": _running(queue, suspension is None and not held),
-        "suspended": None if suspension is None else suspension.shown(),
-        "suspensions": [one.shown() for one in word.suspensions],
-        "decree": None if word.decree is None else word.decree.shown(),
+        "suspended": None if suspension is None else suspension.as_dict(),
+        "suspensions": [one.as_dict() for one in stored.suspensions],
+        "decree": None if stored.command is None else stored.command.as_dict(),
         "limits": {"queue": budget.reference_limit, "objects": budget.object_limit,
                    "object_bytes": budget.object_size_limit_bytes},
         "priorities": {
             "real_time": {"waiting": waiting, "in_flight": machine.in_flight_count()},
-            **{name: {"waiting": lower.waiting_count, "in_flight": lower.in_flight_count, **asdict(lower.counts)}
-               for name, lower in zip(("full_sync", "fold"), machine.bulk_queues, strict=True)},
+            **{name: {"waiting": bulk.waiting_count, "in_flight": bulk.in_flight_count, **asdict(bulk.counts)}
+               for name, bulk in zip(("full_sync", "fold"), machine.bulk_queues, strict=True)},
         },
-        "throttle": {**queue.throttle.shown(time.now_ms()),
-                     "set": None if word.rates is None else word.rates.act._asdict()},
+        "throttle": {**queue.throttle.as_dict(time.now_ms()),
+                     "set": None if stored.rates is None else stored.rates.act._asdict()},
         "changed": _changed(queue),
-        "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
+        "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(stored.lost),
         "properties_differ": {node: types_of(found) for node, found in queue.differing.items()},
         "property_differences": {node: [one.row() for one in found] for node, found in queue.differing.items()},
         "held_types": {
@@ -157,11 +153,11 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
 
 
 def _changed(queue: QueueServer) -> dict[str, Any]:
-    """What operators have set beside the queue's definition or file, {} for nothing: `offer` (filter, cascade) and
-    `limits`, each with who, when and why."""
-    decree, limits = queue.word.decree, queue.word.limits
+    """What operators have changed of the queue's definition or file: "offer" (filter, cascade) and "limits", each with
+    who, when and why; {} for nothing."""
+    command, limits = queue.stored.command, queue.stored.limits
     found: dict[str, Any] = {}
-    if decree is not None and (change := decree.change) is not None:
+    if command is not None and (change := command.change) is not None:
         found["offer"] = {"filter": change.filter, "cascade": change.cascade, "was": change.was}
         found["offer"] |= {"by": change.by, "at_ms": change.at_ms, "reason": change.reason}
     if limits is not None:
@@ -170,46 +166,48 @@ def _changed(queue: QueueServer) -> dict[str, Any]:
 
 
 def _running(queue: QueueServer, well: bool) -> str:
-    """What publishing, or serving, does: off where the whole source of the node is."""
+    """State of publishing, or of serving: "off" where the source of the node is switched off."""
     return "off" if queue.state == OFF else "running" if well else "suspended"
 
 
 def reason(queue: QueueServer, now_ms: int) -> str:
-    """Why the queue does not give out all it could; "" when it does."""
-    machine, owner, told = queue.machine, queue.word.owner, []
-    for what, one in (("serving", queue.suspension), ("publishing", queue.publishing_suspension)):
+    """Why the queue does not serve everything; "" when it does."""
+    machine, owner, sentences = queue.machine, queue.stored.owner, []
+    for what, one in (("serving", queue.serving_suspension), ("publishing", queue.publishing_suspension)):
         if one is not None:
-            told.append(f"{what} suspended: {one.reason}" if one.reason else f"{what} suspended")
+            sentences.append(f"{what} suspended: {one.reason}" if one.reason else f"{what} suspended")
     if machine.publishing_suspended is not None and queue.publishing_suspension is None:
-        told.append(machine.publishing_suspended.reason)
-    if queue.word.unread:
-        told.append(f"cannot be read (metastore): {', '.join(queue.word.unread)}")
+        sentences.append(machine.publishing_suspended.reason)
+    if queue.stored.unread:
+        sentences.append(f"cannot be read (metastore): {', '.join(queue.stored.unread)}")
     if owner is None:
-        told += ["no sink cluster has fetched yet"] * (owner_path(queue.settings.name) not in queue.word.unread)
+        sentences += ["no sink cluster has fetched yet"] * (
+            path_of(queue.settings.name, "owner") not in queue.stored.unread
+        )
     elif not owner.cluster:
-        told.append(f"released by {owner.by}")
+        sentences.append(f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
-        told.append(f"{clause(behind, 'partition', 'waits', 'wait')} for the owner's cursor entry")
+        sentences.append(f"{clause(behind, 'partition', 'waits', 'wait')} for the owner's cursor entry")
     elif machine.windows and not queue.waiters and machine.not_fetched_for(SILENT_MS, now_ms):
-        told.append(f"no node of {owner.name} asks for changes here")
+        sentences.append(f"no node of {owner.name} asks for changes here")
     if binding := queue.throttle.binding(now_ms):
-        told.append(f"throttled: the limit of {binding} a second binds")
+        sentences.append(f"throttled: the limit of {binding} a second binds")
     if held := machine.held_back_since():
-        told.append(lacking(sorted(held), queue.word))
-    told += [window.unreadable for window in machine.windows.values() if window.unreadable][:UNREADABLE_NAMED]
-    if any(window.state.gaps for window in machine.windows.values()) or queue.word.lost:
-        told.append(f"gaps are open: isthmus gaps {queue.settings.name}")
+        sentences.append(lacking_types(sorted(held), queue.stored.owner))
+    sentences += [window.unreadable for window in machine.windows.values() if window.unreadable][:UNREADABLE_NAMED]
+    if any(window.state.gaps for window in machine.windows.values()) or queue.stored.lost:
+        sentences.append(f"gaps are open: isthmus gaps {queue.settings.name}")
     if queue.ledger_off:
-        told.append(f"the ledger is off by {queue.ledger_off}: a bug")
+        sentences.append(f"the ledger is off by {queue.ledger_off}: a bug")
     if queue.differing and owner is not None and owner.cluster:
         every = (one for found in queue.differing.values() for one in found)
-        told.append(f"properties differ at {owner.name}: {differences_shown(every)}")
-    return "; ".join(told)
+        sentences.append(f"properties differ at {owner.name}: {differences_shown(every)}")
+    return "; ".join(sentences)
 
 
 def ledger(queue: QueueServer) -> dict[str, Any]:
-    """The two sides of a queue's ledger on this node, in changes in real time since the node began: what was eligible,
-    and what became of it. `closes` is None while not all that waits is known (then `open` says where)."""
+    """The two sides of a queue's ledger on this node, in real-time changes since the node started. "closes" is None
+    while some window does not know everything that waits ("partitions_not_known")."""
     machine = queue.machine
     total, balances = machine.ledger(), {p: w.ledger_error() for p, w in machine.windows.items()}
     unknown = sorted(p for p, balance in balances.items() if balance is None)
@@ -227,13 +225,13 @@ def ledger(queue: QueueServer) -> dict[str, Any]:
         "off_by": off,
         "partitions": sorted(machine.windows),
         "partitions_not_known": unknown,
-        "fetched": queue.word.owner is not None or owner_path(queue.settings.name) in queue.word.unread,
+        "fetched": queue.stored.owner is not None or path_of(queue.settings.name, "owner") in queue.stored.unread,
         "reason": machine.publishing_suspended.reason if machine.publishing_suspended is not None else "",
     }
 
 
 def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
-    """The queue's numbers; what waits is told as far as it is in memory, since a scrape reads no store."""
+    """The queue's samples. Waiting changes are counted as far as they are in memory: a scrape reads no store."""
     machine, budget, counts = queue.machine, queue.machine.budget, queue.machine.counts
     ledger = machine.ledger()
     labels = {"queue": queue.settings.name}
@@ -245,7 +243,7 @@ def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_oldest_age_seconds", 0.0 if oldest is None else max(0, wall_ms - oldest) / 1000),
         ("isthmus_queue_objects_in_memory", budget.objects),
         ("isthmus_queue_references_in_memory", budget.references),
-        ("isthmus_queue_suspended", float(queue.suspension is not None)),
+        ("isthmus_queue_suspended", float(queue.serving_suspension is not None)),
         ("isthmus_queue_served_total", counts.served),
         ("isthmus_queue_acknowledged_total", counts.acknowledged),
         ("isthmus_queue_redelivered_total", counts.redelivered),
@@ -257,9 +255,9 @@ def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_publishing_suspended", float(machine.publishing_suspended is not None)),
         ("isthmus_queue_given_up_total", ledger.given_up),
         ("isthmus_queue_ledger_off", ledger.unbalanced),
-        ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.word.lost)),
+        ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.stored.lost)),
         ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),
         ("isthmus_queue_held_types", len(machine.held_back_since())),
-        ("isthmus_queue_lower_waiting", sum(lower.waiting_count for lower in machine.bulk_queues)),
+        ("isthmus_queue_lower_waiting", sum(bulk.waiting_count for bulk in machine.bulk_queues)),
     ]
     return [(name, labels, value) for name, value in numbers]

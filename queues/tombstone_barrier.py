@@ -1,7 +1,7 @@
-"""Which queue still needs a tombstone: the answer to whoever wants to reap it (docs/protocol.md R-REAP).
+"""Queues that still need a tombstone, which must not be reaped then (docs/protocol.md R-REAP).
 
-Read from the cursors that are in the store, which lag behind by at most what travels softly; so an answer errs only on
-the side of waiting. A queue that nobody owns yet waits at its cursor, too. The other half is
+Reads the cursors in the store, which are older than those in memory by soft cursors at most; so a wrong answer only
+delays a reap. A queue without an owner needs what is above its cursor, too. Called by
 `repl.coordinator.tombstone_reaper`.
 """
 
@@ -16,8 +16,7 @@ from isthmus.repl.store.port import Store
 
 
 class TombstoneBarrier:
-    """`repl.model.ports.Settled` over the queues of a node. `machines`: by name, as they are now; `unread`: why nobody
-    knows yet which there are, "" once that is known; `lineage`: of a partition, as its record says."""
+    """`repl.model.ports.Settled` for the queues of a node."""
 
     def __init__(
         self,

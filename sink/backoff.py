@@ -1,7 +1,7 @@
-"""How long a link waits before its next fetch: a pure function of results.
+"""Delay of a link before its next fetch, from the results of its cycles (pure).
 
-Shorter on results (at once none), slightly longer on empties, greatly longer on errors, with jitter; and back at once
-on the first success, where Riak's sink needs seventeen successes to forget one error. Bounds and steps are settings.
+No delay after changes, a slightly longer one after each empty answer, a much longer one after each error, with jitter.
+The first success ends the delay; Riak's sink needs seventeen successes after one error. Bounds and steps are settings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class CycleResult(StrEnum):
-    """What a cycle came to."""
+    """Result of a cycle."""
 
     ITEMS = "items"
     EMPTY = "empty"
@@ -24,8 +24,8 @@ class CycleResult(StrEnum):
 
 
 class Delays(NamedTuple):
-    """Bounds and steps: after errors from `min_ms` to `max_ms`; after empties from `empty_min_ms` to `empty_max_ms`;
-    each further one in a row multiplies by `factor`."""
+    """Bounds and steps: after errors from `min_ms` to `max_ms`; after empty answers from `empty_min_ms` to
+    `empty_max_ms`; each further one in a row multiplies by `factor`."""
 
     min_ms: int = 10
     max_ms: int = 8_000
@@ -36,15 +36,15 @@ class Delays(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """One link's delay. `delay_ms` is drawn with jitter by `pause_ms`; `errors` counts those in a row."""
+    """One link's delay without jitter (see `pause_ms`), and its errors in a row."""
 
     delays: Delays
     delay_ms: int = 0
     errors: int = 0
 
     def after(self, result: CycleResult, waited_ms: int) -> Backoff:
-        """The delay after `result`; `waited_ms` is how long the source held the fetch: one that it held has paced
-        the link already."""
+        """The delay after `result`; `waited_ms` is how long the source held the fetch: a long poll paces the link by
+        itself."""
         delays = self.delays
         match result:
             case CycleResult.ITEMS:
@@ -55,10 +55,10 @@ class Backoff:
                 before = 0 if self.errors else self.delay_ms
                 return Backoff(delays, min(delays.empty_max_ms, before * delays.factor + delays.empty_min_ms))
             case CycleResult.FAILED | CycleResult.ERROR:
-                # Never below the delay that empties had come to: an error is no reason to ask sooner.
+                # Never below the delay after empty answers: an error is no reason to fetch sooner.
                 delay = min(delays.max_ms, max(delays.min_ms, self.delay_ms * delays.factor))
                 return replace(self, delay_ms=delay, errors=self.errors + 1)
 
     def pause_ms(self, random: Random) -> int:
-        """The wait before the next fetch: half the delay to the whole, so that many sinks do not march in step."""
+        """The wait before the next fetch: from half the delay to the whole, so that sinks do not synchronise."""
         return self.delay_ms if self.delay_ms < 2 else random.randint(self.delay_ms // 2, self.delay_ms)

@@ -1,10 +1,10 @@
-"""Concurrent writes of two clusters that met at this node's sink: a bounded list, kept on disk for people.
+"""Conflicts: concurrent writes of two clusters that this node's sink has merged, in a bounded list on disk.
 
-A push that is concurrent with what is here is merged, and both are kept as siblings (or one of them, by the bucket's
-properties). Which keys that happened to is noted here by the node that fetched the change: key, time, both clocks, the
-peer, how many siblings there are now. The newest `limit_count` are kept; what goes is counted. Rows are written about
-once a second, off the event loop and after the acknowledgement: a crash loses those of the last second, and a disk that
-refuses loses rows beyond the limit. Nothing depends on them; the siblings are in the store.
+A push that is concurrent with the object here is merged, and both are kept as siblings (or one of them, by the bucket's
+properties). The node that fetched the change records key, time, both clocks, peer and the number of siblings. The
+newest `limit_count` rows are kept; dropped ones are counted. Rows are written about once a second, off the event loop
+and after the acknowledgement: a crash loses those of the last second, and a failing disk loses rows. Nothing depends on
+them; the siblings are in the store.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ log = structlog.get_logger(__name__)
 FILE_NAME: Final = "conflicts.sqlite"
 
 WRITE_INTERVAL_S: Final = 1.0
-"""Rows are gathered for so long: a second of conflicts shares one sync of the disk."""
+"""Interval of writes: the conflicts of a second share one sync of the disk."""
 
 BUSY_TIMEOUT_S: Final = 5.0
-"""How long a statement waits for another process that looks into the file, such as a backup."""
+"""How long a statement waits for another process that reads the file, such as a backup."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS conflicts (
@@ -45,8 +45,8 @@ _COLUMNS: Final = "at_ms, queue, peer, source, source_name, bucket_type, bucket,
 
 @dataclass(frozen=True, slots=True)
 class SiblingConflict:
-    """One: `ours` and `theirs` are encoded clocks of before, `siblings` how many the key has since. `source` is the
-    uuid of the cluster that gave the change."""
+    """One conflict: `ours` and `theirs` are the encoded clocks before the merge, `siblings` counts those after it.
+    `source` is the uuid of the cluster that sent the change."""
 
     at_ms: int
     queue: str
@@ -60,7 +60,7 @@ class SiblingConflict:
 
 
 class Conflicts:
-    """The list of one node; the event loop notes, threads write and read. `limit_count` 0: none is kept."""
+    """The list of one node: the event loop adds, threads write and read. `limit_count` 0: none is kept."""
 
     def __init__(self, path: Path, limit_count: int) -> None:
         self._path = path
@@ -70,37 +70,37 @@ class Conflicts:
         self._pending: deque[SiblingConflict] = deque()
         self._writer: asyncio.Task[None] | None = None
         self.noted = 0
-        """Since the node began."""
+        """Conflicts since the node started."""
         self.dropped = 0
-        """Of those: gone because there were too many."""
+        """Conflicts that were dropped because there were too many."""
 
-    def note(self, found: Sequence[SiblingConflict]) -> None:
-        """Keep these, soon."""
+    def add(self, found: Sequence[SiblingConflict]) -> None:
+        """Add conflicts; they are written soon."""
         self.noted += len(found)
         self._pending.extend(found)
-        self._shorten()
+        self._drop_excess()
         if self._pending and (self._writer is None or self._writer.done()):
             self._writer = asyncio.get_running_loop().create_task(self._write_soon())
 
-    def _shorten(self) -> None:
+    def _drop_excess(self) -> None:
         over = len(self._pending) - self.limit_count
         for _ in range(over):
             self._pending.popleft()
         self.dropped += max(0, over)
 
     async def stop(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining rows, and close the file."""
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
-        await asyncio.to_thread(self._write, self._taken())
+        await asyncio.to_thread(self._write, self._take_pending())
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
-    async def listed(self, count: int) -> list[SiblingConflict]:
-        """The newest, newest first."""
+    async def newest(self, count: int) -> list[SiblingConflict]:
+        """The newest `count` conflicts, newest first."""
         with_pending = list(self._pending)
         return await asyncio.to_thread(self._read, with_pending, count)
 
@@ -109,10 +109,10 @@ class Conflicts:
     async def _write_soon(self) -> None:
         while self._pending:
             await asyncio.sleep(WRITE_INTERVAL_S)
-            # Shielded: rows that a thread writes already are not taken back.
-            await asyncio.shield(asyncio.to_thread(self._write, self._taken()))
+            # Shielded: rows that a thread is writing cannot be taken back.
+            await asyncio.shield(asyncio.to_thread(self._write, self._take_pending()))
 
-    def _taken(self) -> list[SiblingConflict]:
+    def _take_pending(self) -> list[SiblingConflict]:
         taken = list(self._pending)
         self._pending.clear()
         return taken
@@ -124,7 +124,7 @@ class Conflicts:
                    one.siblings) for one in rows]  # fmt: skip
         with self._lock:
             try:
-                connection = self._opened()
+                connection = self._open()
                 with connection:
                     connection.executemany(
                         f"INSERT INTO conflicts ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
@@ -144,7 +144,7 @@ class Conflicts:
             return newest
         with self._lock:
             try:
-                rows = self._opened().execute(
+                rows = self._open().execute(
                     f"SELECT {_COLUMNS} FROM conflicts ORDER BY id DESC LIMIT ?",  # noqa: S608
                     (count - len(newest),),
                 )
@@ -156,7 +156,7 @@ class Conflicts:
                 self._failed(error)
                 return newest
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
             try:
@@ -168,7 +168,7 @@ class Conflicts:
         return self._connection
 
     def _failed(self, error: Exception) -> None:
-        """A damaged file is begun anew: what it held is a list for people, and nothing else."""
+        """Log the error, and delete a damaged file: it held nothing but a list for operators."""
         log.error("sink.conflicts_unwritten", file=str(self._path), error=str(error))
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -179,7 +179,7 @@ class Conflicts:
                 self._path.unlink()
 
 
-def shown(one: SiblingConflict) -> dict[str, Any]:
+def conflict_as_dict(one: SiblingConflict) -> dict[str, Any]:
     """For listings, without the clocks; bytes that are no text are escaped."""
     return {
         "at_ms": one.at_ms,

@@ -1,10 +1,10 @@
-"""What this node's sink was given and this cluster refuses for good, kept for people: bounded, and on disk.
+"""Dead letters: changes that this cluster refuses permanently, kept for operators in a bounded list on disk.
 
-One row a key, queue and source: a newer refusal of the same key replaces the older, so a batch that comes again after
-a crash is not listed twice. A row is on disk before its change is acknowledged. The object is kept with it as long as
-there is room, so that a retry can push it again; beyond the limit of bytes the oldest objects go first (their names
-stay). Beyond the limit of rows a new one is not kept, but counted, and becomes a gap at its source. Values are never
-shown. SQLite keeps the file; no other room opens it.
+One row per key, queue and source: a newer refusal of a key replaces the older one, so a batch that comes again after a
+crash is not listed twice. A row is on disk before its change is acknowledged. The object is kept with it while there is
+space, so that a retry can push it again; beyond the limit of bytes the oldest objects are removed first (their rows
+stay). Beyond the limit of rows a new letter is not kept but counted, and becomes a gap at its source. Values are never
+listed. The file is an SQLite database that only this module opens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 FILE_NAME: Final = "dead-letters.sqlite"
 
 BUSY_TIMEOUT_S: Final = 5.0
-"""How long a statement waits for another process that looks into the file, such as a backup."""
+"""How long a statement waits for another process that reads the file, such as a backup."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS letters (
@@ -61,8 +61,8 @@ _WITHOUT_OBJECT: Final = _COLUMNS.replace("payload", "CASE WHEN payload IS NULL 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A change that this cluster refuses for good. `source` is the uuid of the cluster that gave it; `payload` its
-    object's bytes, None when they are not kept; `id` 0 until it is written."""
+    """A change that this cluster refuses permanently. `source` is the uuid of the cluster that sent it; `payload` the
+    bytes of its object, None when they are not kept; `id` is 0 until it is written."""
 
     at_ms: int
     queue: str
@@ -77,7 +77,7 @@ class DeadLetter:
     tries: int = 1
     id: int = 0
 
-    def shown(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For listings; bytes that are no text are escaped."""
         return {
             "id": self.id,
@@ -95,8 +95,8 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """The file of one node, opened when first needed. Safe for several threads. Every method raises LocalFault when
-    the disk refuses; a file that is damaged is put aside with a word in the log, and a new one begun."""
+    """The dead letters of one node; opens the file when first needed. Safe for several threads. Every method raises
+    LocalFault when the disk fails; a damaged file is renamed and logged, and a new one begun."""
 
     def __init__(self, path: Path, limit_count: int, limit_bytes: int) -> None:
         self._path = path
@@ -105,11 +105,11 @@ class DeadLetters:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._counts: tuple[int, int] | None = None
-        """As they were when the file was last looked into."""
+        """Counts at the last access to the file."""
 
     def add(self, letters: Sequence[DeadLetter]) -> list[int]:
-        """On disk when it returns, but for those of which there is no room: their indexes. A newer letter of a key that
-        has one takes its place."""
+        """Write letters to disk; returns the indexes of those for which there is no space. A letter replaces an older
+        one of its key."""
 
         def write(connection: sqlite3.Connection) -> list[int]:
             left_out = []
@@ -179,23 +179,23 @@ class DeadLetters:
         return _letter(rows[0]) if rows else None
 
     def next_kept(self, after: int, count: int) -> list[DeadLetter]:
-        """Up to `count` letters behind the one of that number whose objects are kept, with these."""
+        """Up to `count` letters after number `after` whose objects are kept, with their objects."""
         statement = f"SELECT {_COLUMNS} FROM letters WHERE id>? AND payload IS NOT NULL ORDER BY id LIMIT ?"  # noqa: S608
         return [_letter(row) for row in self._rows(statement, (after, count))]
 
     def drop(self, numbers: Sequence[int]) -> int:
-        """Forget these; how many there were."""
+        """Remove letters; returns how many there were."""
         statement = "DELETE FROM letters WHERE id=?"
         dropped: int = self._run(lambda c: sum(c.execute(statement, (number,)).rowcount for number in numbers))
         return dropped
 
-    def look(self) -> None:
-        """Have the numbers of `counts`."""
+    def count(self) -> None:
+        """Read the numbers of `counts` from the file."""
         self._rows("SELECT 1", ())
 
     def counts(self) -> tuple[int, int] | None:
-        """(letters kept, letters given up because there were too many, ever), as of the last look into the file; None
-        before the first. From memory: who asks must not wait for a disk, or for a backup that holds the file."""
+        """(letters kept, letters ever given up because there were too many), as of the last access to the file; None
+        before the first. From memory: the caller must not wait for a disk, or for a backup that locks the file."""
         return self._counts
 
     def close(self) -> None:
@@ -216,25 +216,25 @@ class DeadLetters:
     def _run(self, work: Any) -> Any:
         with self._lock:
             try:
-                return self._worked(work)
+                return self._run_once(work)
             except sqlite3.OperationalError as error:
                 raise LocalFault(f"{self._path}: {error}") from error
             except sqlite3.DatabaseError as error:
-                self._put_aside(error)
+                self._rename_damaged(error)
             try:
-                return self._worked(work)
+                return self._run_once(work)
             except sqlite3.Error as error:
                 raise LocalFault(f"{self._path}: {error}") from error
 
-    def _worked(self, work: Any) -> Any:
-        connection = self._opened()
+    def _run_once(self, work: Any) -> Any:
+        connection = self._open()
         with connection:
             result = work(connection)
             counts = connection.execute(_COUNTS).fetchone()
         self._counts = counts
         return result
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
             try:
@@ -247,7 +247,7 @@ class DeadLetters:
             self._connection = connection
         return self._connection
 
-    def _put_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _rename_damaged(self, error: sqlite3.DatabaseError) -> None:
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()

@@ -1,17 +1,18 @@
-"""Which nodes of other clusters to fetch from: the seeds of the config, and the live nodes that they tell of.
+"""Discovery: which nodes of other clusters to fetch from, by the config's seeds and the live nodes that they list.
 
-Every node answers `GET /cluster/nodes` with the live nodes of its cluster, so one that is reached is enough to know
-all. `parse` and `wanted` are pure; `ask` is one request. Who runs this, and when, is `sink.service`.
+Every node answers `GET /cluster/nodes` with the live nodes of its cluster, so one reachable seed is enough. `parse` and
+`wanted` are pure; `ask` is one request. `sink.service` runs the discovery.
 
-    a seed                    is fetched from, and stands as failing while it is down; unless it answers with a list in
-                              which it does not stand: then it is another name of a listed node, or a balancer
-    a cluster that answers    the union of what its nodes list; one that is no longer listed, and no seed, goes
-    a cluster that does not   what was known of it stays, and back-off paces it
+    a seed                    has a link, which fails while the seed is down; but not if its answer does not list the
+                              seed: then the seed is another name of a listed node, or a load balancer
+    a cluster that answers    has links to the union of what its nodes list; a node that is not listed any more, and is
+                              no seed, loses its link
+    a cluster that does not   keeps its links; back-off paces them
 
-A cluster whose `http` listeners take TLS and plain text (`tls.http = "allow"`) lists its nodes with http://. A seed
-that is dialled with TLS passes its scheme on to them (`dialled`). What is left is passed over: addresses of another
-scheme, and addresses that can only mean the node itself (loopback, any) unless the seed was reached at such an address,
-too. Where all of them are, the seed stays. What is passed over is shown (`passed_over`).
+A cluster whose `http` listeners accept TLS and plain text (`tls.http = "allow"`) lists its nodes with http://. A seed
+that is dialled with TLS applies its scheme to them (`dialled`). Passed over, and reported (`passed_over`), are
+addresses of another scheme, and addresses that only reach the listing machine itself (loopback, any), unless the seed
+was reached at such an address, too. If all addresses are passed over, the seed keeps its link.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ from isthmus.sink.scheduler import LinkName
 PATH: Final = "/cluster/nodes"
 
 VERSION: Final = 1
-"""Of the list's form, its field "v"; a list without it is of this one. Another one is refused, and links stay as they
-are."""
+"""Version of the list, its field "v"; a list without the field has this version. Another version is refused, and links
+stay as they are."""
 
 TIMEOUT_MS: Final = 3_000
-"""How long a peer may take to list its nodes; it reads them from memory."""
+"""How long a peer may take to list its nodes, which it has in memory."""
 
 ANSWER_BYTES_MAX: Final = 256_000
-"""Largest list taken: 1,000 nodes have 100 KB."""
+"""Largest accepted list: 1,000 nodes have 100 KB."""
 
 NODES_MAX: Final = 256
-"""Most nodes of one cluster that are fetched from; a longer list is not believed."""
+"""Most nodes of one cluster to fetch from; a longer list is refused."""
 
 NAME_MAX: Final = 64
 
 TLS_MODES: Final = ("off", "allow", "require")
-"""What a list may say of its node's `http` listener (`tls.http`)."""
+"""Values of `tls.http` in a list: the mode of the node's `http` listener."""
 
 
 class LinkTarget(NamedTuple):
-    """Where a link points: the uuid of the cluster that must answer there (None: not known yet), and the seed of the
-    config to which it belongs, whose certificates, token and cluster's name it shares."""
+    """Target of a link: uuid of the cluster that must answer (None: not known yet), and the seed of the config whose
+    certificates, token and cluster name it uses."""
 
     cluster: bytes | None
     seed: LinkName
 
 
 class PeerNodes(NamedTuple):
-    """What one peer says of its cluster: uuid, name, and the URLs of its live nodes. `tls`: the mode of its own `http`
-    listener, None from programs that do not say it."""
+    """A peer's answer: uuid and name of its cluster, and the URLs of the live nodes. `tls`: the mode of its own `http`
+    listener, None from versions that do not send it."""
 
     cluster: bytes
     cluster_name: str
@@ -78,7 +79,7 @@ class PassedOver(NamedTuple):
 
 
 def parse(body: bytes) -> PeerNodes:
-    """A peer's list. Raises CodecError for anything else, UnknownFetchVersion among them."""
+    """Decode a peer's list. Raises CodecError, UnknownFetchVersion."""
     try:
         fields = json.loads(body)
         if (version := fields.get("v", VERSION)) != VERSION:
@@ -94,14 +95,14 @@ def parse(body: bytes) -> PeerNodes:
 
 
 def ask(peer: HttpPeer) -> PeerNodes:
-    """What a peer says. Raises PeerFault, CodecError."""
+    """Request a peer's list. Raises PeerFault, CodecError."""
     return parse(peer.get(PATH, timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX))
 
 
 def wanted(
-    seeds: Iterable[LinkName], known: Mapping[LinkName, LinkTarget], told: Mapping[str, PeerNodes | None]
+    seeds: Iterable[LinkName], known: Mapping[LinkName, LinkTarget], answers: Mapping[str, PeerNodes | None]
 ) -> dict[LinkName, LinkTarget]:
-    """The links to have. `known` are those that there are; `told` is what each seed's URL said, None for no (good)
+    """The links to have. `known` are the present ones; `answers` has the answer of each seed's URL, None for no (good)
     answer."""
     by_queue: dict[str, list[LinkName]] = {}
     for seed in seeds:
@@ -111,7 +112,7 @@ def wanted(
         answered: set[bytes] = set()
         aliases: set[LinkName] = set()
         for seed in mine:
-            answer = told.get(seed.peer)
+            answer = answers.get(seed.peer)
             if answer is None or (seed in known and known[seed].cluster not in (None, answer.cluster)):
                 continue
             answered.add(answer.cluster)
@@ -122,33 +123,33 @@ def wanted(
                 aliases.add(seed)
         for seed in mine:
             if seed not in aliases:
-                aim = found.get(seed) or known.get(seed)
-                found[seed] = LinkTarget(None if aim is None else aim.cluster, seed)
-        for name, aim in known.items():
-            if name.queue == queue and aim.cluster is not None and aim.cluster not in answered:
-                found.setdefault(name, aim)
-    return {name: aim for name, aim in found.items() if name in by_queue[name.queue] or not _doubled(name, found)}
+                target = found.get(seed) or known.get(seed)
+                found[seed] = LinkTarget(None if target is None else target.cluster, seed)
+        for name, target in known.items():
+            if name.queue == queue and target.cluster is not None and target.cluster not in answered:
+                found.setdefault(name, target)
+    return {name: target for name, target in found.items() if name in by_queue[name.queue] or not _doubled(name, found)}
 
 
 def _doubled(name: LinkName, found: Mapping[LinkName, LinkTarget]) -> bool:
-    """Whether another link leads to the same node, by the other scheme: that of a seed stays, else the one with TLS.
-    So it is where seeds of one queue have both schemes."""
+    """Whether another link leads to the same node by the other scheme, which happens when seeds of one queue have both
+    schemes: the link of a seed is kept, else the one with TLS."""
     scheme, _, place = name.peer.partition("://")
     other = name._replace(peer=f"{'http' if scheme == 'https' else 'https'}://{place}")
     return other in found and (scheme == "http" or found[other].seed == other)
 
 
 def passed_over(
-    seeds: Iterable[LinkName], found: Mapping[LinkName, LinkTarget], told: Mapping[str, PeerNodes | None]
+    seeds: Iterable[LinkName], found: Mapping[LinkName, LinkTarget], answers: Mapping[str, PeerNodes | None]
 ) -> dict[LinkName, PassedOver]:
-    """The nodes that seeds listed and that no link of `found` (see `wanted`) leads to, with the reason. None of a
-    cluster to which there are as many links as it lists nodes: its addresses differ, and each node is fetched from."""
+    """The nodes that seeds listed and no link of `found` (see `wanted`) leads to, with the reason. None of a cluster
+    with as many links as it lists nodes: its addresses differ, and each node has a link."""
     result: dict[LinkName, PassedOver] = {}
     for seed in seeds:
-        answer = told.get(seed.peer)
+        answer = answers.get(seed.peer)
         if answer is None or (seed in found and found[seed].cluster not in (None, answer.cluster)):
             continue
-        links = sum(n.queue == seed.queue and (n == seed or a.cluster == answer.cluster) for n, a in found.items())
+        links = sum(n.queue == seed.queue and (n == seed or t.cluster == answer.cluster) for n, t in found.items())
         if links >= len(answer.urls):
             continue
         for url in dialled(answer, seed.peer):
@@ -159,16 +160,16 @@ def passed_over(
 
 
 def dialled(answer: PeerNodes, seed_url: str) -> list[str]:
-    """The listed addresses as they are to be dialled: with TLS where the seed was reached with it and its cluster takes
-    both. A program that does not say so takes both if it lists the seed's own address with http://."""
+    """The listed addresses with the scheme to dial: TLS where the seed was reached with TLS and its cluster accepts
+    both. A version that does not send its mode accepts both if it lists the seed's own address with http://."""
     plain = "http://" + seed_url.removeprefix("https://")
-    takes_both = answer.tls == "allow" or (answer.tls is None and plain in answer.urls)
-    return [as_protected(url, seed_url) if takes_both else url for url in answer.urls]
+    accepts_both = answer.tls == "allow" or (answer.tls is None and plain in answer.urls)
+    return [as_protected(url, seed_url) if accepts_both else url for url in answer.urls]
 
 
 def _obstacle(url: str, seed_url: str) -> str:
-    """Why an address that a seed lists is not dialled: protection as the seed's, and no address of the seed's own
-    machine; "" when it is."""
+    """Why a listed address is not dialled: another scheme than the seed's, or reachable on the seed's machine only; ""
+    when it is dialled."""
     if url.partition("://")[0] != seed_url.partition("://")[0]:
         return f"it is listed with another scheme than the peer {seed_url} has in the config"
     if _only_here(url) and not _only_here(seed_url):

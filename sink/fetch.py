@@ -1,9 +1,9 @@
-"""One fetch: what a slot tells the source, and what it makes of the answer.
+"""One fetch of a slot: request, answer, and checks of the answer.
 
-A slot acknowledges its last batch with its next fetch. It also says which batches it still works on (none, when it
-fetches): what the source believes to be with this slot and is not, was lost on the way and comes again
-at once instead of after its lease. An answer of another cluster than the one that the link belongs to is refused, so
-that a reused address brings nothing here.
+A slot acknowledges its last batch with its next fetch. It also sends which batches it still holds (none, when it
+fetches): a batch that the source has leased to this slot and the slot does not hold was lost on the way, and is sent
+again at once instead of after its lease. An answer of another cluster than the link's is refused, so that a reused
+address brings no foreign changes.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.property_digests import PlaceDigests
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
-"""How much an answer may exceed the batch bytes asked for: a single larger object still comes (50 MB and its
-siblings, as far as the source's own limits let it), and each change costs up to 10 KB of names."""
+"""How much an answer may exceed the batch bytes asked for: a single larger object is still sent (50 MB and its
+siblings, within the source's own limits), and each change has up to 10 KB of names."""
 
 
 class WrongSourceCluster(PeerFault):
-    """Another cluster answers than the one that this link belongs to."""
+    """Another cluster answers than the link's."""
 
     reason = "other-cluster"
 
 
 class SelfReplication(PeerFault):
-    """The cluster of this sink answers: the peer points at home."""
+    """The cluster of this sink answers: the peer points at its own cluster."""
 
     reason = "own-cluster"
 
 
 class FetchOptions(NamedTuple):
-    """What a fetch asks for: changes, bytes, and how long the source may hold it; and the digests of this cluster's
-    properties by bucket type, and which types it has (None: not known), which it tells."""
+    """Parameters of a fetch: most changes and bytes, and how long the source may hold it; and facts that it sends: the
+    digests of this cluster's properties by bucket type, and its bucket types (None: not known)."""
 
     changes: int
     size: int
@@ -59,41 +59,41 @@ class FetchOptions(NamedTuple):
     properties: Mapping[bytes, bytes] = MappingProxyType({})
     types: frozenset[bytes] | None = None
     places: PlaceDigests | None = None
-    """Digests of this cluster's properties by bucket and bucket type; None: not told."""
+    """Digests of this cluster's properties by bucket and bucket type; None: not sent."""
 
 
 class LocalCluster(NamedTuple):
-    """Who fetches: this node's cluster."""
+    """This node's cluster: uuid and name."""
 
     cluster: bytes
     cluster_name: str
 
 
 class Fetcher:
-    """One slot's side of one queue at one peer; for one task at a time. `peer` may be shared by slots."""
+    """Fetches one queue from one peer, for one slot. `peer` may be shared by slots."""
 
     def __init__(
-        self, peer: AsyncHttpPeer, queue: str, session: Session, home: LocalCluster, settings: SinkSettings
+        self, peer: AsyncHttpPeer, queue: str, session: Session, local: LocalCluster, settings: SinkSettings
     ) -> None:
         self._peer = peer
         self._path = f"/queues/{quote(queue, safe='')}/fetch"
         self._session = session
-        self._home = home
+        self._local = local
         self._timeout_ms = settings.request_timeout_ms
         self._compress = ZSTD if settings.compression == ZSTD else ""
         self.answer_bytes = 0
         """Size of the last answer's body."""
         self.ack: BatchAck | None = None
-        """What became of the last batch; goes with the next fetch and stays until that was answered."""
+        """Acknowledgement of the last batch; sent with the next fetch, and kept until that is answered."""
 
-    async def fetch(self, asked: FetchOptions, expected: bytes | None, expected_name: str) -> FetchReply:
-        """The next batch, after a long poll if there is none. `expected` is the uuid of the cluster that must
+    async def fetch(self, options: FetchOptions, expected: bytes | None, expected_name: str) -> FetchReply:
+        """Fetch the next batch, after a long poll if there is none. `expected` is the uuid of the cluster that must
         answer, `expected_name` its name; None and "" for any. Raises PeerFault, WrongSourceCluster, SelfReplication,
         CodecError."""
-        reply = await self._post(asked)
-        if reply.cluster == self._home.cluster:
+        reply = await self._post(options)
+        if reply.cluster == self._local.cluster:
             raise SelfReplication(
-                f"{self._peer.url} is a node of this cluster, {self._home.cluster_name}: it points at home"
+                f"{self._peer.url} is a node of this cluster, {self._local.cluster_name}: it points at home"
             )
         if expected is not None and reply.cluster != expected:
             raise WrongSourceCluster(
@@ -108,33 +108,33 @@ class Fetcher:
         return reply
 
     async def acknowledge(self) -> None:
-        """Send a waiting acknowledgement by itself, when the next fetch may be far. Raises PeerFault, CodecError."""
+        """Send the acknowledgement without a fetch. Raises PeerFault, CodecError."""
         if self.ack is not None:
             await self._post(FetchOptions(0, 0, 0))
             self.ack = None
 
-    async def _post(self, asked: FetchOptions) -> FetchReply:
+    async def _post(self, options: FetchOptions) -> FetchReply:
         request = FetchRequest(
             self._session,
-            self._home.cluster_name,
+            self._local.cluster_name,
             () if self.ack is None else (self.ack,),
             (),
-            asked.changes,
-            asked.size,
-            asked.wait_ms,
+            options.changes,
+            options.size,
+            options.wait_ms,
             self._compress,
-            dict(asked.properties),
-            asked.types if asked.types is not None and len(asked.types) <= TYPES_MAX else None,
-            asked.places,
+            dict(options.properties),
+            options.types if options.types is not None and len(options.types) <= TYPES_MAX else None,
+            options.places,
         )
         body = await self._peer.post(
             self._path,
             encode_request(request),
             media_type=MEDIA_TYPE,
-            timeout_ms=self._timeout_ms + asked.wait_ms,
-            limit_bytes=min(asked.size, BYTES_MAX) + ANSWER_OVERHEAD_BYTES,
+            timeout_ms=self._timeout_ms + options.wait_ms,
+            limit_bytes=min(options.size, BYTES_MAX) + ANSWER_OVERHEAD_BYTES,
         )
         self.answer_bytes = len(body)
         if self._compress and len(body) >= OFF_LOOP_FROM_BYTES:
-            return await asyncio.to_thread(decode_reply, body)  # unpacking lets go of the interpreter
+            return await asyncio.to_thread(decode_reply, body)  # unpacking releases the interpreter lock
         return decode_reply(body)

@@ -1,8 +1,8 @@
-"""Lag: how long after a change was made in its cluster it was stored in this one.
+"""Replication lag: time from a change in its cluster to its storage in this one.
 
-A log-bucketed histogram: exact to the millisecond below 128, within 5 % above. One count a distinct value of a
-batch, not one a change. Recent values come from slices of ten seconds, so that a burst an hour ago does not
-colour what an operator reads now. The two clusters' wall clocks are compared: their difference is in it.
+A histogram with logarithmic buckets: exact to the millisecond below 128 ms, within 5 % above. Recent values come from
+slices of ten seconds, so that a burst an hour ago does not distort them. The wall clocks of two clusters are compared,
+so the lag includes their difference.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BOUNDS: Final[list[int]] = [
 
 SLICE_MS: Final = 10_000
 SLICES: Final = 6
-"""What "recent" means: the last minute."""
+"""Slices that count as recent: the last minute."""
 
 
 def _bucket(lag_ms: int) -> int:
-    """The number of the bucket of a lag; one below zero counts as zero."""
+    """Index of the bucket of a lag; a lag below zero counts as zero."""
     if 0 <= lag_ms < EXACT_MS:
         return lag_ms
     return min(bisect_left(_BOUNDS, lag_ms), len(_BOUNDS) - 1)
@@ -43,11 +43,11 @@ class LagHistogram:
         self.total = 0
 
     def add(self, lag_ms: int, count: int) -> None:
-        """`count` changes had this lag; below zero (clocks that disagree) counts as zero."""
+        """Add `count` changes of this lag; a lag below zero (clocks that disagree) counts as zero."""
         self.add_all({_bucket(lag_ms): count}, count)
 
     def add_all(self, counts: Mapping[int, int], total: int) -> None:
-        """So many changes by bucket, `total` in all."""
+        """Add counts by bucket, `total` in all."""
         into = self._counts
         for bucket, count in counts.items():
             into[bucket] = into.get(bucket, 0) + count
@@ -79,7 +79,7 @@ class Lag:
         self._slices: dict[int, LagHistogram] = {}
 
     def note(self, times_ms: Sequence[int], now_ms: int) -> None:
-        """Changes that were made at `times_ms` (wall clock of their leader) are stored `now_ms` (ours)."""
+        """Add changes that were made at `times_ms` (wall clock of their leader) and stored at `now_ms` (ours)."""
         number = now_ms // SLICE_MS
         current = self._slices.get(number)
         if current is None:
@@ -89,7 +89,7 @@ class Lag:
         counts: dict[int, int] = {}
         last_ms, bucket = -1, 0
         for time_ms in times_ms:
-            if time_ms != last_ms:  # what was made at one time stands together, as a rule
+            if time_ms != last_ms:  # equal times usually follow each other
                 last_ms, bucket = time_ms, _bucket(now_ms - time_ms)
             counts[bucket] = counts.get(bucket, 0) + 1
         self.all.add_all(counts, len(times_ms))

@@ -1,8 +1,8 @@
-"""One push: the changes of a batch into this cluster, and what became of each.
+"""Pushes of the changes of a batch into this cluster, and their outcomes.
 
-Every change gets one outcome (`repl.model.requests.PushOutcome`). A rejected one will never be taken as it is, so it is
-kept for people (`sink.dead_letters`) and then acknowledged; a failed one is not acknowledged and comes again.
-`SourceCounters` counts per source cluster and queue, over links that come and go: it is the sink's half of the ledger.
+Every change gets one outcome (`repl.model.requests.PushOutcome`). A rejected change will never be accepted as it is, so
+it is kept as a dead letter (`sink.dead_letters`) and acknowledged; a failed one is not acknowledged and comes again.
+`SourceCounters` counts per source cluster and queue, over links that come and go: the sink's half of the ledger.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from isthmus.sink.scheduler import LinkName
 _LEAVING: Final = int(ReferenceKind.LEAVING)
 
 _new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+"""Makes a named tuple from all its fields, in order, at half the cost of its own constructor."""
 
 
 def pushes(items: Sequence[Item], source: bytes) -> list[PushItem]:
-    """What the coordinator is asked, in the batch's order. The origin is the cluster that pushes, `source`, whoever
-    made the change: that one must not get it back from here."""
+    """The items for the coordinator, in the batch's order. Their origin is `source`, the cluster that pushes, whichever
+    cluster made the change: `source` must not get it back from here."""
     return [_new(PushItem, (_new(Key, item[3:6]), source, item[8], item[0] == _LEAVING)) for item in items]
 
 
 def outcomes_of(results: Sequence[PushResult]) -> Mapping[PushOutcome, int]:
-    """How many came to what; what nothing came to is not there."""
+    """Number of results per outcome, without outcomes that none had."""
     first = results[0]
-    if results.count(first) == len(results):  # as a rule it is one object again and again: nothing is hashed
+    if results.count(first) == len(results):  # usually one object many times: nothing is hashed
         return {first.outcome: len(results)}
     return Counter([result.outcome for result in results])
 
 
 def failed_indexes(results: Sequence[PushResult]) -> tuple[int, ...]:
-    """The items that must come again."""
+    """Indexes of the items that must come again."""
     return tuple(n for n, result in enumerate(results) if result.outcome is PushOutcome.FAILED)
 
 
 def dead_letters(
     name: LinkName, source: bytes, source_name: str, items: Sequence[Item], results: Sequence[PushResult], now_ms: int
 ) -> list[DeadLetter]:
-    """What of a batch was rejected, with the reason."""
+    """Dead letters for the rejected changes of a batch."""
     return [
         DeadLetter(
             now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.error.reason,
@@ -62,7 +62,7 @@ def dead_letters(
 def conflicts_of(
     name: LinkName, source: bytes, source_name: str, items: Sequence[Item], results: Sequence[PushResult], now_ms: int
 ) -> list[SiblingConflict]:
-    """What of a batch was concurrent with what was here, as far as the leaders say with what."""
+    """Conflicts of the changes of a batch that were concurrent with objects here, where the leaders report those."""
     return [
         SiblingConflict(
             now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.met.clock,
@@ -74,8 +74,8 @@ def conflicts_of(
 
 
 class SourceCounters:
-    """What was pushed from one source cluster's queue since the node began, by outcome; shared by its links.
-    A failed push is no end: the change comes again and has its outcome then."""
+    """Changes from one source cluster's queue since the node started, by outcome; shared by its links. A failed push is
+    not final: the change comes again and is counted again."""
 
     def __init__(self, cluster: bytes, cluster_name: str, queue: str) -> None:
         self.cluster = cluster
@@ -87,17 +87,17 @@ class SourceCounters:
         self._fetched_bytes = 0
 
     def fetched(self, count: int, size: int) -> None:
-        """A batch came in."""
+        """Count a batch that was fetched."""
         self._fetched += count
         self._fetched_bytes += size
 
     def pushed(self, outcomes: Mapping[PushOutcome, int], now_ms: int) -> None:
-        """It has its outcomes."""
+        """Count the outcomes of a batch."""
         for outcome, count in outcomes.items():
             self._outcomes[outcome] += count
         self.last_batch_ms = now_ms
 
-    def shown(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For listings: fetched = applied + merged + superseded + rejected + failed + under way."""
         outcomes, fetched = self._outcomes, self._fetched
         return {

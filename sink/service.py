@@ -1,9 +1,8 @@
-"""The sink of a node: which links there are, what an operator wants of them, its numbers.
+"""The sink of a node: its links, operators' settings, dead letters, and status.
 
-Without peers there is no worker and it says `idle: not configured`. Links follow the seeds of the config and the live
-nodes that peers tell of (`sink.discovery`); suspensions and limits are kept in the metastore, so every node follows
-what was asked of any. The workers are `sink.worker_pool`'s. A stop lets a batch that is being pushed finish and
-acknowledges it; a long poll is cut off, since what it would bring comes again.
+Links follow the seeds of the config and the live nodes that peers list (`sink.discovery`). Suspensions, limits and
+peers are documents in the metastore, so a change made at any node counts on all. `sink.worker_pool` runs the workers. A
+stop lets a batch that is being pushed finish and acknowledges it; a long poll is aborted, and its changes come again.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol
 
+import msgspec
 import structlog
 
 from isthmus.config.settings import PeerSettings, SinkSettings
@@ -23,8 +22,9 @@ from isthmus.config.text import clause, quantity
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.http.client import HttpPeer, PeerCredentials
-from isthmus.repl.metastore.port import Metastore, Unavailable
-from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady
+from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
+from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, OutcomeUnknown, Overloaded
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.telemetry import Sample
@@ -41,40 +41,67 @@ from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.worker import Link, SinkContext
-from isthmus.sink.worker_pool import Places, Properties, Seed, Types, WorkerPool
+from isthmus.sink.worker_pool import Seed, SinkCluster, WorkerPool
 
 log = structlog.get_logger(__name__)
 
-Read = TypeVar("Read")
+EVENTS: Final = DocumentEvents("sink.settings_malformed", "sink.settings_unread")
 
 STOP_PUSH_S: Final = 10.0
-"""How long a stop waits for batches that are being pushed; what is not done by then comes again."""
+"""How long a stop waits for batches that are being pushed; the changes of others come again."""
 
-WATCH_INTERVAL_S: Final = 5.0
-"""How often what was set at another node is read again, beside the metastore's hints."""
+LETTERS_INTERVAL_S: Final = 5.0
+"""Interval at which dead letters are checked, and peers are added whose former link has ended."""
 
 WORKERS_MAX: Final = 256
 """Most workers of a node, as in the config."""
 
-ASKING_MAX: Final = 16
-"""Seeds that are asked at once which nodes live, each in a thread: with more that say nothing a round takes longer. The
-threads are its own, since one may wait for seconds, and what others do in the loop's must not wait for such a peer."""
+DISCOVERY_THREADS: Final = 16
+"""Seeds that are asked for their live nodes at once, each in a thread: with more seeds that do not answer, a round
+takes longer. The threads are separate because a request may wait for seconds, and the loop's own must not wait for
+it."""
 
-TALLIES_MAX: Final = 1_024
-"""Most (source cluster, queue) pairs that are counted apart; the links of one more count for the last of them."""
+SOURCES_MAX: Final = 1_024
+"""Most (source cluster, queue) pairs that are counted separately; further ones are counted with the last of them."""
+
+LETTERS_CHECKED: Final = 64
+"""Dead letters that are checked per LETTERS_INTERVAL_S: by default all within minutes, for few reads a second."""
 
 
-SETTLED_AT_ONCE: Final = 64
-"""Dead letters that are looked at, each WATCH_INTERVAL_S, whether their keys were settled otherwise: all that there may
-be by default within minutes, for few reads a second."""
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Raise NotReady where a write may have taken effect: every change here may be repeated."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        raise NotReady(str(error)) from error
+
+
+@contextlib.contextmanager
+def overloaded_when_away() -> Iterator[None]:
+    """Raise Overloaded where the metastore cannot be reached: the error of suspend and resume."""
+    try:
+        yield
+    except (NotReady, OutcomeUnknown) as error:
+        raise Overloaded(str(error)) from error
+
+
+class SinkNodes(SinkCluster, Protocol):
+    """This node's cluster, as the sink needs it."""
+
+    def known_nodes(self) -> Collection[str]:
+        """Names of the nodes of this cluster, live or not."""
+
+
+class PeerAccess(Protocol):
+    """Credentials for nodes of other clusters."""
+
+    def access_to(self, peer: PeerSettings) -> PeerCredentials:
+        """Certificates and token for a peer. Raises IsthmusError, OSError when they cannot be read."""
 
 
 class Sink:
-    """The actor. All of it belongs to the event loop.
-
-    `nodes()` names the nodes of this cluster that an operator may mean; `properties()` and `places()`, digests of
-    properties, are told to sources, and theirs compared with them.
-    """
+    """The sink of one node. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -88,249 +115,312 @@ class Sink:
         time: TimeSource,
         letters: DeadLetters,
         conflicts: Conflicts,
-        access_to: Callable[[PeerSettings], PeerCredentials],
-        nodes: Callable[[], Collection[str]],
-        properties: Properties = dict,
-        types: Types = lambda: None,
-        places: Places = lambda: None,
+        credentials: PeerAccess,
+        cluster: SinkNodes,
     ) -> None:
         self._settings = settings
         self._kv = kv
-        self._metastore = metastore
         self._time = time
         self._letters = letters
         self._conflicts = conflicts
         self._node = node_name
-        self._nodes = nodes
-        self._access_to = access_to
-        self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, access_to(p)) for p in settings.peers}
+        self._cluster = cluster
+        self._credentials = credentials
+        self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, credentials.access_to(p)) for p in settings.peers}
         self._seed_entries: dict[LinkName, PeerEntry] = {}
-        """Those of the seeds that an operator has added."""
+        """Entries of those seeds that an operator has added."""
         self._unusable: dict[LinkName, str] = {}
         """Peers that an operator has added and this node cannot fetch from, with the reason."""
-        self._set_peers = SetPeers()
-        self._tallies: dict[tuple[bytes, str], SourceCounters] = {}
+        self._sources: dict[tuple[bytes, str], SourceCounters] = {}
         self._stopping = asyncio.Event()
-        self._home = LocalCluster(cluster_uuid, cluster_name)
-        shop = SinkContext(kv, time, letters, conflicts, self._tally, self._stopping)
+        self._local = LocalCluster(cluster_uuid, cluster_name)
         default = (
             settings.workers,
             settings.peer_limit_count,
             settings.rate_limit_bytes,
             settings.object_rate_limit_count,
         )
-        self._default = EffectiveLimits(*default, None)
-        self._in_force = self._default
-        rates = Rates(settings.rate_limit_bytes, settings.object_rate_limit_count)
-        self._crew = WorkerPool(
+        self._default_limits = EffectiveLimits(*default, None)
+        self._effective_limits = self._default_limits
+        self._pool = WorkerPool(
             settings,
-            shop,
-            self._home,
+            SinkContext(kv, time, letters, conflicts, self, self._stopping),
+            self._local,
             seeds=self._seeds,
             node=node_name,
             incarnation=secrets.token_bytes(8),
-            rates=rates,
-            properties=properties,
-            types=types,
-            places=places,
+            rates=Rates(settings.rate_limit_bytes, settings.object_rate_limit_count),
+            cluster=cluster,
         )
-        self._retrying = DeadLetterRetry(
+        self._retry = DeadLetterRetry(
             letters,
             kv=kv,
             time=time,
-            home=self._home,
-            peers=self._crew.peers_of,
+            local=self._local,
+            peers=self._pool,
             timeout_ms=settings.request_timeout_ms,
         )
-        self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
-        self._asking = ThreadPoolExecutor(ASKING_MAX, thread_name_prefix="discovery")  # as many as there are seeds
-        self._suspensions: tuple[SinkSuspension, ...] = (suspensions.unread(time.wall_ms()),)
+        self._discovery_peers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
+        self._discovery_threads = ThreadPoolExecutor(DISCOVERY_THREADS, thread_name_prefix="discovery")
         now_ms = time.wall_ms()
-        self._unread = {limits.PATH: limits.unread(now_ms), peers.PATH: peers.unread(now_ms)}
-        """Suspend all links while nobody could read what operators have set there."""
-        self._told_last: dict[str, discovery.PeerNodes | None] = {}
+        self._suspensions = WatchedDocument(
+            metastore, suspensions.DOCUMENT, (suspensions.unread(now_ms),), EVENTS, self._apply_suspensions
+        )
+        self._limits = WatchedDocument(metastore, limits.DOCUMENT, {}, EVENTS, self._apply_limits)
+        self._peers = WatchedDocument(metastore, peers.DOCUMENT, SetPeers(), EVENTS, self._apply_peers)
+        self._unread_limits, self._unread_peers = limits.unread(now_ms), peers.unread(now_ms)
+        """Suspend all links while the document has not been read."""
+        self._peer_nodes: dict[str, discovery.PeerNodes | None] = {}
+        """URL -> its last answer to discovery."""
         self._listed: set[str] = set()
-        """URLs that peers told of when they were last asked."""
+        """URLs that peers listed when they were last asked."""
         self._passed: dict[LinkName, PassedOver] = {}
         """Listed nodes from which nothing is fetched."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._hinted = asyncio.Event()
         self._started = False
-        self._settled_upto = 0
-        """The letter up to which it was looked whether they are settled."""
+        self._letters_checked_upto = 0
+        """The last dead letter that was checked."""
 
     # ---------------------------------------------------------------- life
 
     async def start(self) -> None:
         """Read what operators have set and start the workers."""
         self._started = True
-        await self._look_at_letters()
-        await self._read_all()
-        self._metastore.watch(self._hint)
-        self._crew.set_links({name: LinkTarget(None, name) for name in self._seeds}, self._held)
-        self._crew.start()
+        await self._count_letters()
+        for document in (self._suspensions, self._limits, self._peers):
+            await document.start()
+        self._pool.set_links({name: LinkTarget(None, name) for name in self._seeds}, self)
+        self._pool.start()
         loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self._watch()))
+        self._tasks.append(loop.create_task(self._maintain()))
         if self._settings.discover:
             self._tasks.append(loop.create_task(self._discover()))
 
     async def stop(self) -> None:
         """Start no new fetch, let pushes finish (bounded), send their acknowledgements."""
-        self._crew.stop_taking()
+        self._pool.stop_fetching()
+        for document in (self._suspensions, self._limits, self._peers):
+            await document.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._started:
-            await self._crew.pushed(STOP_PUSH_S)
-            await self._crew.end()
-        for asker in self._askers.values():
-            asker.abort()
-        self._asking.shutdown(wait=False, cancel_futures=True)
+            await self._pool.wait_for_pushes(STOP_PUSH_S)
+            await self._pool.stop()
+        for peer in self._discovery_peers.values():
+            peer.abort()
+        self._discovery_threads.shutdown(wait=False, cancel_futures=True)
         self._letters.close()
         await self._conflicts.stop()
 
-    def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> SourceCounters:
-        """The count of a source cluster's queue."""
-        found = self._tallies.get((cluster, queue))
+    def counters_of(self, cluster: bytes, cluster_name: str, queue: str) -> SourceCounters:
+        """The counters of a source cluster's queue."""
+        found = self._sources.get((cluster, queue))
         if found is None:
-            if len(self._tallies) >= TALLIES_MAX:
-                return next(reversed(self._tallies.values()))
-            found = self._tallies[cluster, queue] = SourceCounters(cluster, cluster_name, queue)
+            if len(self._sources) >= SOURCES_MAX:
+                return next(reversed(self._sources.values()))
+            found = self._sources[cluster, queue] = SourceCounters(cluster, cluster_name, queue)
         return found
 
-    # ---------------------------------------------------------------- the nodes of other clusters
+    async def _maintain(self) -> None:
+        while True:
+            await asyncio.sleep(LETTERS_INTERVAL_S)
+            if self._peers.was_read:
+                self._apply_peers(self._peers.value)
+            await self._count_letters()
+            await self._settle_letters()
+
+    # ---------------------------------------------------------------- discovery
 
     async def _discover(self) -> None:
         while True:
             try:
-                await self._look_around()
+                await self._discover_once()
             except Exception:
-                # One bad answer must not end the looking; links stay as they are meanwhile.
+                # One bad answer must not end the discovery; links stay as they are meanwhile.
                 log.exception("sink.discovery_bug")
             await asyncio.sleep(self._settings.discovery_interval_ms / 1000)
 
-    async def _look_around(self) -> None:
-        """Ask the seeds which nodes live, and have links to those."""
+    async def _discover_once(self) -> None:
+        """Ask the seeds for their live nodes, and set links to those."""
         loop = asyncio.get_running_loop()
-        urls = list(self._askers)
-        answers = await asyncio.gather(*(loop.run_in_executor(self._asking, self._told, url) for url in urls))
-        told = self._told_last = {url: answer for url, answer in zip(urls, answers, strict=True) if url in self._askers}
-        listed = {url for teller, answer in told.items() if answer for url in discovery.dialled(answer, teller)}
-        self._crew.retry_now(listed - self._listed)
+        urls = list(self._discovery_peers)
+        answers = await asyncio.gather(
+            *(loop.run_in_executor(self._discovery_threads, self._ask_for_nodes, url) for url in urls)
+        )
+        found = {url: answer for url, answer in zip(urls, answers, strict=True) if url in self._discovery_peers}
+        self._peer_nodes = found
+        listed = {url for seed, answer in found.items() if answer for url in discovery.dialled(answer, seed)}
+        self._pool.retry_now(listed - self._listed)
         self._listed = listed
-        known = dict(self._crew.each(lambda name, link: (name, LinkTarget(link.cluster, link.seed))))
-        wanted = discovery.wanted(self._seeds, known, told)
-        passed = discovery.passed_over(self._seeds, wanted, told)
+        known = self._known_links()
+        wanted = discovery.wanted(self._seeds, known, found)
+        passed = discovery.passed_over(self._seeds, wanted, found)
         for name in passed.keys() - self._passed.keys():
             log.warning("sink.peer_passed_over", queue=name.queue, peer=name.peer, reason=passed[name].reason)
         self._passed = passed
-        if {name: aim.cluster for name, aim in wanted.items()} != {name: aim.cluster for name, aim in known.items()}:
-            self._crew.set_links(wanted, self._held)
+        if {name: t.cluster for name, t in wanted.items()} != {name: t.cluster for name, t in known.items()}:
+            self._pool.set_links(wanted, self)
 
-    def _told(self, url: str) -> discovery.PeerNodes | None:
-        asker = self._askers.get(url)
-        if asker is None:
+    def _known_links(self) -> dict[LinkName, LinkTarget]:
+        return {name: LinkTarget(link.cluster, link.seed) for name, link in self._pool.links.items()}
+
+    def _ask_for_nodes(self, url: str) -> discovery.PeerNodes | None:
+        """The nodes that a seed lists; None for no good answer. Runs in a thread."""
+        peer = self._discovery_peers.get(url)
+        if peer is None:
             return None
         try:
-            told = discovery.ask(asker)
+            answer = discovery.ask(peer)
         except UnknownFetchVersion as error:
             log.warning("sink.discovery_refused", peer=url, reason=error.reason, error=str(error))
             return None
         except IsthmusError as error:
             log.debug("sink.discovery_unanswered", peer=url, error=str(error))
             return None
-        seeds = list(self._seeds.items())  # this runs in a thread
+        seeds = list(self._seeds.items())  # a copy: the loop may change it
         expected = {seed.cluster_name for name, seed in seeds if name.peer == url and seed.cluster_name}
-        if told.cluster == self._home.cluster or (expected and told.cluster_name not in expected):
-            return None  # its fetches say what is wrong
-        return told
+        if answer.cluster == self._local.cluster or (expected and answer.cluster_name not in expected):
+            return None  # fetches of its link report what is wrong
+        return answer
 
-    # ---------------------------------------------------------------- what operators want
+    # ---------------------------------------------------------------- suspensions and limits
 
     async def suspend(self, queue: str | None, peer: str | None, by: str, reason: str, node: str | None = None) -> None:
         """Start no new fetch of what is named (None: every); running ones finish. Raises BadInput, Overloaded."""
         self._check_named(queue, peer, node)
         new = SinkSuspension(queue, peer, by, self._time.wall_ms(), reason, node)
-        self._adopt(await suspensions.change(self._metastore, new, queue, peer, node))
+        with overloaded_when_away():
+            await self._suspensions.change(
+                lambda before: suspensions.added(before, new),
+                unreadable=lambda error: suspensions.replace_unreadable(error, all_resumed=False),
+            )
         log.info("sink.suspended", queue=queue, peer=peer, only_node=node, by=by, reason=reason)
 
     async def resume(self, queue: str | None, peer: str | None, node: str | None = None) -> None:
         """End suspensions of what is named. Raises BadInput, Overloaded."""
         self._check_named(queue, peer, node)
-        self._adopt(await suspensions.change(self._metastore, None, queue, peer, node))
+        every = (queue, peer, node) == (None, None, None)
+        with overloaded_when_away():
+            await self._suspensions.change(
+                lambda before: suspensions.without(before, queue, peer, node),
+                unreadable=lambda error: suspensions.replace_unreadable(error, all_resumed=every),
+            )
         log.info("sink.resumed", queue=queue, peer=peer, only_node=node)
 
-    async def set_limits(self, wish: SinkLimits, node: str | None, forget: bool = False) -> None:
-        """Set what `wish` names on `node` (None: on all), or with `forget` let the config count again. Raises BadInput,
-        NotReady."""
+    async def set_limits(self, new: SinkLimits, node: str | None, forget: bool = False) -> None:
+        """Set the limits of `new` that are not None on `node` (None: on all), or with `forget` let the config
+        count again. Raises BadInput, NotReady."""
         self._check_named(None, None, node)
-        if wish.workers is not None and not 1 <= wish.workers <= WORKERS_MAX and not forget:
-            raise BadInput(f"{wish.workers} workers: from 1 to {WORKERS_MAX} are possible")
-        self._adopt_limits(await limits.change(self._metastore, node or ALL_NODES, wish, forget))
-        log.info("sink.limits_set", only_node=node, by=wish.by, reason=wish.reason, in_force=self._in_force[:4])
+        if new.workers is not None and not 1 <= new.workers <= WORKERS_MAX and not forget:
+            raise BadInput(f"{new.workers} workers: from 1 to {WORKERS_MAX} are possible")
+        where = node or ALL_NODES
+        with repeatable():
+            await self._limits.change(
+                lambda before: limits.changed(before, where, new, unset=forget),
+                unreadable=lambda error: limits.replace_unreadable(error, all_unset=forget and where == ALL_NODES),
+            )
+        log.info("sink.limits_set", only_node=node, by=new.by, reason=new.reason, in_force=self._effective_limits[:4])
+
+    def _check_named(self, queue: str | None, peer: str | None, node: str | None) -> None:
+        """Check that what is named exists, or is named by a suspension."""
+        names, present = [*self._pool.links, *self._seeds], self._suspensions.value
+        for what, value, known, named in (
+            ("queue", queue, {name.queue for name in names}, {one.queue for one in present}),
+            ("peer", peer, {name.peer for name in names}, {one.peer for one in present}),
+        ):
+            if value is not None and value not in known | named:
+                listed = ", ".join(sorted(known)) or "none"
+                raise BadInput(f"this node fetches from no {what} {value!r}; known: {listed}")
+        if node is not None and node not in {*self._cluster.known_nodes(), *(one.node for one in present)}:
+            listed = ", ".join(sorted(self._cluster.known_nodes())) or "none"
+            raise BadInput(f"there is no node {node!r} in this cluster; there are: {listed}")
+
+    def is_suspended(self, name: LinkName) -> bool:
+        """Whether a link is suspended; see `sink.worker_pool.LinkSuspensions`."""
+        return self._suspension_of(name) is not None
+
+    def _suspension_of(self, name: LinkName) -> SinkSuspension | None:
+        found = next((s for s in self._suspensions.value if s.matches(name, self._node)), None)
+        if found is None and not self._limits.was_read:
+            found = self._unread_limits
+        return self._unread_peers if found is None and not self._peers.was_read else found
+
+    def _apply_suspensions(self, _found: suspensions.Suspensions) -> None:
+        self._pool.suspend(self)
+
+    def _apply_limits(self, entries: limits.Entries) -> None:
+        self._pool.suspend(self)
+        self._effective_limits = now = limits.limits_for(self._node, entries, self._default_limits)
+        workers = max(1, min(WORKERS_MAX, now.workers))
+        self._pool.limit(workers, now.peer_limit, Rates(now.bytes_per_second, now.objects_per_second))
 
     # ---------------------------------------------------------------- peers
 
     async def add_peer(self, peer: PeerSettings, by: str, reason: str) -> None:
-        """Fetch from a peer, on all nodes and over restarts, that no file need list. Raises BadInput, NotReady, and
-        what its token or certificates meet."""
+        """Fetch from a peer that need not be in any file, on all nodes and over restarts. Raises BadInput, NotReady,
+        and the errors of its token or certificates."""
         name = LinkName(peer.queue, peer.url)
         if name in self._seeds:
             raise BadInput(f"queue {name.queue} of {name.peer} is fetched from already (isthmus sink list)")
-        self._access_to(peer)
+        self._credentials.access_to(peer)
         token_file = None if peer.token_file is None else str(peer.token_file)
         entry = PeerEntry(peer.queue, peer.url, peer.cluster, token_file, False, by, self._time.wall_ms(), reason)
-        self._adopt_peers(await peers.change_peer(self._metastore, entry, in_file=self._in_file(name)))
+        await self._change_peers(lambda before: peers.with_peer(before, entry, in_file=self._in_file(name)))
         log.info("sink.peer_added", queue=name.queue, peer=name.peer, by=by, reason=reason)
 
     async def remove_peer(self, name: LinkName, by: str, reason: str) -> None:
-        """Fetch from a peer no more, on all nodes and over restarts; running cycles are finished. Raises BadInput,
+        """Stop fetching from a peer, on all nodes and over restarts; running cycles finish. Raises BadInput,
         NotReady."""
         known = {*self._seeds, *self._unusable}
         if name not in known:
             listed = ", ".join(sorted(f"{one.queue} {one.peer}" for one in known)) or "none"
-            via = self._crew.links.get(name)
+            via = self._pool.links.get(name)
             hint = f"; it is fetched from since {via.seed.peer} lists it" if via is not None else ""
             raise BadInput(f"queue {name.queue} of {name.peer} is no peer that was set{hint}; there are: {listed}")
         entry = PeerEntry(name.queue, name.peer, "", None, True, by, self._time.wall_ms(), reason)
-        self._adopt_peers(await peers.change_peer(self._metastore, entry, in_file=self._in_file(name)))
+        await self._change_peers(lambda before: peers.with_peer(before, entry, in_file=self._in_file(name)))
         log.info("sink.peer_removed", queue=name.queue, peer=name.peer, by=by, reason=reason)
 
     async def set_queue_workers(self, queue: str, node: str | None, workers: int | None, by: str, reason: str) -> None:
-        """At most so many workers are busy with a queue at once (None: no limit of its own), on one node or on all.
+        """Limit the workers that are busy with a queue at once (None: no limit of its own), on one node or on all.
         Raises BadInput, NotReady."""
-        named = {one.queue for one in self._set_peers.workers}
+        named = {one.queue for one in self._peers.value.workers}
         self._check_named(None if workers is None and queue in named else queue, None, node)
-        wish = None if workers is None else QueueWorkers(queue, node, workers, by, self._time.wall_ms(), reason)
-        self._adopt_peers(await peers.change_workers(self._metastore, queue, node, wish))
+        new = None if workers is None else QueueWorkers(queue, node, workers, by, self._time.wall_ms(), reason)
+        await self._change_peers(lambda before: peers.with_workers(before, queue, node, new))
         log.info("sink.queue_workers_set", queue=queue, only_node=node, workers=workers, by=by, reason=reason)
+
+    async def _change_peers(self, change: Callable[[SetPeers], SetPeers]) -> None:
+        with repeatable():
+            await self._peers.change(change, unreadable=peers.refuse_unreadable)
 
     def _in_file(self, name: LinkName) -> bool:
         return any((one.queue, one.url) == name for one in self._settings.peers)
 
-    def _adopt_peers(self, found: SetPeers) -> None:
-        """Have the seeds that are wanted now, and links to them. A seed whose settings changed goes first, and comes
-        back with a later look, once its link is gone."""
-        self._end_unread(peers.PATH)
-        self._set_peers = found
+    def _apply_peers(self, found: SetPeers) -> None:
+        """Set the seeds that are wanted, and links to them. A seed whose settings changed is removed first, and added
+        again by a later call, once its link has ended."""
+        self._pool.suspend(self)
         wanted = {
-            LinkName(p.queue, p.url): (p, entry) for p, entry in peers.in_force(self._settings.peers, found.peers)
+            LinkName(p.queue, p.url): (p, entry)
+            for p, entry in peers.peers_in_effect(self._settings.peers, found.peers)
         }
         self._unusable = {}
         replaced: set[LinkName] = set()
         added = False
         for name in list(self._seeds):
             entry = self._seed_entries.get(name)
-            if name not in wanted or _of_peer(wanted[name][1]) != _of_peer(entry):
+            if name not in wanted or _address_of(wanted[name][1]) != _address_of(entry):
                 del self._seeds[name]
                 self._seed_entries.pop(name, None)
                 replaced.add(name)
         for name, (peer, entry) in wanted.items():
-            going = name in self._crew.links and (name in replaced or self._crew.roster.leaving(name))
-            if name in self._seeds or going:
+            ending = name in self._pool.links and (name in replaced or self._pool.scheduler.leaving(name))
+            if name in self._seeds or ending:
                 continue
             try:
-                self._seeds[name] = Seed(peer.cluster, self._access_to(peer))
+                self._seeds[name] = Seed(peer.cluster, self._credentials.access_to(peer))
             except (IsthmusError, OSError) as error:
                 self._unusable[name] = str(error)
                 log.error("sink.peer_unusable", queue=name.queue, peer=name.peer, error=str(error))
@@ -340,106 +430,40 @@ class Sink:
             added = True
         if replaced or added:
             self._follow_seeds()
-        self._crew.limit_queues(peers.workers_of(self._node, found.workers))
+        self._pool.limit_queues(peers.workers_of(self._node, found.workers))
 
     def _follow_seeds(self) -> None:
-        """Have links as the seeds that there are say, and nobody else to ask."""
+        """Set links, and peers for discovery, to those of the seeds."""
         urls = {name.peer: seed.access for name, seed in self._seeds.items()}
-        for url in self._askers.keys() - urls.keys():
-            self._askers.pop(url).abort()
-            self._told_last.pop(url, None)
-        for url in urls.keys() - self._askers.keys():
-            self._askers[url] = HttpPeer(url, 1, urls[url])
-        known = dict(self._crew.each(lambda name, link: (name, LinkTarget(link.cluster, link.seed))))
-        kept = {name: aim for name, aim in known.items() if aim.seed in self._seeds}
-        self._crew.set_links(discovery.wanted(self._seeds, kept, self._told_last), self._held)
+        for url in self._discovery_peers.keys() - urls.keys():
+            self._discovery_peers.pop(url).abort()
+            self._peer_nodes.pop(url, None)
+        for url in urls.keys() - self._discovery_peers.keys():
+            self._discovery_peers[url] = HttpPeer(url, 1, urls[url])
+        kept = {name: target for name, target in self._known_links().items() if target.seed in self._seeds}
+        self._pool.set_links(discovery.wanted(self._seeds, kept, self._peer_nodes), self)
 
-    def _check_named(self, queue: str | None, peer: str | None, node: str | None) -> None:
-        """What is named must be there, or have been suspended when it was."""
-        names, standing = [*self._crew.links, *self._seeds], self._suspensions
-        for what, value, known, named in (
-            ("queue", queue, {name.queue for name in names}, {one.queue for one in standing}),
-            ("peer", peer, {name.peer for name in names}, {one.peer for one in standing}),
-        ):
-            if value is not None and value not in known | named:
-                listed = ", ".join(sorted(known)) or "none"
-                raise BadInput(f"this node fetches from no {what} {value!r}; known: {listed}")
-        if node is not None and node not in {*self._nodes(), *(one.node for one in standing)}:
-            listed = ", ".join(sorted(self._nodes())) or "none"
-            raise BadInput(f"there is no node {node!r} in this cluster; there are: {listed}")
-
-    def _held(self, name: LinkName) -> bool:
-        return self._suspension_of(name) is not None
-
-    def _suspension_of(self, name: LinkName) -> SinkSuspension | None:
-        found = next((s for s in self._suspensions if s.fits(name, self._node)), None)
-        return found or next(iter(self._unread.values()), None)
-
-    def _end_unread(self, path: str) -> None:
-        if self._unread.pop(path, None) is not None:
-            self._crew.suspend(self._held)
-
-    def _adopt(self, found: tuple[SinkSuspension, ...]) -> None:
-        self._suspensions = found
-        self._crew.suspend(self._held)
-
-    def _adopt_limits(self, entries: Mapping[str, SinkLimits]) -> None:
-        self._end_unread(limits.PATH)
-        self._in_force = now = limits.settings_for(self._node, entries, self._default)
-        workers = max(1, min(WORKERS_MAX, now.workers))
-        self._crew.limit(workers, now.peer_limit, Rates(now.bytes_per_second, now.objects_per_second))
-
-    def _hint(self, path: str) -> None:
-        if path in (suspensions.PATH, limits.PATH, peers.PATH):
-            self._hinted.set()
-
-    async def _watch(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_INTERVAL_S):  # `wait_for` swallows a stop that comes with a hint
-                    await self._hinted.wait()
-            self._hinted.clear()
-            await self._read_all()
-            await self._look_at_letters()
-            await self._settle_letters()
-
-    async def _read_all(self) -> None:
-        await self._read_settings(suspensions.PATH, suspensions.read, self._adopt)
-        await self._read_settings(limits.PATH, limits.read, self._adopt_limits)
-        await self._read_settings(peers.PATH, peers.read, self._adopt_peers)
-
-    async def _read_settings(
-        self, path: str, read: Callable[[Metastore], Awaitable[Read]], adopt: Callable[[Read], None]
-    ) -> None:
-        """Each by itself; what cannot be read is as it was."""
-        try:
-            adopt(await read(self._metastore))
-        except (Unavailable, NotReady) as error:
-            log.warning("sink.settings_unread", path=path, error=str(error))
-        except IsthmusError as error:
-            log.error("sink.settings_malformed", path=path, error=str(error))
-
-    # ---------------------------------------------------------------- dead letters
+    # ---------------------------------------------------------------- dead letters and conflicts
 
     async def dead_letters(self) -> list[dict[str, Any]]:
-        """What was refused for good, the oldest first. Raises LocalFault."""
+        """Changes that were refused permanently, the oldest first. Raises LocalFault."""
         loop = asyncio.get_running_loop()
-        return [letter.shown() for letter in await loop.run_in_executor(None, self._letters.letters)]
+        return [letter.as_dict() for letter in await loop.run_in_executor(None, self._letters.letters)]
 
     async def dead_letters_of(self, key: Key) -> list[dict[str, Any]]:
-        """Those of one key. Raises LocalFault."""
+        """The dead letters of one key. Raises LocalFault."""
         loop = asyncio.get_running_loop()
-        return [letter.shown() for letter in await loop.run_in_executor(None, self._letters.of_key, key)]
+        return [letter.as_dict() for letter in await loop.run_in_executor(None, self._letters.of_key, key)]
 
     async def conflicts(self, count: int) -> dict[str, Any]:
         """The newest writes that were concurrent with ours, newest first: {"conflicts", "noted", "dropped", "limit"};
-        the numbers are since the node began, `dropped` of those that were too many."""
+        the numbers count since the node started, `dropped` those that were too many."""
         kept = self._conflicts
-        return {"conflicts": await kept.listed(count), "noted": kept.noted, "dropped": kept.dropped,
+        return {"conflicts": await kept.newest(count), "noted": kept.noted, "dropped": kept.dropped,
                 "limit": kept.limit_count}  # fmt: skip
 
     async def drop_dead_letters(self, numbers: Sequence[int] | None) -> int:
-        """Forget these (None: all); returns how many there were. Raises LocalFault."""
+        """Remove these (None: all); returns how many there were. Raises LocalFault."""
         chosen = await self._chosen(numbers)
         dropped = await asyncio.get_running_loop().run_in_executor(None, self._letters.drop, chosen)
         log.info("sink.dead_letters_dropped", count=dropped)
@@ -448,26 +472,26 @@ class Sink:
     async def retry_dead_letters(self, numbers: Sequence[int] | None) -> list[dict[str, Any]]:
         """Push these (None: all) again, one by one: {"id", "outcome", "reason", "error"} of each; see
         `sink.dead_letter_retry`. Raises LocalFault."""
-        return [await self._retrying.retry(number) for number in await self._chosen(numbers)]
+        return [await self._retry.retry(number) for number in await self._chosen(numbers)]
 
-    async def _look_at_letters(self) -> None:
-        """Know how many there are, if nobody does yet."""
+    async def _count_letters(self) -> None:
+        """Count the dead letters in the file, unless they have been counted."""
         if self._letters.counts() is None:
             try:
-                await asyncio.to_thread(self._letters.look)
+                await asyncio.to_thread(self._letters.count)
             except LocalFault as error:
                 log.error("sink.dead_letters_unread", error=str(error))
 
     async def _settle_letters(self) -> None:
-        """Forget some letters whose keys were settled otherwise."""
+        """Remove dead letters whose keys were settled otherwise, some at a time."""
         if not (self._letters.counts() or (0,))[0]:
             return
         try:
-            _, self._settled_upto = await self._retrying.settled(self._settled_upto, SETTLED_AT_ONCE)
+            _, self._letters_checked_upto = await self._retry.settle(self._letters_checked_upto, LETTERS_CHECKED)
         except IsthmusError as error:
             log.info("sink.dead_letters_not_settled", reason=error.reason)
         except Exception:
-            log.exception("sink.dead_letters_bug")  # the settings must go on being read
+            log.exception("sink.dead_letters_bug")  # the other maintenance must go on
 
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:
@@ -475,35 +499,34 @@ class Sink:
         letters = await asyncio.get_running_loop().run_in_executor(None, self._letters.letters)
         return [letter.id for letter in letters]
 
-    # ---------------------------------------------------------------- numbers
+    # ---------------------------------------------------------------- status
 
     def status(self) -> dict[str, str]:
-        """What this actor does: {"actor", "state", "reason"}."""
+        """State of this component: {"actor", "state", "reason"}."""
         if not self._seeds:
             return {"actor": "sink", "state": "idle", "reason": "not configured"}
         if not self._started:
             return {"actor": "sink", "state": "idle", "reason": "not started"}
-        links = list(self._crew.links) or list(self._seeds)
-        suspended = sum(map(self._held, links))
+        links = list(self._pool.links) or list(self._seeds)
+        suspended = sum(map(self.is_suspended, links))
         if suspended == len(links):
-            held = self._suspension_of(links[0])
-            assert held is not None
-            return {"actor": "sink", "state": "suspended", "reason": listing.by_whom(held)}
-        troubles = [sentence for sentence in (self.failing(), self.passed_over()) if sentence]
+            first = self._suspension_of(links[0])
+            assert first is not None
+            return {"actor": "sink", "state": "suspended", "reason": listing.by_whom(first)}
         letters, _ = self._letters.counts() or (0, 0)
-        told = [f"{quantity(suspended, 'link')} suspended"] * (suspended > 0)
-        told += troubles
-        told += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
-        return {"actor": "sink", "state": "running", "reason": "; ".join(told)}
+        sentences = [f"{quantity(suspended, 'link')} suspended"] * (suspended > 0)
+        sentences += [sentence for sentence in (self.failing(), self.passed_over()) if sentence]
+        sentences += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
+        return {"actor": "sink", "state": "running", "reason": "; ".join(sentences)}
 
     def failing(self) -> str:
         """How many links fail, and why the first does; "" when none."""
-        errors = {name: self._crew.roster.errors(name) for name in self._crew.links}
-        failing = [link.last_error or listing.in_a_row(errors[n]) for n, link in self._crew.links.items() if errors[n]]
+        errors = {name: self._pool.scheduler.errors(name) for name in self._pool.links}
+        failing = [link.last_error or listing.in_a_row(errors[n]) for n, link in self._pool.links.items() if errors[n]]
         return f"{len(failing)} of {clause(len(errors), 'link', 'fails', 'fail')}: {failing[0]}" if failing else ""
 
     def passed_over(self) -> str:
-        """How many listed nodes nothing is fetched from, and why from the first; "" when there are none."""
+        """How many listed nodes are not fetched from, and why the first is not; "" when there are none."""
         if not self._passed:
             return ""
         urls = sorted({name.peer for name in self._passed})
@@ -512,14 +535,15 @@ class Sink:
         return f"nothing is fetched from {nodes} of {first.cluster_name} ({listing.some(urls)}): {first.reason}"
 
     def listing(self) -> list[dict[str, Any]]:
-        """One row a link, and one a node that is passed over."""
-        now_ms, binding = self._time.wall_ms(), self._crew.shown()["throttle"]["binding"] or ""
+        """One row per link, and one per node that is passed over."""
+        now_ms, binding = self._time.wall_ms(), self._pool.as_dict()["throttle"]["binding"] or ""
 
         def row(name: LinkName, link: Link) -> dict[str, Any]:
             held = self._suspension_of(name)
-            return listing.row(link, self._crew.roster, held, now_ms, origin=self._origin_of(name), binding=binding)
+            return listing.row(link, self._pool.scheduler, held, now_ms, origin=self._origin_of(name), binding=binding)
 
-        return [*self._crew.each(row), *(listing.passed_row(one) for _, one in sorted(self._passed.items()))]
+        rows = [row(name, link) for name, link in self._pool.links.items()]
+        return [*rows, *(listing.passed_row(one) for _, one in sorted(self._passed.items()))]
 
     def _origin_of(self, name: LinkName) -> dict[str, Any]:
         """Where a link comes from: "config", "operator" (who, when and why) or "discovery"."""
@@ -529,19 +553,19 @@ class Sink:
         return {"from": "config" if name in self._seeds else "discovery", "set": None}
 
     def overview(self) -> dict[str, Any]:
-        """The node's sink as a whole: workers, throttle, what came from each source cluster, dead letters."""
-        set_by = self._in_force.set_by
+        """The node's sink as a whole: workers, throttle, counters per source cluster, dead letters."""
+        set_by = self._effective_limits.set_by
         kept, overflowed = self._letters.counts() or (None, None)
         return {
             "node": self._node,
             **self.status(),
-            **self._crew.shown(),
+            **self._pool.as_dict(),
             "limits_set": None if set_by is None else {"by": set_by.by, "at_ms": set_by.at_ms, "reason": set_by.reason},
-            "sources": [tally.shown() for tally in list(self._tallies.values())],
+            "sources": [counters.as_dict() for counters in list(self._sources.values())],
             "dead_letters": {"kept": kept, "given_up": overflowed},
-            "suspensions": [s.shown() for s in self._suspensions],
-            "peers_set": [asdict(one) for one in self._set_peers.peers],
-            "queue_workers_set": [asdict(one) for one in self._set_peers.workers],
+            "suspensions": [s.as_dict() for s in self._suspensions.value],
+            "peers_set": [msgspec.to_builtins(one) for one in self._peers.value.peers],
+            "queue_workers_set": [msgspec.to_builtins(one) for one in self._peers.value.workers],
             "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
         }
 
@@ -549,14 +573,16 @@ class Sink:
         """Samples of every link; their help lines are `sink.status.HELP`."""
         if not self._seeds:
             return []
-        now_ms = self._time.wall_ms()
-        roster = self._crew.roster
-        links = self._crew.each(lambda name, link: listing.samples(link, roster, self._held(name), now_ms))
-        whole = listing.overall(self._crew.shown(), self._letters.counts())
+        now_ms, scheduler = self._time.wall_ms(), self._pool.scheduler
+        whole = listing.overall(self._pool.as_dict(), self._letters.counts())
         whole.append(("isthmus_sink_peers_passed_over", {}, len({name.peer for name in self._passed})))
-        return [sample for samples in links for sample in samples] + whole
+        return [
+            sample
+            for name, link in self._pool.links.items()
+            for sample in listing.samples(link, scheduler, self.is_suspended(name), now_ms)
+        ] + whole
 
 
-def _of_peer(entry: PeerEntry | None) -> PeerEntry | None:
-    """What of an entry decides how its peer is reached."""
-    return None if entry is None else replace(entry, by="", at_ms=0, reason="")
+def _address_of(entry: PeerEntry | None) -> PeerEntry | None:
+    """The part of an entry that decides how its peer is reached."""
+    return None if entry is None else msgspec.structs.replace(entry, by="", at_ms=0, reason="")

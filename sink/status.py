@@ -1,4 +1,4 @@
-"""What the sink shows of itself: one row a link for people, samples for Prometheus."""
+"""Status of the sink: one row per link for operators, samples for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.worker import Link
 
 SHOWN_MAX: Final = 4
-"""Addresses that a sentence names."""
+"""Most addresses that a sentence names."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_sink_changes_total": Family(
@@ -57,20 +57,20 @@ HELP: Final[Mapping[str, Family]] = {
         "Changes a second that may be fetched; 0: no limit.", "changes a second", "sink"
     ),
     "isthmus_sink_dead_letters": Family(
-        "Changes that were refused for good and are kept for people.", "changes", "sink"
+        "Changes that were refused for good and are kept for operators.", "changes", "sink"
     ),
     "isthmus_sink_dead_letters_given_up_total": Family(
         "Refused changes that were not kept: there were too many dead letters.", "changes", "sink"
     ),
 }
-"""Name -> what it counts."""
+"""Metric name -> its help."""
 
 
 def state_of(
     link: Link, errors: int, suspended: SinkSuspension | None, leaving: bool, now_ms: int, binding: str = ""
 ) -> tuple[str, str]:
-    """(state, reason) of a link, in this order: what an operator did counts before what happens. `binding`: which
-    limit of the node's sink holds fetches back; "" for none."""
+    """(state, reason) of a link; operators' acts come before events. `binding`: the limit of the node's sink that
+    delays fetches; "" for none."""
     if suspended is not None:
         return "suspended", by_whom(suspended)
     if leaving:
@@ -96,28 +96,28 @@ def state_of(
 
 
 def by_whom(suspension: SinkSuspension) -> str:
-    """Who suspended it, and why."""
+    """Who suspended the link, and why."""
     return f"by {suspension.by}" + (f": {suspension.reason}" if suspension.reason else "")
 
 
 def in_a_row(errors: int) -> str:
-    """What is told of a link that fails while a fetch was answered and what it brought is not stored yet."""
+    """The reason for a failing link whose last fetch was answered, while its batch is not stored yet."""
     return f"{quantity(errors, 'error')} in a row"
 
 
 def row(
     link: Link,
-    roster: FetchScheduler,
+    scheduler: FetchScheduler,
     suspended: SinkSuspension | None,
     now_ms: int,
     *,
     origin: Mapping[str, Any],
     binding: str = "",
 ) -> dict[str, Any]:
-    """One link; None where a number is unknown. `origin`: "from" and "set", where it comes from."""
+    """Row of a link; None where a number is unknown. `origin`: its "from" and "set"."""
     name = link.name
-    errors = roster.errors(name)
-    state, reason = state_of(link, errors, suspended, roster.leaving(name), now_ms, binding)
+    errors = scheduler.errors(name)
+    state, reason = state_of(link, errors, suspended, scheduler.leaving(name), now_ms, binding)
     if state == "waiting" and link.last_answer_ms is not None:
         reason += f", as it answered {max(0, now_ms - link.last_answer_ms) / 1000:.0f} s ago"
     recent = link.lag.recent(now_ms)
@@ -134,10 +134,10 @@ def row(
         "property_differences": [one.row() for one in link.properties_differ],
         "held_types": [name.decode("utf-8", "backslashreplace") for name in sorted(link.held or ())],
         "reason": reason,
-        "suspended": None if suspended is None else suspended.shown(),
-        "delay_ms": roster.delay_ms(name),
+        "suspended": None if suspended is None else suspended.as_dict(),
+        "delay_ms": scheduler.delay_ms(name),
         "errors_in_a_row": errors,
-        "running": roster.running(name),
+        "running": scheduler.running(name),
         **{outcome.value: counts[outcome] for outcome in PushOutcome},
         "fetches": link.fetches,
         "batches": link.batches,
@@ -155,7 +155,7 @@ def row(
 
 
 def passed_row(passed: PassedOver) -> dict[str, Any]:
-    """A listed node without a link: as a row of a link that has not begun."""
+    """Row of a listed node without a link."""
     return {
         "queue": passed.name.queue,
         "peer": passed.name.peer,
@@ -183,11 +183,11 @@ def passed_row(passed: PassedOver) -> dict[str, Any]:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first names of a list, and that there are more."""
+    """The first names of a list, with an ellipsis if there are more."""
     return ", ".join(names[:SHOWN_MAX]) + (", ..." if len(names) > SHOWN_MAX else "")
 
 
-def samples(link: Link, roster: FetchScheduler, suspended: bool, now_ms: int) -> list[Sample]:
+def samples(link: Link, scheduler: FetchScheduler, suspended: bool, now_ms: int) -> list[Sample]:
     """One link's samples."""
     name = link.name
     labels = {"queue": name.queue, "peer": name.peer}
@@ -199,7 +199,7 @@ def samples(link: Link, roster: FetchScheduler, suspended: bool, now_ms: int) ->
         ("isthmus_sink_fetches_total", labels, link.fetches),
         ("isthmus_sink_batches_total", labels, link.batches),
         ("isthmus_sink_errors_total", labels, link.errors),
-        ("isthmus_sink_delay_seconds", labels, roster.delay_ms(name) / 1000),
+        ("isthmus_sink_delay_seconds", labels, scheduler.delay_ms(name) / 1000),
         ("isthmus_sink_suspended", labels, suspended),
         ("isthmus_sink_held_types", labels, len(link.held or ())),
     ]
@@ -210,10 +210,10 @@ def samples(link: Link, roster: FetchScheduler, suspended: bool, now_ms: int) ->
     return result
 
 
-def overall(shown: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
-    """The node's samples; `shown` is `WorkerPool.shown`, `letters` those kept and given up, None where that is not
-    known."""
-    workers, throttle = shown["workers"], shown["throttle"]
+def overall(pool: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
+    """The node's samples; `pool` is `WorkerPool.as_dict`, `letters` the dead letters kept and not kept, None where that
+    is not known."""
+    workers, throttle = pool["workers"], pool["throttle"]
     configured = throttle["configured"]
     found: list[Sample] = [
         ("isthmus_sink_workers", {}, workers["count"]),

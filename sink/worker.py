@@ -1,7 +1,7 @@
-"""One cycle of a slot: fetch, push, remember what to acknowledge. Runs on the event loop.
+"""One cycle of a slot: fetch a batch, push it, keep the acknowledgement for the next fetch. Runs on the event loop.
 
-Nothing is handed between threads on this way: a change of one's own would pay for that alone what all the rest costs.
-Only what waits for a disk beside the log (dead letters) is done in a thread.
+A batch is not handed to another thread: for a single change that would cost as much as everything else. Only dead
+letters, which wait for a disk, are written in a thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -33,38 +33,43 @@ from isthmus.sink.scheduler import LinkName
 log = structlog.get_logger(__name__)
 
 ENDS: Final = (PushOutcome.APPLIED, PushOutcome.MERGED, PushOutcome.SUPERSEDED, PushOutcome.REJECTED)
-"""Outcomes that end a change's way, in the order in which an acknowledgement tells them."""
+"""Final outcomes, in the order of an acknowledgement."""
 
 PUSH_TIMEOUT_S: Final = 120.0
-"""How long a batch may take to be stored; beyond it nothing of it is acknowledged and it comes again. Above the
-request time-out of the write path, which decides first."""
-
+"""How long a batch may take to be stored; beyond it nothing is acknowledged and the batch comes again. Above the
+request time-out of the write path, which ends first."""
 
 TYPE_LACKING: Final = "unknown-bucket-type"
-"""The reason of what cannot be stored since this cluster has no such bucket type."""
+"""Reason of a push that is refused because this cluster lacks the bucket type."""
 
 OVERDUE_MS: Final = 5_000
-"""How much later than it should an answer may come before the link tells so: well above a busy source's pauses, well
-below `sink.request_timeout`, after which the fetch has failed."""
+"""How long an answer may be overdue before the link reports it: well above a busy source's pauses, well below
+`sink.request_timeout`, after which the fetch fails."""
 
 
 class LeaseOver(Retryable):
-    """A batch is older than its lease: it was not pushed, and comes again."""
+    """A batch is older than its lease: it is not pushed, and comes again."""
 
     reason = "lease-over"
 
 
-class Link:
-    """What all slots of one (queue, peer) share: numbers, the last error, and which cluster must answer."""
+class SourceRegistry(Protocol):
+    """Counters per source cluster; `sink.service.Sink`."""
 
-    def __init__(self, name: LinkName, aim: LinkTarget, expected_name: str, since_ms: int) -> None:
+    def counters_of(self, cluster: bytes, cluster_name: str, queue: str) -> SourceCounters:
+        """The counters of a source cluster's queue."""
+
+
+class Link:
+    """State shared by all slots of one queue at one peer: counters, the last error, and which cluster must answer."""
+
+    def __init__(self, name: LinkName, target: LinkTarget, expected_name: str, since_ms: int) -> None:
         self.name = name
-        self.seed = aim.seed
-        self.cluster = aim.cluster
-        """The uuid of the cluster that must answer, once somebody has answered or told it."""
+        self.seed = target.seed
+        self.cluster = target.cluster
+        """Uuid of the cluster that must answer; None until it is known."""
         self.expected_name = expected_name
         self.since_ms = since_ms
-        self.tally: SourceCounters | None = None
         self.outcomes: Counter[PushOutcome] = Counter()
         self.lag = Lag()
         self.fetches = 0
@@ -78,53 +83,52 @@ class Link:
         self.source_cluster = ""
         self.source_state = ""
         self.properties_differ: tuple[PropertyDifference, ...] = ()
-        """Properties that are not those of the source."""
+        """Properties that differ from those of the source."""
         self.held: Mapping[bytes, int] | None = None
-        """Bucket types that the source holds back since this cluster lacks them, with the time of the oldest change of
-        each; None: the source is of a version that holds none back."""
-        self.under_way: dict[int, tuple[int, int]] = {}
-        """Slot (by identity) -> since when it asks, and when the answer is due, in wall-clock ms."""
+        """Bucket types that the source holds back because this cluster lacks them, with the time of the oldest change
+        of each; None: the source's version holds none back."""
+        self.open_fetches: dict[int, tuple[int, int]] = {}
+        """Slot (by identity) -> when its fetch began, and when the answer is due, in wall-clock ms."""
 
     def unanswered_ms(self, now_ms: int) -> int:
-        """How long the source has been silent to a fetch whose answer is overdue; 0 while none is."""
-        late = [since_ms for since_ms, due_ms in self.under_way.values() if now_ms >= due_ms + OVERDUE_MS]
+        """How long a fetch whose answer is overdue has waited; 0 for none."""
+        late = [since_ms for since_ms, due_ms in self.open_fetches.values() if now_ms >= due_ms + OVERDUE_MS]
         return now_ms - min(late) if late else 0
 
 
 class SinkContext(NamedTuple):
-    """What all slots of a node share: the cluster to push into, the time, where dead letters go, and who counts per
-    source cluster."""
+    """Collaborators shared by all slots of a node."""
 
     kv: KeyValue
     time: TimeSource
     letters: DeadLetters
     conflicts: Conflicts
-    tally_of: Callable[[bytes, str, str], SourceCounters]
+    sources: SourceRegistry
     stopping: asyncio.Event
 
 
 class Slot:
-    """One slot of a link: its own connection, its own acknowledgement."""
+    """One slot of a link, with a connection and an acknowledgement of its own."""
 
-    def __init__(self, link: Link, fetcher: Fetcher, shop: SinkContext) -> None:
+    def __init__(self, link: Link, fetcher: Fetcher, context: SinkContext) -> None:
         self.link = link
         self.fetcher = fetcher
         self.pushing = False
-        self._shop = shop
+        self._context = context
 
-    async def cycle(self, asked: FetchOptions, fetched: Callable[[int, int], None]) -> tuple[CycleResult, int]:
-        """(result, how long the source held the fetch in ms). `fetched(changes, bytes)` is called when there are some,
-        before they are pushed."""
-        link, time = self.link, self._shop.time
+    async def cycle(self, options: FetchOptions, on_fetched: Callable[[int, int], None]) -> tuple[CycleResult, int]:
+        """Run a cycle: (result, how long the source held the fetch in ms). `on_fetched(changes, bytes)` is called when
+        there are changes, before they are pushed."""
+        link, time = self.link, self._context.time
         asked_ms, wall_ms = time.now_ms(), time.wall_ms()
-        link.under_way[id(self)] = wall_ms, wall_ms + asked.wait_ms
+        link.open_fetches[id(self)] = wall_ms, wall_ms + options.wait_ms
         try:
-            reply = await self.fetcher.fetch(asked, link.cluster, link.expected_name)
+            reply = await self.fetcher.fetch(options, link.cluster, link.expected_name)
         except IsthmusError as error:
             self._failed(error)
             return CycleResult.ERROR, 0
         finally:
-            del link.under_way[id(self)]
+            del link.open_fetches[id(self)]
         came_ms = time.now_ms()
         waited_ms = came_ms - asked_ms
         link.fetches += 1
@@ -132,24 +136,24 @@ class Slot:
         link.source_cluster = reply.cluster_name
         link.source_state = reply.state
         link.held = reply.held
-        link.properties_differ = differences(asked.properties, reply.properties, asked.places, reply.places)
+        link.properties_differ = differences(options.properties, reply.properties, options.places, reply.places)
         link.last_answer_ms = time.wall_ms()
         link.last_error = link.last_error_reason = ""
-        if not reply.items or self._shop.stopping.is_set():
+        if not reply.items or self._context.stopping.is_set():
             # A batch that arrives while stopping is left unacknowledged: it comes again to whoever fetches next.
             return CycleResult.EMPTY, waited_ms
         self.pushing = True
         try:
-            fetched(len(reply.items), self.fetcher.answer_bytes)
-            # The source took the batch no earlier than this, by durations alone; one that does not tell how long it
-            # waited before that is believed to have answered at once.
+            on_fetched(len(reply.items), self.fetcher.answer_bytes)
+            # The source took the batch no earlier than this, by durations only; a source that does not send how long it
+            # waited before is assumed to have answered at once.
             taken_ms = came_ms if reply.waited_ms is None else asked_ms + reply.waited_ms
-            return await self._taken_in(reply, taken_ms), waited_ms
+            return await self._push_batch(reply, taken_ms), waited_ms
         finally:
             self.pushing = False
 
     async def acknowledge(self) -> bool:
-        """Send what is still to be acknowledged, since the next fetch may be far. False when the source failed."""
+        """Send the acknowledgement without a fetch. Returns False when the source failed."""
         name = self.link.name
         try:
             await self.fetcher.acknowledge()
@@ -159,18 +163,18 @@ class Slot:
             return False
         return True
 
-    async def _taken_in(self, reply: FetchReply, taken_ms: int) -> CycleResult:
-        """Push a batch that the source took at `taken_ms` at the earliest, and note what became of it."""
-        link, time = self.link, self._shop.time
-        tally = self._shop.tally_of(reply.cluster, reply.cluster_name, link.name.queue)
-        tally.fetched(len(reply.items), self.fetcher.answer_bytes)
+    async def _push_batch(self, reply: FetchReply, taken_ms: int) -> CycleResult:
+        """Push a batch that the source took at `taken_ms` at the earliest, and set its acknowledgement."""
+        link, time = self.link, self._context.time
+        counters = self._context.sources.counters_of(reply.cluster, reply.cluster_name, link.name.queue)
+        counters.fetched(len(reply.items), self.fetcher.answer_bytes)
         results = await self._push(reply, taken_ms)
         outcomes = outcomes_of(results)
         given_up: tuple[int, ...] = ()
         if PushOutcome.REJECTED in outcomes:
             if reply.held is not None:
-                results = [held_back(result) for result in results]
-            results, given_up = await self._kept(reply, results)
+                results = [retried_if_type_lacks(result) for result in results]
+            results, given_up = await self._keep_rejected(reply, results)
             outcomes = outcomes_of(results)
         now_ms = time.wall_ms()
         if PushOutcome.MERGED in outcomes:
@@ -184,7 +188,7 @@ class Slot:
         applied, merged, superseded, rejected = [outcomes.get(outcome, 0) for outcome in ENDS]
         counts = (applied, merged, superseded, rejected)
         self.fetcher.ack = BatchAck(reply.batch, reply.owner_version, failed, counts, given_up)
-        tally.pushed(outcomes, now_ms)
+        counters.pushed(outcomes, now_ms)
         link.batches += 1
         link.last_batch_ms = now_ms
         for outcome, count in outcomes.items():
@@ -198,20 +202,20 @@ class Slot:
         return CycleResult.ITEMS
 
     def _note_conflicts(self, reply: FetchReply, results: Sequence[PushResult], now_ms: int) -> None:
-        """Name the changes that met others which they had not seen."""
+        """Record the changes that were concurrent with others here."""
         name = self.link.name
         found = conflicts_of(name, reply.cluster, reply.cluster_name, reply.items, results, now_ms)
         if found:
-            self._shop.conflicts.note(found)
+            self._context.conflicts.add(found)
             first = [part.decode("utf-8", "backslashreplace") for part in found[0].key]
             log.info("sink.conflicts", queue=name.queue, peer=name.peer, count=len(found), first_key=first)
 
     async def _push(self, reply: FetchReply, taken_ms: int) -> Sequence[PushResult]:
-        """The outcome of each item; all FAILED when the cluster gave no answer in time, and when the lease is over: the
-        source may have given the changes to another worker since, and tombstones of their keys may have been reaped,
-        which an old value must not meet (docs/protocol.md R-REAP)."""
+        """The outcome of each item; all FAILED when the cluster does not answer in time, and when the lease is over:
+        another worker may have fetched the changes since, and tombstones of their keys may have been reaped, after
+        which an old value must not be pushed (docs/protocol.md R-REAP)."""
         items = reply.items
-        age_ms = self._shop.time.now_ms() - taken_ms
+        age_ms = self._context.time.now_ms() - taken_ms
         if age_ms >= reply.lease_ms:
             over = LeaseOver(
                 f"a batch of {quantity(len(items), 'change')} ({self.fetcher.answer_bytes} bytes) was "
@@ -221,27 +225,27 @@ class Slot:
             return [PushResult(PushOutcome.FAILED, over)] * len(items)
         try:
             async with asyncio.timeout(PUSH_TIMEOUT_S):
-                return await self._shop.kv.push(pushes(items, reply.cluster))
+                return await self._context.kv.push(pushes(items, reply.cluster))
         except IsthmusError as error:
             return [PushResult(PushOutcome.FAILED, error)] * len(items)
         except TimeoutError:
             late = OutcomeUnknown(f"this cluster gave no answer to a push within {PUSH_TIMEOUT_S:g} s")
             return [PushResult(PushOutcome.FAILED, late)] * len(items)
         except Exception as error:
-            # A bug must neither lose a batch nor silence a link: it is told, and the batch comes again.
+            # A bug must neither lose a batch nor stop a link: it is logged, and the batch comes again.
             log.exception("sink.push_bug", queue=self.link.name.queue, peer=self.link.name.peer)
             return [PushResult(PushOutcome.FAILED, OutcomeUnknown(f"a fault in this program: {error!r}"))] * len(items)
 
-    async def _kept(
+    async def _keep_rejected(
         self, reply: FetchReply, results: Sequence[PushResult]
     ) -> tuple[Sequence[PushResult], tuple[int, ...]]:
-        """The results, once what was rejected is kept on disk, and the indexes of those for which there is no room,
-        which become a gap at the source; when nothing can be kept now, it has failed and comes again."""
-        now_ms = self._shop.time.wall_ms()
+        """Write rejected changes to the dead letters: (results, indexes of changes for which there is no space). Those
+        become a gap at the source. If the file cannot be written, rejected changes have FAILED and come again."""
+        now_ms = self._context.time.wall_ms()
         name = self.link.name
         letters = dead_letters(name, reply.cluster, reply.cluster_name, reply.items, results, now_ms)
         try:
-            left_out = set(await asyncio.to_thread(self._shop.letters.add, letters)) if letters else set()
+            left_out = set(await asyncio.to_thread(self._context.letters.add, letters)) if letters else set()
         except LocalFault as error:
             refused = PushResult(PushOutcome.FAILED, error)
             return [refused if r.outcome is PushOutcome.REJECTED else r for r in results], ()
@@ -253,12 +257,12 @@ class Slot:
         link.errors += 1
         link.last_error = str(error)
         link.last_error_reason = error.reason
-        link.last_error_ms = self._shop.time.wall_ms()
+        link.last_error_ms = self._context.time.wall_ms()
 
 
-def held_back(result: PushResult) -> PushResult:
-    """What becomes of a push: of a bucket type that this cluster lacks nothing is refused for good. The source holds it
-    back once it knows, and offers it again when the type is made here."""
+def retried_if_type_lacks(result: PushResult) -> PushResult:
+    """`result`, FAILED instead of REJECTED where this cluster lacks the bucket type: the source holds such changes back
+    once it knows, and sends them when the type exists here."""
     if result.outcome is PushOutcome.REJECTED and result.error is not None and result.error.reason == TYPE_LACKING:
         return PushResult(PushOutcome.FAILED, result.error)
     return result

@@ -1,18 +1,19 @@
-"""The workers of a node's sink, and the links they work on.
+"""The workers of a node's sink, and the links that they fetch from.
 
-A worker is a task of the event loop: it asks the roster whose turn it is, runs that slot's cycle, reports, and ends
-when there is no turn for it. Whatever may give somebody a turn (a cycle that ended or found something, a delay that is
-over, a link or a limit that changed) looks for one and begins a worker for each. A slot that gets no turn (another one
-waits at the source for all, the rate is used up, the link is suspended) acknowledges by itself. A link that leaves ends
-with its last cycle, and what it has to acknowledge is sent first. Who decides about links and limits is `sink.service`.
+A worker is a task of the event loop: it takes a turn from the scheduler, runs that slot's cycle, reports the result,
+and ends when there is no further turn. Every event that may create a turn (a cycle that ended or returned changes, a
+delay that is over, a link or a limit that changed) starts a worker per turn. A slot without a turn (another slot waits
+at the source, the rate is used up, the link is suspended) sends its acknowledgement in a request of its own. A link
+that is removed ends with its last cycle, after its acknowledgements are sent. `sink.service` decides about links and
+limits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from random import SystemRandom
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -30,99 +31,100 @@ from isthmus.sink.worker import Link, SinkContext, Slot, slot_session
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
 SLOTS: Final = 2
 """Slots of a link unless `sink.peer_limit` asks for more: one fetches while the other pushes. More of them only make
 batches smaller, except over links on which an answer takes long."""
 
-UNDER_WAY_COUNT: Final = 1_024
-"""Changes of a link that are under way at once where batches are small (`sink.batch`) and full: enough slots for that
-many work, since full batches get no smaller by more of them, and what is pushed at once shares its syncs."""
+IN_FLIGHT_COUNT: Final = 1_024
+"""Changes of a link in flight at once where batches are small (`sink.batch`) and full: enough slots for that many are
+active, since more slots do not make full batches smaller, and changes that are pushed together share their syncs."""
 
 SLOTS_FULL_MAX: Final = 8
-"""Most slots of a link whose batches are full, unless `sink.peer_limit` says it: one change a fetch then shares a sync
-with seven others; the source has 64 batches to give to all."""
+"""Most slots of a link whose batches are full, unless `sink.peer_limit` is set: with one change a fetch, eight changes
+share a sync; the source leases 64 batches in total."""
 
 SLOTS_MAX: Final = 16
 """Most slots of a link."""
 
 IDLE_WAIT_S: Final = 1.0
-"""How long it takes at most until somebody looks again whether a slot is due."""
+"""Longest time until the pool checks again whether a slot is due."""
 
-TELL_S: Final = 0.25
-"""How long a slot without a turn keeps an acknowledgement to itself, about; `IDLE_WAIT_S` at most. Its turn brings the
-next fetch along, as a rule at once; a newer change of a key waits at the source until the older one is acknowledged."""
+ACK_DELAY_S: Final = 0.25
+"""About how long a slot without a turn delays its acknowledgement; `IDLE_WAIT_S` at most. Usually its turn comes at
+once, and the next fetch carries it; a newer change of a key waits at the source until the older one is acknowledged."""
 
-TELL_MOST_S: Final = 5.0
-"""How long a stop waits until what is stored is acknowledged; what is not by then comes again, and changes nothing."""
+STOP_ACK_S: Final = 5.0
+"""How long a stop waits for the last acknowledgements; batches without one come again, which changes nothing."""
 
 SHORT_POLL_MS: Final = 32
-"""How long a fetch waits at the source while workers are wanted elsewhere: what Riak's source does in eight tries of
-4 ms."""
+"""How long a fetch waits at the source while workers are needed elsewhere: as long as eight tries of 4 ms of Riak's
+source."""
 
 
-Properties = Callable[[], Mapping[bytes, bytes]]
-"""Digests of the properties that must agree between clusters, by bucket type."""
+class SinkCluster(Protocol):
+    """Facts of this cluster that fetches send."""
+
+    def property_digests(self) -> Mapping[bytes, bytes]:
+        """Digests of the properties that must agree between clusters, by bucket type."""
+
+    def place_digests(self) -> PlaceDigests | None:
+        """Digests by bucket and bucket type; None where they are not sent."""
+
+    def known_types(self) -> frozenset[bytes] | None:
+        """The bucket types; None where there may be others."""
 
 
-Places = Callable[[], PlaceDigests | None]
-"""The same by bucket and bucket type; None where they are not told."""
+class LinkSuspensions(Protocol):
+    """Which links are suspended; `sink.service.Sink`."""
 
-
-Types = Callable[[], frozenset[bytes] | None]
-"""The bucket types of this cluster; None where it is not known whether there are more."""
+    def is_suspended(self, name: LinkName) -> bool:
+        """Whether an operator has suspended the link, on this node or on all."""
 
 
 class Seed(NamedTuple):
-    """What the config says of a peer: the name of its cluster ("": any), and how to come in."""
+    """A peer of the config: the name of its cluster ("": any), and the credentials."""
 
     cluster_name: str
     access: PeerCredentials
 
 
 class WorkerPool:
-    """See the module's text. Belongs to the event loop; `incarnation` is new with each process."""
+    """The workers and links of one node. Belongs to the event loop; `incarnation` is new with each process."""
 
     def __init__(
         self,
         settings: SinkSettings,
-        shop: SinkContext,
-        home: LocalCluster,
+        context: SinkContext,
+        local: LocalCluster,
         *,
         seeds: Mapping[LinkName, Seed],
         node: str,
         incarnation: bytes,
         rates: Rates,
-        properties: Properties,
-        types: Types,
-        places: Places,
+        cluster: SinkCluster,
     ) -> None:
         self._settings = settings
-        self._shop = shop
-        self._home = home
-        self._properties = properties
-        self._types = types
-        self._places = places
+        self._context = context
+        self._local = local
+        self._cluster = cluster
         self._seeds = seeds
         self._node = node
         self._incarnation = incarnation
-        usual = min(SLOTS_MAX, max(SLOTS, settings.peer_limit_count))
-        more = 0
+        slots = min(SLOTS_MAX, max(SLOTS, settings.peer_limit_count))
+        extra = 0
         if not settings.peer_limit_count:
-            more = max(0, min(SLOTS_FULL_MAX, -(-UNDER_WAY_COUNT // settings.batch_count)) - usual)
-        self._slot_count = usual + more
+            extra = max(0, min(SLOTS_FULL_MAX, -(-IN_FLIGHT_COUNT // settings.batch_count)) - slots)
+        self._slot_count = slots + extra
         self._sessions = 0
         self._workers: set[asyncio.Task[None]] = set()
-        self._tellers: set[asyncio.Task[None]] = set()
-        """Acknowledge by themselves; each ends with its request's time-out at the latest."""
-        self._alarm = DeadlineTimer(self._look)
+        self._ack_tasks: set[asyncio.Task[None]] = set()
+        """Acknowledgements in requests of their own; each ends with its request's time-out at the latest."""
+        self._alarm = DeadlineTimer(self._on_alarm)
         self._peers: dict[LinkName, AsyncHttpPeer] = {}
         self._slots: dict[LinkName, list[Slot]] = {}
         self.links: dict[LinkName, Link] = {}
-        """Those that are shown."""
-        self.roster = FetchScheduler(
-            usual,
+        self.scheduler = FetchScheduler(
+            slots,
             Delays(
                 settings.delay_min_ms,
                 settings.delay_max_ms,
@@ -133,133 +135,132 @@ class WorkerPool:
             SystemRandom(),
             workers=settings.workers,
             peer_limit=settings.peer_limit_count,
-            more=more,
+            extra=extra,
         )
-        self._throttle = Throttle(rates, shop.time.now_ms())
+        self._throttle = Throttle(rates, context.time.now_ms())
         self._running = False
 
     # ---------------------------------------------------------------- links
 
-    def set_links(self, wanted: Mapping[LinkName, LinkTarget], suspended: Callable[[LinkName], bool]) -> None:
-        """Begin and end links so that there are those in `wanted`."""
+    def set_links(self, wanted: Mapping[LinkName, LinkTarget], suspensions: LinkSuspensions) -> None:
+        """Add and remove links so that they are those of `wanted`."""
         for name in [name for name in self.links if name not in wanted]:
-            if not self.roster.leaving(name):
-                self.roster.leave(name)
+            if not self.scheduler.leaving(name):
+                self.scheduler.leave(name)
                 log.info("sink.link_leaves", queue=name.queue, peer=name.peer)
-        self._tell()
-        self._forget()
-        for name, aim in wanted.items():
+        self._start_acks()
+        self._remove_ended()
+        for name, target in wanted.items():
             if name not in self.links:
-                self._add(name, aim)
-            elif aim.cluster is not None and self.links[name].cluster is None:
-                self.links[name].cluster = aim.cluster
-            self.roster.add(name)
-            self.roster.suspend(name, suspended(name))
+                self._add(name, target)
+            elif target.cluster is not None and self.links[name].cluster is None:
+                self.links[name].cluster = target.cluster
+            self.scheduler.add(name)
+            self.scheduler.suspend(name, suspensions.is_suspended(name))
         self._start_workers()
 
-    def _add(self, name: LinkName, aim: LinkTarget) -> None:
-        expected_name, access = self._seeds[aim.seed]
-        link = Link(name, aim, expected_name, self._shop.time.wall_ms())
+    def _add(self, name: LinkName, target: LinkTarget) -> None:
+        expected_name, access = self._seeds[target.seed]
+        link = Link(name, target, expected_name, self._context.time.wall_ms())
         peer = AsyncHttpPeer(name.peer, access)
         slots = []
         for _ in range(self._slot_count):
-            session = slot_session(self._home.cluster, self._node, self._incarnation, self._sessions)
+            session = slot_session(self._local.cluster, self._node, self._incarnation, self._sessions)
             self._sessions += 1
-            slots.append(Slot(link, Fetcher(peer, name.queue, session, self._home, self._settings), self._shop))
+            slots.append(Slot(link, Fetcher(peer, name.queue, session, self._local, self._settings), self._context))
         self.links[name], self._peers[name], self._slots[name] = link, peer, slots
         log.info("sink.link_begins", queue=name.queue, peer=name.peer)
 
     def peers_of(self, queue: str, cluster: bytes, best: str) -> list[AsyncHttpPeer]:
-        """Nodes of a cluster that a queue is fetched from, that at `best` first."""
+        """Nodes of a cluster that a queue is fetched from, the one at URL `best` first."""
         names = [n for n, link in self.links.items() if n.queue == queue and link.cluster == cluster]
         return [self._peers[name] for name in sorted(names, key=lambda name: name.peer != best)]
 
-    def _forget(self) -> None:
-        for name in self.roster.gone():
+    def _remove_ended(self) -> None:
+        for name in self.scheduler.gone():
             del self.links[name], self._slots[name]
             self._peers.pop(name).abort()
 
     def retry_now(self, peers: Collection[str]) -> None:
-        """These peers are listed as live again: try them at once."""
+        """Fetch at once from peers that are listed as live again, whatever their delays."""
         for peer in peers:
-            self.roster.retry_now(peer)
+            self.scheduler.retry_now(peer)
         self._start_workers()
 
-    def suspend(self, suspended: Callable[[LinkName], bool]) -> None:
-        """Say again of every link whether it is suspended."""
+    def suspend(self, suspensions: LinkSuspensions) -> None:
+        """Apply suspensions to all links."""
         for name in self.links:
-            self.roster.suspend(name, suspended(name))
+            self.scheduler.suspend(name, suspensions.is_suspended(name))
         self._start_workers()
 
     # ---------------------------------------------------------------- limits
 
     def limit_queues(self, workers: Mapping[str, int]) -> None:
-        """Most workers of each queue from now on; one that is not named has no limit of its own."""
-        self.roster.queue_limits = dict(workers)
+        """Set the most workers of each queue; a queue that is not named has no limit of its own."""
+        self.scheduler.queue_limits = dict(workers)
         self._start_workers()
 
     def limit(self, workers: int, peer_limit: int, rates: Rates) -> None:
-        """Other limits from now on; cycles that run are finished."""
-        self.roster.workers, self.roster.peer_limit_set = workers, peer_limit
+        """Set limits; running cycles finish."""
+        self.scheduler.workers, self.scheduler.configured_peer_limit = workers, peer_limit
         if rates != self._throttle.rates:
-            self._throttle.change(rates, self._shop.time.now_ms())
+            self._throttle.change(rates, self._context.time.now_ms())
         self._start_workers()
 
     # ---------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Begin to work on the links that there are."""
+        """Start workers for the links."""
         self._running = True
         self._start_workers()
 
-    def stop_taking(self) -> None:
-        """No new cycle begins; those under way go on."""
-        self._shop.stopping.set()
+    def stop_fetching(self) -> None:
+        """Begin no new cycle; running ones go on."""
+        self._context.stopping.set()
         self._running = False
         self._alarm.cancel()
 
     def pushing(self) -> bool:
-        """True while a batch is being pushed."""
+        """Whether a batch is being pushed."""
         return any(slot.pushing for slots in self._slots.values() for slot in slots)
 
-    async def pushed(self, timeout_s: float) -> None:
-        """Wait until the batches that are being pushed now are stored, or for `timeout_s`."""
+    async def wait_for_pushes(self, timeout_s: float) -> None:
+        """Wait until the batches that are being pushed are stored, or for `timeout_s`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.pushing() and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(self._workers, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
-    async def end(self) -> None:
-        """Have said, within TELL_MOST_S, what slots at rest have still to acknowledge, all at once: a source that has
-        gone silent would hold each of them up for as long as a request may take. Then cut what waits at a source; it
-        comes again."""
+    async def stop(self) -> None:
+        """Send the acknowledgements of idle slots within STOP_ACK_S, concurrently: a source that does not answer would
+        delay each for as long as a request may take. Then abort fetches that wait at a source."""
         loop = asyncio.get_running_loop()
         for name, slots in self._slots.items():
-            running = self.roster.running_slots(name)
+            running = self.scheduler.running_slots(name)
             for number, slot in enumerate(slots):
                 if number not in running and slot.fetcher.ack is not None:
-                    self._tellers.add(loop.create_task(self._told_at_last(slot)))
-        tellers = set(self._tellers)
-        if tellers:
-            await asyncio.wait(tellers, timeout=TELL_MOST_S)
+                    self._ack_tasks.add(loop.create_task(self._last_ack(slot)))
+        ack_tasks = set(self._ack_tasks)
+        if ack_tasks:
+            await asyncio.wait(ack_tasks, timeout=STOP_ACK_S)
         for peer in self._peers.values():
             peer.abort()
-        for task in (*self._workers, *tellers):
+        for task in (*self._workers, *ack_tasks):
             task.cancel()
-        await asyncio.gather(*self._workers, *tellers, return_exceptions=True)
+        await asyncio.gather(*self._workers, *ack_tasks, return_exceptions=True)
 
     @staticmethod
-    async def _told_at_last(slot: Slot) -> None:
+    async def _last_ack(slot: Slot) -> None:
         await slot.acknowledge()
 
     @property
     def workers(self) -> int:
-        """Those that are in a cycle."""
+        """Workers in a cycle."""
         return len(self._workers)
 
     # ---------------------------------------------------------------- work
 
     def _start_workers(self) -> None:
-        """Begin a worker for each turn that there is now."""
+        """Start a worker for each turn that there is now."""
         while (turn := self._next_turn()) is not None:
             worker = asyncio.get_running_loop().create_task(self._run(turn))
             self._workers.add(worker)
@@ -272,45 +273,45 @@ class WorkerPool:
             turn = self._next_turn()
             self._start_workers()
             if turn is None and slot.fetcher.ack is not None:
-                self._alarm.call_within(TELL_S)
+                self._alarm.call_within(ACK_DELAY_S)
 
     def _next_turn(self) -> Turn | None:
-        """The next slot to work on, if one is due; else somebody looks again when one will be."""
-        if not self._running or self._shop.stopping.is_set():
+        """The next turn; without one, sets the alarm for when a slot will be due."""
+        if not self._running or self._context.stopping.is_set():
             return None
-        now_ms = self._shop.time.now_ms()
+        now_ms = self._context.time.now_ms()
         held_ms = self._throttle.wait_ms(now_ms)
-        turn = None if held_ms else self.roster.take(now_ms)
+        turn = None if held_ms else self.scheduler.take(now_ms)
         if turn is None:
-            due_ms = self.roster.next_due_ms()
+            due_ms = self.scheduler.next_due_ms()
             wait_s = IDLE_WAIT_S if due_ms is None else max(due_ms - now_ms, held_ms, 1) / 1000
             self._alarm.call_within(min(IDLE_WAIT_S, wait_s))
         return turn
 
-    def _look(self) -> None:
+    def _on_alarm(self) -> None:
         self._start_workers()
-        self._tell()
+        self._start_acks()
 
-    def _tell(self) -> None:
-        """Let slots that got no turn say what they have to acknowledge."""
+    def _start_acks(self) -> None:
+        """Send the acknowledgements of slots that got no turn."""
         if not self._running:
             return
-        now_ms = self._shop.time.now_ms()
+        now_ms = self._context.time.now_ms()
         for name, slots in self._slots.items():
             for number, slot in enumerate(slots):
-                if slot.fetcher.ack is not None and self.roster.begin_ack(name, number, now_ms):
-                    teller = asyncio.get_running_loop().create_task(self._told(name, number, slot))
-                    self._tellers.add(teller)
-                    teller.add_done_callback(self._tellers.discard)
+                if slot.fetcher.ack is not None and self.scheduler.begin_ack(name, number, now_ms):
+                    task = asyncio.get_running_loop().create_task(self._acknowledge(name, number, slot))
+                    self._ack_tasks.add(task)
+                    task.add_done_callback(self._ack_tasks.discard)
 
-    async def _told(self, name: LinkName, number: int, slot: Slot) -> None:
+    async def _acknowledge(self, name: LinkName, number: int, slot: Slot) -> None:
         done = False
         try:
             done = await slot.acknowledge()
         except Exception:
             log.exception("sink.bug", queue=name.queue, peer=name.peer)  # as in `_work`
-        self.roster.ack_done(name, number, done, self._shop.time.now_ms())
-        self._forget()
+        self.scheduler.ack_done(name, number, done, self._context.time.now_ms())
+        self._remove_ended()
         self._start_workers()
 
     async def _work(self, turn: Turn) -> None:
@@ -319,38 +320,38 @@ class WorkerPool:
         slot = self._slots[name][number]
         result, waited_ms = CycleResult.ERROR, 0
         try:
-            count, size = self._throttle.room(settings.batch_count, settings.batch_bytes, self._shop.time.now_ms())
+            now_ms = self._context.time.now_ms()
+            count, size = self._throttle.allowance(settings.batch_count, settings.batch_bytes, now_ms)
             poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
-            asked = FetchOptions(count, size, poll_ms, self._properties(), self._types(), self._places())
-            result, waited_ms = await slot.cycle(asked, lambda *what: self._fetched(name, number, *what))
-            if self.roster.suspended(name) or self.roster.leaving(name):
+            cluster = self._cluster
+            options = FetchOptions(
+                count, size, poll_ms, cluster.property_digests(), cluster.known_types(), cluster.place_digests()
+            )
+            result, waited_ms = await slot.cycle(options, lambda *found: self._fetched(name, number, *found))
+            if self.scheduler.suspended(name) or self.scheduler.leaving(name):
                 await slot.acknowledge()
         except Exception as error:
-            # A bug must neither silence a link for good nor keep its worker: it is told, counted and backed off from.
+            # A bug must neither stop a link for good nor keep its worker: it is logged, counted, and delays the link.
             log.exception("sink.bug", queue=name.queue, peer=name.peer)
             slot.link.last_error, slot.link.last_error_reason = f"a fault in this program: {error!r}", "internal"
-        self.roster.report(name, number, result, self._shop.time.now_ms(), waited_ms)
-        self._forget()
+        self.scheduler.report(name, number, result, self._context.time.now_ms(), waited_ms)
+        self._remove_ended()
 
     def _fetched(self, name: LinkName, number: int, count: int, size: int) -> None:
-        self._throttle.spent(count, size, self._shop.time.now_ms())
-        self.roster.fetched(name, number, full=count >= self._settings.batch_count)
+        self._throttle.spend(count, size, self._context.time.now_ms())
+        self.scheduler.fetched(name, number, full=count >= self._settings.batch_count)
         self._start_workers()
 
-    # ---------------------------------------------------------------- what is shown
+    # ---------------------------------------------------------------- status
 
-    def each(self, work: Callable[[LinkName, Link], T]) -> list[T]:
-        """What `work` makes of each link."""
-        return [work(name, link) for name, link in self.links.items()]
-
-    def shown(self) -> dict[str, Any]:
-        """Workers and throttle, for listings."""
+    def as_dict(self) -> dict[str, Any]:
+        """For listings: workers and throttle."""
         return {
             "workers": {
-                "count": self.roster.workers,
-                "busy": self.roster.running_count(),
-                "peer_limit": self.roster.peer_limit(),
-                "queue_limits": dict(self.roster.queue_limits),
+                "count": self.scheduler.workers,
+                "busy": self.scheduler.running_count(),
+                "peer_limit": self.scheduler.peer_limit(),
+                "queue_limits": dict(self.scheduler.queue_limits),
             },
-            "throttle": self._throttle.shown(self._shop.time.now_ms()),
+            "throttle": self._throttle.as_dict(self._context.time.now_ms()),
         }

@@ -19,9 +19,9 @@ import structlog
 from isthmus.aae.ports import PeerAccess
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
-from isthmus.queues.queue_documents import change_value, read_value
-from isthmus.repl.metastore.port import Metastore
-from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError
+from isthmus.repl.metastore.port import Metastore, Unavailable, Versioned
+from isthmus.repl.metastore.watched_document import change_value
+from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError, NotReady, OutcomeUnknown
 
 log = structlog.get_logger(__name__)
 
@@ -260,7 +260,7 @@ async def _change_peers(
             raise BadInput(f"{ENTRIES_MAX} entries of peers are kept at most: go back to the files of some (--default)")
         return encode_peers(entries)
 
-    value = await change_value(metastore, PEERS_PATH, changed)
+    value = await _change_value(metastore, PEERS_PATH, changed)
     return {} if value is None else decode_peers(value)
 
 
@@ -319,11 +319,35 @@ async def _change_suspensions(
         after = change(before)
         return None if after == before else encode_suspensions(after)
 
-    value = await change_value(metastore, SUSPENSIONS_PATH, changed)
+    value = await _change_value(metastore, SUSPENSIONS_PATH, changed)
     return () if value is None else decode_suspensions(value)
 
 
 # ---------------------------------------------------------------- reading
+
+
+async def _read_value(metastore: Metastore, path: str) -> Versioned | None:
+    """The value at `path`. Raises NotReady when the metastore cannot be reached."""
+    try:
+        return await metastore.get(path)
+    except Unavailable as error:
+        raise NotReady("the metastore cannot be reached") from error
+
+
+async def _change_value(
+    metastore: Metastore, path: str, change: Callable[[bytes | None], bytes | None]
+) -> bytes | None:
+    """Conditional read and write; returns the value after it. Raises NotReady also where the write may have taken
+    effect: `change` may be repeated."""
+
+    def changed(found: Versioned | None) -> bytes | None:
+        return change(None if found is None else found.value)
+
+    try:
+        found, _ = await change_value(metastore, path, changed)
+    except OutcomeUnknown as error:
+        raise NotReady(str(error)) from error
+    return None if found is None else found.value
 
 
 class OperatorDocuments:
@@ -372,8 +396,8 @@ class OperatorDocuments:
 
     async def refresh(self) -> None:
         """Read both now. Raises NotReady when the metastore cannot be reached; the previous content counts."""
-        suspensions = await read_value(self._metastore, SUSPENSIONS_PATH)
-        peers = await read_value(self._metastore, PEERS_PATH)
+        suspensions = await _read_value(self._metastore, SUSPENSIONS_PATH)
+        peers = await _read_value(self._metastore, PEERS_PATH)
         for path, found, take in (
             (SUSPENSIONS_PATH, suspensions, self._take_suspensions),
             (PEERS_PATH, peers, self._take_peers),

@@ -445,7 +445,7 @@ class QueueAdmin:
         """The node of a body. It may be down, so that it comes back suspended, or removed, when a suspension names
         it. Raises RequestRefused."""
         known = self._services.membership.known_nodes()
-        named = {one.node for one in self._services.queues.named(queue).word.suspensions}
+        named = {one.node for one in self._services.queues.named(queue).stored.suspensions}
         if node is not None and node not in known | named:
             listed = ", ".join(sorted(known))
             raise RequestRefused(400, "bad-input", f"there is no node {node!r} in this cluster; there are: {listed}")

@@ -28,7 +28,7 @@ from isthmus.node.services.explain_key import dot_shown
 from isthmus.node.services.link_check import Here, judged, look
 from isthmus.node.services.sink_query import SINK
 from isthmus.repl.model.vclock import decode_clock
-from isthmus.sink.conflicts import shown
+from isthmus.sink.conflicts import conflict_as_dict
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.service import WORKERS_MAX
@@ -210,7 +210,10 @@ class SinkAdmin:
                 400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {CONFLICTS_MAX} is right"
             )
         found = await self._services.sink.conflicts(int(asked))
-        rows = [{**shown(one), "ours": _clock(one.ours), "theirs": _clock(one.theirs)} for one in found["conflicts"]]
+        rows = [
+            {**conflict_as_dict(one), "ours": _clock(one.ours), "theirs": _clock(one.theirs)}
+            for one in found["conflicts"]
+        ]
         return json_reply({"node": self._services.settings.node.name, **found, "conflicts": rows})
 
     async def letters(self, _request: Request) -> Reply:

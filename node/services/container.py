@@ -42,6 +42,7 @@ from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
+from isthmus.node.services.replication_facts import ReplicationFacts
 from isthmus.node.services.sink_query import SINK, SinkResponder
 from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
@@ -199,6 +200,9 @@ class NodeServices:
         self.controller.registered = lambda: self.registrar.inc != 0
         self.runtime.record_watcher = self.controller
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
+        facts = ReplicationFacts(
+            self.runtime, self.controller, self.property_cache, self.coordinator.routes, self.membership
+        )
         self.queues = QueueService(
             settings.queues,
             node=name,
@@ -207,16 +211,12 @@ class NodeServices:
             cursors=self.coordinator,
             kv=self.coordinator,
             metastore=metastore,
+            cluster=facts,
             cluster_uuid=self.cluster_uuid,
             cluster_name=settings.node.cluster,
-            partitions=lambda: {p.id: p.bucket_type for p in self.runtime.partitions.values()},
             time=self.time,
             read_pool=self.read_pool,
         )
-        self.queues.digests = self.property_cache.digests
-        self.queues.places = self.property_cache.places
-        self.queues.bucket_types = lambda: {r.bucket_type.encode() for r in self.controller.records.values()}
-        self.queues.holding.live = lambda: self.controller.registrations
         self.runtime.listeners.add(self.queues)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
@@ -230,7 +230,7 @@ class NodeServices:
             settled=TombstoneBarrier(
                 self.queues.machines,
                 self.store,
-                lambda: self.queues.steering.unread,
+                lambda: self.queues.queue_store.unread,
                 lineage=self.coordinator.lineage,
             ),
             request_timeout_ms=settings.listen.request_timeout_ms,
@@ -279,11 +279,8 @@ class NodeServices:
                 settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
             ),
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
-            access_to=self.credentials.access_to,
-            nodes=self.membership.known_nodes,
-            properties=self.property_cache.digests,
-            places=self.property_cache.places,
-            types=self.coordinator.routes.known_types,
+            credentials=self.credentials,
+            cluster=facts,
         )
         self.key_explainer = KeyExplainer(
             runtime=self.runtime,

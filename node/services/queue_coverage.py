@@ -39,7 +39,7 @@ class QueueCoverage:
         found = []
         for name in self._queues.machines():
             queue = self._queues.named(name)
-            owner = queue.word.owner
+            owner = queue.stored.owner
             if owner is None or not owner.cluster:
                 continue
             types = sorted(one for one in self._known_types() if queue.filter.may_offer(one.encode()))
@@ -48,7 +48,7 @@ class QueueCoverage:
 
     def owners(self) -> dict[str, status.Owner | None]:
         """Each queue of this node with the cluster that owns it."""
-        owners = {name: self._queues.named(name).word.owner for name in self._queues.machines()}
+        owners = {name: self._queues.named(name).stored.owner for name in self._queues.machines()}
         return {
             name: None if owner is None or not owner.cluster else status.Owner(owner.name, owner.cluster.hex())
             for name, owner in owners.items()
@@ -81,7 +81,7 @@ class QueueCoverage:
         return self.compared(queue, cluster, self._known_types())
 
     def _owner(self, queue: str) -> bytes | None:
-        owner = self._queues.named(queue).word.owner
+        owner = self._queues.named(queue).stored.owner
         return owner.cluster if owner is not None and owner.cluster else None
 
     def _known_types(self) -> list[str]:

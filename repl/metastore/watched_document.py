@@ -121,11 +121,19 @@ class Document(Generic[T]):
         change: Callable[[T], T],
         unmoved: Collection[Precondition] = (),
         on_conflict: Callable[[], Awaitable[None]] | None = None,
+        unreadable: Callable[[CodecError], T] | None = None,
     ) -> DocumentChange[T]:
-        """`change_value` on values. `change` returns an equal value to leave the document as it is."""
+        """`change_value` on values. `change` returns an equal value to leave the document as it is. `unreadable`
+        returns the value to start from where the document cannot be decoded, and may raise; None: the CodecError is
+        raised."""
 
         def changed(found: Versioned | None) -> bytes | None:
-            before = self.decode(found)
+            try:
+                before = self.decode(found)
+            except CodecError as error:
+                if unreadable is None:
+                    raise
+                return self.encode(change(unreadable(error)))
             value = self.encode(change(before))
             return None if value == self.encode(before) else value
 
@@ -222,9 +230,11 @@ class WatchedDocument(Generic[T]):
 
     # -- changing -------------------------------------------------------------------------------------
 
-    async def change(self, change: Callable[[T], T]) -> DocumentChange[T]:
+    async def change(
+        self, change: Callable[[T], T], *, unreadable: Callable[[CodecError], T] | None = None
+    ) -> DocumentChange[T]:
         """See `Document.change`; the new value counts here at once."""
-        result = await self.document.change(self._metastore, change)
+        result = await self.document.change(self._metastore, change, unreadable=unreadable)
         self._changes += 1
         self._adopt(result.value)
         return result

@@ -19,6 +19,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
 from isthmus.repl.property_digests import PlaceDigests
 from isthmus.repl.store.port import PartitionStep
+from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.memory_store import MemoryStore
 from tests.support.queue_source import OURS, SINK, Pen, Shelf
@@ -67,11 +68,13 @@ class Home:
         self.enabled = True
         self.types = dict.fromkeys(PARTITIONS, b"default")
         """Partition -> its bucket type."""
+        self.facts = FakeClusterFacts()
 
     async def start(self, *, lead: bool = True) -> None:
         if not self._started:
             await self.metastore.start(lambda state: None)
             self._started = True
+        self.facts.partitions = self.types
         self.queues = QueueService(
             self.settings,
             node=self.node,
@@ -80,9 +83,9 @@ class Home:
             cursors=self,
             kv=self,  # type: ignore[arg-type]
             metastore=self.metastore,
+            cluster=self.facts,
             cluster_uuid=OURS,
             cluster_name="east",
-            partitions=lambda: self.types,
             time=self.clock,
             read_pool=self.pool,
         )

@@ -19,7 +19,6 @@ from typing import Any
 from isthmus.config.settings import PeerSettings, QueueSettings, SinkSettings
 from isthmus.queues.wire import decode_asking, decode_request, encode_object_reply, encode_reply
 from isthmus.repl.coordinator.routing import UnknownBucketType
-from isthmus.repl.http.client import OPEN
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, decode_object, encode_object, merge
@@ -28,6 +27,7 @@ from isthmus.repl.model.vclock import encode_clock
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.service import Sink
+from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.memory_metastore import MemoryMetastore
 from tests.support.queue_node import Home
 from tests.support.queue_source import SINK
@@ -213,9 +213,10 @@ class Pair:
             time=self.home.clock,
             letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
             conflicts=Conflicts(self.folder / "conflicts.sqlite", 3),
-            access_to=lambda _peer: OPEN,
-            nodes=lambda: nodes,
-            types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types),
+            credentials=OpenPeers(),
+            cluster=FakeClusterFacts(
+                nodes=nodes, types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types)
+            ),
         )
         self.sinks.append(sink)
         if start:

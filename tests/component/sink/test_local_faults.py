@@ -53,11 +53,11 @@ def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.Mon
             raise LocalFault("the disk")
 
         with monkeypatch.context() as patched:
-            patched.setattr(sink._letters, "look", refuse)
+            patched.setattr(sink._letters, "count", refuse)
             await sink.start()
             assert sink.overview()["dead_letters"] == {"kept": None, "given_up": None}
             assert not [name for name, _, _ in sink.metrics() if "dead_letters" in name]
-        sink._hint("/sink/limits")
+        await sink._count_letters()
         await until(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
 
     joined(test)
@@ -71,7 +71,7 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
         sink = await pair.sink("q")
         pair.cluster.stuck.clear()
         pair.home.put(b"a")
-        await until(lambda: any(slot.pushing for slots in sink._crew._slots.values() for slot in slots))
+        await until(lambda: any(slot.pushing for slots in sink._pool._slots.values() for slot in slots))
         with monkeypatch.context() as patched:
 
             async def broken(_slot: Slot) -> bool:
@@ -80,7 +80,7 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
             patched.setattr(Slot, "acknowledge", broken)
             await sink.suspend("q", None, "ann", "")
             pair.cluster.stuck.set()
-            await until(lambda: not sink._crew.pushing())
+            await until(lambda: not sink._pool.pushing())
             await asyncio.sleep(0.05)
         await until(lambda: sink.overview()["workers"]["busy"] == 0)
         await sink.resume("q", None)
@@ -95,7 +95,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
     stop waits for a while and no longer: a request may take an hour."""
 
     async def test(pair: Pair) -> None:
-        monkeypatch.setattr(worker_pool, "TELL_MOST_S", 0.7)
+        monkeypatch.setattr(worker_pool, "STOP_ACK_S", 0.7)
         sink = await pair.sink("q", peer_limit_count=8)
         told = 0
 
@@ -106,7 +106,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
             return False
 
         monkeypatch.setattr(Slot, "acknowledge", silent)
-        for slots in sink._crew._slots.values():
+        for slots in sink._pool._slots.values():
             for slot in slots:
                 slot.fetcher.ack = BatchAck(b"batch", 1)
         began = time.monotonic()

@@ -19,7 +19,6 @@ import isthmus.repl.http.client as client_room
 from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
-from isthmus.repl.http.client import OPEN
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
@@ -29,6 +28,7 @@ from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.service import Sink
 from tests.component.sink.test_sink import joined, until
+from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.queue_source import OURS, SINK, THIRD
 from tests.support.sink_pair import Pair
 
@@ -41,9 +41,9 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
 
     async def test(pair: Pair) -> None:
         sink = await pair.sink("q", "r")
-        await until(lambda: sink._crew.workers == 2)
+        await until(lambda: sink._pool.workers == 2)
         await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
-        await until(lambda: sink._crew.workers == 1)
+        await until(lambda: sink._pool.workers == 1)
         pair.home.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
         await sink.stop()
@@ -150,10 +150,8 @@ async def sink_of(
         time=pair.home.clock,
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
         conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
-        access_to=lambda _peer: OPEN,
-        nodes=lambda: ["w1"],
-        properties=lambda: properties or {},
-        places=lambda: places,
+        credentials=OpenPeers(),
+        cluster=FakeClusterFacts(digests=properties or {}, places=places),
     )
     pair.sinks.append(sink)
     await sink.start()
@@ -272,7 +270,7 @@ def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> No
 
     async def test(pair: Pair) -> None:
         ours, theirs = ({b"default": {b"orders": place_digest({"allow_mult": on})}} for on in (True, False))
-        pair.home.queues.digests, pair.home.queues.places = (lambda: {b"default": b"2" * 8}), (lambda: theirs)
+        pair.home.facts.digests, pair.home.facts.places = {b"default": b"2" * 8}, theirs
         sink = await sink_of(pair, pair.bridge.url, properties={b"default": b"1" * 8}, places=ours)
         await until(lambda: sink.listing()[0]["properties_differ"])
         row = sink.listing()[0]
@@ -330,7 +328,7 @@ def test_an_acknowledgement_by_itself_tells_no_properties() -> None:
 
     async def test(pair: Pair) -> None:
         same = {b"same": b"1" * 8}
-        pair.home.queues.digests = lambda: same
+        pair.home.facts.digests = same
         sink = await sink_of(pair, pair.bridge.url, properties=same)
         (queue, *_) = pair.home.served()
         await until(lambda: sink.listing()[0]["fetches"] > 0)
@@ -359,7 +357,7 @@ def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_
         await until(lambda: pair.bridge.seen[status] == 4 and not pair.bridge.faults)
         pair.home.put(b"last")
         await pair.equal()
-        (link,) = sink._crew.links.values()
+        (link,) = sink._pool.links.values()
         assert link.errors == 4
         assert sink._letters.counts() == (0, 0)
         (queue, *_) = pair.home.served()
@@ -601,9 +599,9 @@ def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() 
         pair.bridge.faults += ["garbage"] * 4
         await said("malformed")
         pair.bridge.faults.clear()
-        uuid, pair.home.queues.cluster = pair.home.queues.cluster, (THIRD, "third")
+        uuid, pair.home.queues.cluster_uuid = pair.home.queues.cluster_uuid, THIRD
         await said("other-cluster")
-        pair.home.queues.cluster = uuid
+        pair.home.queues.cluster_uuid = uuid
         pair.home.put(b"huge", size=30)
         await until(lambda: (pair.home.served()[0].machine.counts.acknowledged) >= 2)
         (row,) = await sink.dead_letters()

@@ -41,7 +41,7 @@ def joined(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
 
 
 def slots_of(sink: Sink) -> list[Slot]:
-    return [slot for slots in sink._crew._slots.values() for slot in slots]
+    return [slot for slots in sink._pool._slots.values() for slot in slots]
 
 
 async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
@@ -107,7 +107,7 @@ def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
         await pair.equal(30)
         assert all(pair.bridge.seen[fault] for fault in bad)
         assert sink.listing()[0]["errors"] >= 10
-        assert sink._crew.workers
+        assert sink._pool.workers
 
     joined(test)
 
@@ -121,7 +121,7 @@ def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing
         home.put(b"a", b"b", b"c")
         cluster.before = first._stopping.set  # no further fetch, so no acknowledgement
         await until(lambda: cluster.pushed == 3)
-        await until(lambda: not first._crew.pushing())
+        await until(lambda: not first._pool.pushing())
         for slot in slots_of(first):
             slot.fetcher.ack = None
         await first.stop()
@@ -149,7 +149,7 @@ def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
         await until(lambda: sink.listing()[0]["running"] <= 1)
         began = time.monotonic()
         await sink.stop()
-        assert not sink._crew.workers
+        assert not sink._pool.workers
         assert time.monotonic() - began < 4
         await pair.equal(1)
 
@@ -462,7 +462,7 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         nothing = await pair.sink(peers=False)
         assert nothing.status() == {"actor": "sink", "state": "idle", "reason": "not configured"}
         assert nothing.listing() == nothing.metrics() == await nothing.dead_letters() == []
-        assert not nothing._crew.workers
+        assert not nothing._pool.workers
         assert nothing.overview()["suspensions"] == []
 
     joined(test)
@@ -473,9 +473,10 @@ def test_damaged_suspensions_hide_no_limits() -> None:
 
     async def test(pair: Pair) -> None:
         sink = await pair.sink("q")
-        await sink._metastore.put(suspensions.PATH, b"[", None)
-        await limits.change(sink._metastore, limits.ALL_NODES, limits.SinkLimits(workers=3, by="ann", at_ms=5))
-        await until(lambda: sink._in_force.workers == 3)
+        await pair.metastore.put(suspensions.PATH, b"[", None)
+        entry = limits.SinkLimits(workers=3, by="ann", at_ms=5)
+        await limits.DOCUMENT.change(pair.metastore, lambda before: before | {limits.ALL_NODES: entry})
+        await until(lambda: sink._effective_limits.workers == 3)
         assert sink.status()["state"] == "running"
 
     joined(test)

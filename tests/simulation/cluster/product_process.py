@@ -40,6 +40,7 @@ from tests.simulation.cluster.loop import SimLoop
 from tests.simulation.cluster.metastore_values import ValuesOf
 from tests.simulation.cluster.process import ORIGIN, Process
 from tests.simulation.cluster.reaps import LIMITS, PROPERTIES, TYPE, P, RowStateTransfers, RowStore
+from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -118,16 +119,35 @@ class SoftStoreWriter(StoreWriter):
                 self.write_soft(partition)
 
 
+class ReplicaFacts(FakeClusterFacts):
+    """The cluster of one process: one bucket type, and the partitions of its replicas."""
+
+    def __init__(self, process: QueueProcess) -> None:
+        super().__init__()
+        self._process = process
+
+    def partition_types(self) -> dict[int, bytes]:
+        return dict.fromkeys(self._process.replicas, TYPE)
+
+    def bucket_types(self) -> set[bytes]:
+        return set(self.partition_types().values())
+
+
 class Queues(QueueService):
     """A task that fails is a violation, whatever the log says."""
 
     process: QueueProcess
 
+    def __init__(self, *settings: Any, **collaborators: Any) -> None:
+        super().__init__(*settings, **collaborators)
+        self._log_end = self._tasks._ended
+        self._tasks._ended = self._ended  # type: ignore[method-assign]
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and self.process.alive:
             self.process.simulation.broken = self.process.simulation.broken or error
-        super()._ended(task)
+        self._log_end(task)
 
     def tick(self) -> None:
         """And the ledger closes at each."""
@@ -186,9 +206,9 @@ class QueueProcess(Process):
                 cursors=self.coordinator,
                 kv=self.coordinator,
                 metastore=cast(Any, ValuesOf(self, self.loop, simulation.values)),
+                cluster=ReplicaFacts(self),
                 cluster_uuid=ORIGIN,
                 cluster_name="ours",
-                partitions=lambda: dict.fromkeys(self.replicas, TYPE),
                 time=self.time,
                 read_pool=cast(Executor, None),
             )
@@ -199,7 +219,7 @@ class QueueProcess(Process):
             self.settled = TombstoneBarrier(
                 self.queues.machines,
                 self.rows,
-                lambda: self.queues.steering.unread,
+                lambda: self.queues.queue_store.unread,
                 lineage=self.coordinator.lineage,
             )
 

@@ -104,9 +104,9 @@ def the_next_owner_goes_on_where_the_last_stood(patch: Patch) -> None:
     """An operator's release does not move the cursor back."""
 
     def obeyed(state: CursorState, cursor: int, decree: Any, _start: int, *_: int) -> CursorState:
-        return replace(state, cursor=cursor, decree=decree.version)
+        return replace(state, cursor=cursor, command_version=decree.version)
 
-    patch.setattr(cursor_keeper, "obeyed", obeyed)
+    patch.setattr(cursor_keeper, "execute", obeyed)
 
 
 def failed_is_settled(patch: Patch) -> None:

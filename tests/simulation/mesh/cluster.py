@@ -153,7 +153,7 @@ class Cluster:
         """A queue registered while the cluster lives: its first CURSOR entry is on its way; it stands once that is
         applied, and belongs to nobody until `owner` has claimed it."""
         self._make_queue(link, owner)
-        self.claim(link.queue, CursorState(start, decree=1))
+        self.claim(link.queue, CursorState(start, command_version=1))
 
     def lead_anew(self, *, saved: bool, known: bool) -> None:
         """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from isthmus.queues.cursor_decisions import PublishingSuspended, ends_a_gap, from_the_first
+from isthmus.queues.cursor_decisions import PublishingSuspended, dated_from_first, ends_a_gap
 from isthmus.queues.gaps import QueueGap, without
-from isthmus.queues.queue_documents import CLEARED, CursorCommand, obeyed
+from isthmus.queues.queue_documents import CLEARED, CursorCommand, execute
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import key_hash
 from isthmus.repl.model.objects import decode_object, encode_object
@@ -62,7 +62,7 @@ class DiscardingSimulation(MeshSimulation):
                 if sink not in cluster.claiming:
                     grew = ends_a_gap(queue.windows[P].state, state)
                     rows = [] if grew is None else cluster.store.changes(P, grew.start, 1_000)
-                    cluster.claim(sink, state if grew is None else from_the_first(state, grew, rows))
+                    cluster.claim(sink, state if grew is None else dated_from_first(state, grew, rows))
 
     def suspends(self) -> None:
         """Publishing is suspended, or resumed."""
@@ -84,13 +84,13 @@ class DiscardingSimulation(MeshSimulation):
         """The CURSOR entry of an act is on its way: as `queues.cursor_keeper` obeys a decree."""
         cluster, at = self.clusters[link.source], (link.source, link.queue)
         window = cluster.queues[link.queue].windows[P]
-        self.decrees[at] = version = max(self.decrees[at], window.state.decree) + 1
+        self.decrees[at] = version = max(self.decrees[at], window.state.command_version) + 1
         decree = CursorCommand(version, what, self.now, "ann", self.now, "")
         cursor = window.advance()
         rows = cluster.store.changes(P, cursor, 1_000)
         since_ms = min((row.time_ms for row in rows if row.offset < start), default=0)
-        state = replace(window.state, decree=version - 1)
-        cluster.claim(link.queue, obeyed(state, cursor, decree, start, self.now, since_ms))
+        state = replace(window.state, command_version=version - 1)
+        cluster.claim(link.queue, execute(state, cursor, decree, start, self.now, since_ms))
 
     def drain(self) -> None:
         """See Simulation; publishing goes on everywhere, and nobody acts any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.queues.queue_documents import PLACED, RELEASED, CursorCommand, obeyed
+from isthmus.queues.queue_documents import PLACED, RELEASED, CursorCommand, execute
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import Dot, covers
 from tests.simulation.mesh.cluster import Cluster, Link, P
@@ -39,7 +39,7 @@ def append_release(simulation: MeshSimulation, a: Cluster) -> None:
     """The CURSOR entry that obeys a release of c's queue from 0 is appended; it is not applied."""
     window = a.queues["c"].windows[P]
     decree = CursorCommand(1, RELEASED, 0, "ann", simulation.now, "")
-    a.claim("c", obeyed(window.state, window.advance(), decree, 0, simulation.now))
+    a.claim("c", execute(window.state, window.advance(), decree, 0, simulation.now))
 
 
 def give_queue_to(simulation: MeshSimulation, a: Cluster, owner: Cluster) -> None:
@@ -129,7 +129,7 @@ def test_a_push_behind_a_cursor_entry_under_way_is_judged_against_that_entry() -
     window = a.queues["c"].windows[P]
     a.claim(
         "c",
-        obeyed(
+        execute(
             window.state, window.advance(), CursorCommand(1, PLACED, 0, "ann", simulation.now, ""), 0, simulation.now
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.queues.queue_documents import CLEARED, CursorCommand, obeyed
+from isthmus.queues.queue_documents import CLEARED, CursorCommand, execute
 from isthmus.queues.source_queue import IDLE_MS
 from isthmus.repl.model.objects import encode_object
 from isthmus.repl.model.requests import PushOutcome
@@ -100,7 +100,7 @@ def test_a_write_of_ours_in_a_gap_is_owed() -> None:
     dot = write(simulation, a, KEY, b"ours")
     window = a.queues["c"].windows[P]
     decree = CursorCommand(1, CLEARED, simulation.now, "ann", simulation.now, "")
-    a.claim("c", obeyed(window.state, window.advance(), decree, window.applied, simulation.now))
+    a.claim("c", execute(window.state, window.advance(), decree, window.applied, simulation.now))
     settle(a)
     (gap,) = a.queues["c"].windows[P].state.gaps
     push(a, b, KEY)

@@ -24,7 +24,7 @@ SMALL = QueueSettings("q", queue_limit_count=20, object_limit_count=5)
 async def counted(home: Home) -> int | None:
     """What the listing says, made anew."""
     queue = home.served()[0]
-    queue.counting._again_ms = 0
+    queue.backlog_counter._reuse_until_ms = 0
     (row,) = await home.queues.listing()
     assert row["waiting"] == row["priorities"]["real_time"]["waiting"]
     assert abs(row["waiting_at_ms"] - home.clock.wall_ms()) < 5_000
@@ -118,7 +118,7 @@ def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
                 home.put(
                     b"%02d" % rng.randrange(70),
                     partition=rng.choice(PARTITIONS),
-                    origin=rng.choice((home.queues._uuid,) * 4 + (SINK, THIRD)),
+                    origin=rng.choice((home.queues.cluster_uuid,) * 4 + (SINK, THIRD)),
                 )
             home.store.changes = slow  # type: ignore[method-assign]
             count = asyncio.ensure_future(counted(home))

@@ -11,22 +11,23 @@ from typing import Any
 import pytest
 
 from isthmus.config.settings import QueueSettings
-from isthmus.queues.bulk_marks import AWAY_MS, REST_MS, SWEEP_MS
+from isthmus.queues.bulk_marks import AWAY_MS, LOWER_AFTER_MS, SWEEP_MS
 from isthmus.queues.queue_documents import (
     CRASHED,
-    FIRST_STEP,
-    HELD_MAX,
+    FIRST_BOUND,
     LOST_MAX,
+    MARKS_MAX,
     PUBLISHING,
     AuditInfo,
     BulkMark,
     LostReferences,
-    QueueStore,
+    QueuePaths,
     bound_for,
     decode_held,
     encode_held,
     path_of,
 )
+from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.window_rules import FOLD, FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.metastore.port import Unavailable
@@ -57,7 +58,7 @@ def story(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings) -> 
 
 def marks(home: Home) -> list[tuple[str, int, int]]:
     (queue,) = home.served()
-    return sorted((mark.node, mark.priority, mark.at_most) for mark in queue.word.held)
+    return sorted((mark.node, mark.priority, mark.at_most) for mark in queue.stored.held)
 
 
 def gaps_of_lower(home: Home) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ async def ticked(home: Home, later_ms: int = 0) -> None:
     """Time goes on, and what a tick begins is done."""
     home.clock.skew_ms += later_ms
     home.queues.tick()
-    await home.until(lambda: all(not m.lock.locked() for m in home.queues.holding._of.values()))
+    await home.until(lambda: all(not m.lock.locked() for m in home.queues.bulk_marks._of.values()))
     await asyncio.sleep(0.01)
 
 
@@ -80,13 +81,13 @@ def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
         began = home.clock.wall_ms()
         assert await home.acts.push("q", keys(300), FULL_SYNC, 0) == 300
         assert await home.acts.push("q", keys(2), FOLD, 0) == 2
-        assert marks(home) == [("e1", FOLD, FIRST_STEP), ("e1", FULL_SYNC, 8 * FIRST_STEP)]
+        assert marks(home) == [("e1", FOLD, FIRST_BOUND), ("e1", FULL_SYNC, 8 * FIRST_BOUND)]
         await home.crash()
         await home.start()
         gaps = sorted(home.acts.gaps("q"), key=lambda gap: gap["priority"])
         assert [(g["what"], g["priority"], g["count_at_least"], g["count_at_most"], g["node"]) for g in gaps] == [
-            (CRASHED, FOLD, 0, FIRST_STEP, "e1"),
-            (CRASHED, FULL_SYNC, 0, 8 * FIRST_STEP, "e1"),
+            (CRASHED, FOLD, 0, FIRST_BOUND, "e1"),
+            (CRASHED, FULL_SYNC, 0, 8 * FIRST_BOUND, "e1"),
         ]
         for gap in gaps:
             assert began <= gap["from_ms"] <= gap["upto_ms"] <= home.clock.wall_ms()
@@ -110,13 +111,13 @@ def test_nothing_is_taken_in_that_is_not_on_record() -> None:
             await home.acts.push("q", keys(1), FULL_SYNC, 0)
         assert queue.machine.bulk_queues[0].held_count == 0
         home.metastore.reconnect()
-        await home.until(lambda: queue.word is not None)
+        await home.until(lambda: queue.stored is not None)
         assert await home.acts.push("q", keys(1), FULL_SYNC, 0) == 1
         home.metastore.disconnect()
-        assert await home.acts.push("q", keys(FIRST_STEP - 1, 1), FULL_SYNC, 0) == FIRST_STEP - 1
+        assert await home.acts.push("q", keys(FIRST_BOUND - 1, 1), FULL_SYNC, 0) == FIRST_BOUND - 1
         with pytest.raises(NotReady):
-            await home.acts.push("q", keys(1, FIRST_STEP), FULL_SYNC, 0)
-        assert queue.machine.bulk_queues[0].held_count == FIRST_STEP
+            await home.acts.push("q", keys(1, FIRST_BOUND), FULL_SYNC, 0)
+        assert queue.machine.bulk_queues[0].held_count == FIRST_BOUND
         home.metastore.reconnect()
 
     story(test)
@@ -130,7 +131,7 @@ def test_many_references_cost_few_writes() -> None:
         for start in range(0, 20_000, 100):
             await home.acts.push("q", keys(100, start), FULL_SYNC, 0)
             seen.update(bound for _, _, bound in marks(home))
-        assert sorted(seen) == [FIRST_STEP, 8 * FIRST_STEP, 64 * FIRST_STEP, 20_000]
+        assert sorted(seen) == [FIRST_BOUND, 8 * FIRST_BOUND, 64 * FIRST_BOUND, 20_000]
         assert await home.acts.push("q", keys(1, 20_000), FULL_SYNC, 0) == 0
 
     story(test, QueueSettings("q", queue_limit_count=20_000))
@@ -162,14 +163,14 @@ def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
         reply = await home.fetch(count=250)
         await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
         await ticked(home)
-        assert marks(home) == [("e1", FULL_SYNC, 8 * FIRST_STEP)]
-        await ticked(home, REST_MS)
-        assert marks(home) == [("e1", FULL_SYNC, FIRST_STEP)], "fifty are left"
+        assert marks(home) == [("e1", FULL_SYNC, 8 * FIRST_BOUND)]
+        await ticked(home, LOWER_AFTER_MS)
+        assert marks(home) == [("e1", FULL_SYNC, FIRST_BOUND)], "fifty are left"
         reply = await home.fetch()
         await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
         await ticked(home)
         assert marks(home)
-        await ticked(home, REST_MS)
+        await ticked(home, LOWER_AFTER_MS)
         assert marks(home) == []
         await home.crash()
         await home.start()
@@ -209,7 +210,7 @@ def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
         live = {"e1", "e2", "e3"}
         for home in homes:
             await home.start()
-            home.queues.holding.live = lambda: live
+            home.facts.live = live
         one, two, three = homes
         await one.acts.push("q", keys(3), FULL_SYNC, 0)
         for home in (two, three):
@@ -226,10 +227,10 @@ def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
         await ticked(two, 2_000)
         await two.until(lambda: two.acts.gaps("q"))
         (gap,) = two.acts.gaps("q")
-        assert (gap["what"], gap["node"], gap["count_at_most"]) == (CRASHED, "e1", FIRST_STEP)
+        assert (gap["what"], gap["node"], gap["count_at_most"]) == (CRASHED, "e1", FIRST_BOUND)
         await one.until(lambda: not marks(one))
         await ticked(one)
-        await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_STEP)])
+        await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_BOUND)])
         for home in homes:
             await home.close()
 
@@ -251,11 +252,11 @@ def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
         one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
         for home in homes:
             await home.start(lead=home is one)
-            home.queues.holding.live = lambda: ("e1", "e2")
+            home.facts.live = ("e1", "e2")
         await two.acts.push("q", keys(3), FULL_SYNC, 0)
         await two.crash()
         two.queues._queues.clear()  # its process hears of nothing any more
-        one.queues.holding.live = lambda: ("e1",)
+        one.facts.live = ("e1",)
         await one.acts.delist("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
         await one.until(lambda: not one.served())
         assert "e2" in await left(one)
@@ -280,14 +281,14 @@ def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes
     """The loss could not be noted: its mark goes all the same, and this node keeps nothing of the queue."""
 
     async def test(home: Home) -> None:
-        home.queues.holding.live = lambda: ("e1",)
+        home.facts.live = ("e1",)
         await home.acts.push("q", keys(3), FULL_SYNC, 0)
         put = home.metastore.put
 
-        async def refused(path: str, value: bytes, version: int | None) -> int:
+        async def refused(path: str, value: bytes, version: int | None, *rest: Any) -> int:
             if path == path_of("q", "lost"):
                 raise Unavailable("for a moment")
-            return await put(path, value, version)
+            return await put(path, value, version, *rest)
 
         home.metastore.put = refused  # type: ignore[method-assign]
         with contextlib.suppress(NotReady):  # whichever comes first, the act or the hint of it
@@ -313,7 +314,7 @@ def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None
         one, two = homes
         for home in homes:
             await home.start(lead=home is one)
-            home.queues.holding.live = lambda: ("e1", "e2")
+            home.facts.live = ("e1", "e2")
             await home.acts.push("q", keys(3), FULL_SYNC, 0)
         await one.crash()
         one.settings = (QueueSettings("other"),)
@@ -324,9 +325,9 @@ def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None
         assert '"e1"' in await left(one, "lost")
         await two.until(lambda: two.acts.gaps("q"))
         (gap,) = two.acts.gaps("q")
-        assert (gap["node"], gap["what"], gap["count_at_most"]) == ("e1", CRASHED, FIRST_STEP)
+        assert (gap["node"], gap["what"], gap["count_at_most"]) == ("e1", CRASHED, FIRST_BOUND)
         await two.crash()
-        one.queues.holding.live = lambda: ("e1",)
+        one.facts.live = ("e1",)
         await ticked(one, SWEEP_MS)
         await asyncio.sleep(0.05)
         assert "e2" in await left(one), "it may only be restarting"
@@ -371,7 +372,6 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
         rng = Random(seed)
         home = Home(QueueSettings("q", queue_limit_count=3_000))
         await home.start()
-        looker = QueueStore(home.metastore, {})
         number = crashes = 0
         home.put(*(key.key for key in keys(5_000)))
         await home.drain()
@@ -389,7 +389,7 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
                     reply = await home.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
                     acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
                 case 4:
-                    await ticked(home, rng.choice((0, REST_MS)))
+                    await ticked(home, rng.choice((0, LOWER_AFTER_MS)))
                 case _:
                     held = {lower.priority: lower.held_count for lower in home.served()[0].machine.bulk_queues}
                     before = len(home.acts.gaps("q"))
@@ -400,7 +400,7 @@ def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> N
                     assert all(at_most.get(p, 0) >= count for p, count in held.items()), (held, at_most)
                     crashes += any(held.values())
                     acks = []
-            written = {mark.priority: mark.at_most for mark in (await looker.word("q")).held}
+            written = {mark.priority: mark.at_most for mark in await QueuePaths("q").held.read(home.metastore)}
             for lower in home.served()[0].machine.bulk_queues:
                 assert lower.held_count <= written.get(lower.priority, 0)
         assert crashes, "the seed shows nothing"
@@ -424,7 +424,7 @@ def test_bounds_rise_in_steps_up_to_the_room() -> None:
 )  # fmt: skip
 def test_what_is_no_list_of_marks_is_refused(value: bytes) -> None:
     """A strange value is told as such; none at all is an empty list."""
-    assert decode_held(None) == ()
+    assert QueuePaths("q").held.decode(None) == ()
     some = (BulkMark("e1", 2, 256, 7),)
     assert decode_held(encode_held(some)) == some
     with pytest.raises(CodecError):
@@ -439,15 +439,17 @@ def test_marks_and_records_of_losses_are_bounded() -> None:
         metastore = MemoryMetastore()
         await metastore.start(lambda state: None)
         steering = QueueStore(metastore, {})
-        full = encode_held(BulkMark(f"n{n}", 2, 256, 7) for n in range(HELD_MAX))
+        full = encode_held([BulkMark(f"n{n}", 2, 256, 7) for n in range(MARKS_MAX)])
         await metastore.put("/queues/q/held", full, None)
         with pytest.raises(Overloaded):
-            await steering.hold("q", "more", [BulkMark("more", 2, 256, 7)])
+            await steering.set_marks("q", "more", [BulkMark("more", 2, 256, 7)])
         for n in range(3):
-            assert await steering.lose_held("q", f"n{n}", 100) == 1
-            assert await steering.lose_held("q", f"n{n}", 100) == 0
-        await steering.note_lost("q", [LostReferences("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)])
-        lost = (await steering.word("q")).lost
+            assert await steering.record_crash("q", f"n{n}", 100) == 1
+            assert await steering.record_crash("q", f"n{n}", 100) == 0
+        await steering.record_lost(
+            "q", [LostReferences("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)]
+        )
+        lost = await QueuePaths("q").lost.read(metastore)
         assert len(lost) == LOST_MAX
         assert [(one.node, one.left_out, one.at_most) for one in lost[:4]] == [
             ("n0", 0, 256), ("n1", 0, 256), ("n2", 0, 256), ("m", 10, None),
@@ -457,7 +459,7 @@ def test_marks_and_records_of_losses_are_bounded() -> None:
         old = value.value.replace(b', "at_most": null', b"")
         assert old != value.value
         await metastore.put("/queues/q/lost", old, value.version)
-        assert (await steering.word("q")).lost == lost
+        assert await QueuePaths("q").lost.read(metastore) == lost
         await metastore.stop()
 
     asyncio.run(run())
@@ -490,14 +492,16 @@ def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
         steering = QueueStore(metastore, {"q": QueueSettings("q")})
         noted = [LostReferences("nm"[n % 2], 1 + n // 2 % 2, n, n, n, "stopped", "", n) for n in range(LOST_MAX + 9)]
         for one in noted:
-            await steering.note_lost("q", [one])
-        lost = (await steering.word("q")).lost
+            await steering.record_lost("q", [one])
+        lost = await QueuePaths("q").lost.read(metastore)
         assert len(lost) == LOST_MAX
         for whose in {(one.node, one.priority) for one in noted}:
             mine = [[one for one in found if (one.node, one.priority) == whose] for found in (noted, lost)]
             assert sum(one.left_out for one in mine[0]) == sum(one.left_out for one in mine[1])
             assert min(one.from_ms for one in mine[0]) == min(one.from_ms for one in mine[1])
-        await steering.note_lost("q", [LostReferences(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)])
-        assert len((await steering.word("q")).lost) == LOST_MAX, "however many nodes there are"
+        await steering.record_lost(
+            "q", [LostReferences(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)]
+        )
+        assert len(await QueuePaths("q").lost.read(metastore)) == LOST_MAX, "however many nodes there are"
 
     asyncio.run(work())

@@ -225,7 +225,7 @@ def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> No
         await home.until(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in home.served()))
         home.put(b"new")
         for name in ("now", "placed", "all"):
-            await home.until(lambda name=name: home.queues.named(name).machine.windows[P].state.decree)
+            await home.until(lambda name=name: home.queues.named(name).machine.windows[P].state.command_version)
             await home.drain(queue=name)
         for name, why in (("now", "told to begin, by ann"), ("placed", "registered by ann: a seed brought")):
             found = explained(home, b"old", name)
@@ -267,14 +267,14 @@ def test_properties_that_differ_are_named_on_both_sides() -> None:
     """A sink is told the source's digests, and the listing names its node and bucket types until they agree."""
 
     async def run(home: Home) -> None:
-        home.queues.digests = lambda: {b"notes": b"a" * 8}
+        home.facts.digests = {b"notes": b"a" * 8}
         home.put(b"a")
         reply = await home.fetch()
         assert reply.properties == {b"notes": b"a" * 8}
         (shown,) = await home.acts.listing()
         assert list(shown["properties_differ"].values()) == [["notes"]]
         assert "notes" in shown["reason"]
-        home.queues.digests = dict
+        home.facts.digests = {}
         await home.fetch(wait_ms=0)
         (shown,) = await home.acts.listing()
         assert shown["properties_differ"] == {}
@@ -288,7 +288,7 @@ def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
 
     async def run(home: Home) -> None:
         ours = {b"default": {b"orders": place_digest({"allow_mult": False})}}
-        home.queues.digests, home.queues.places = (lambda: {b"default": b"a" * 8}), (lambda: ours)
+        home.facts.digests, home.facts.places = {b"default": b"a" * 8}, ours
         reply = await home.fetch(wait_ms=0, places={})
         await settled(home)
         assert reply.places == ours
@@ -362,7 +362,7 @@ def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> No
             await home.until(lambda: len({segment for _, segment in reported}) == 2)
             wanted = {(P, segment_of(key_hash(BUCKET, key))) for key in damaged}
             assert set(reported) == wanted
-            assert (await home.queues.waiting(home.queues.named("q"))).changes == 2
+            assert (await home.queues.backlog(home.queues.named("q"))).changes == 2
             damaged.remove(b"ours")
             assert sorted(await home.drain()) == [b"ours", b"theirs"]
         finally:

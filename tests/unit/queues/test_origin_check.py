@@ -33,7 +33,7 @@ def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> None:
             await home.crash()
             await home.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
             await home.start()
-            assert home.queues.steering.unread
+            assert home.queues.queue_store.unread
             assert home.queues.owed(P, 1, THIRD, KEY)
         finally:
             await home.close()
@@ -96,7 +96,7 @@ def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> No
             queue = home.queues.named("q")
             (lag,) = await home.acts.lags()
             assert [part["objects"] for part in lag["partitions"] if part["partition"] == P] == [1]
-            assert (await home.queues.waiting(queue)).changes == 1
+            assert (await home.queues.backlog(queue)).changes == 1
             assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a"]
             rows = {row.key: row for row in home.store.changes(P, 0, 10)}
             states = {key: home.acts.explain(KEY._replace(key=key), P, rows[key])["queues"][0]["state"] for key in rows}

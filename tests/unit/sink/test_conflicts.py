@@ -26,8 +26,8 @@ def one(n: int) -> SiblingConflict:
 
 async def until_equal(conflicts: Conflicts, numbers: list[int]) -> None:
     deadline = time.monotonic() + 10
-    while [found.at_ms for found in await conflicts.listed(100)] != numbers:
-        assert time.monotonic() < deadline, await conflicts.listed(100)
+    while [found.at_ms for found in await conflicts.newest(100)] != numbers:
+        assert time.monotonic() < deadline, await conflicts.newest(100)
         await asyncio.sleep(0.01)
 
 
@@ -39,21 +39,21 @@ def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
 
     async def run() -> None:
         conflicts = Conflicts(tmp_path / "c.sqlite", 3)
-        assert await conflicts.listed(10) == []
-        conflicts.note([one(1), one(2)])
-        assert await conflicts.listed(10) == [one(2), one(1)]
-        assert await conflicts.listed(1) == [one(2)]
+        assert await conflicts.newest(10) == []
+        conflicts.add([one(1), one(2)])
+        assert await conflicts.newest(10) == [one(2), one(1)]
+        assert await conflicts.newest(1) == [one(2)]
         await asyncio.sleep(0.1)
-        conflicts.note([one(3), one(4)])
+        conflicts.add([one(3), one(4)])
         await until_equal(conflicts, [4, 3, 2])
         await conflicts.stop()
         assert (conflicts.noted, conflicts.dropped) == (4, 1)
         again = Conflicts(tmp_path / "c.sqlite", 3)
-        assert [found.at_ms for found in await again.listed(10)] == [4, 3, 2]
-        again.note([one(n) for n in range(10, 20)])
+        assert [found.at_ms for found in await again.newest(10)] == [4, 3, 2]
+        again.add([one(n) for n in range(10, 20)])
         await again.stop()
         assert again.dropped == 10
-        assert [found.at_ms for found in await Conflicts(tmp_path / "c.sqlite", 3).listed(10)] == [19, 18, 17]
+        assert [found.at_ms for found in await Conflicts(tmp_path / "c.sqlite", 3).newest(10)] == [19, 18, 17]
 
     asyncio.run(run())
 
@@ -63,7 +63,7 @@ def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None:
 
     async def run() -> None:
         conflicts = Conflicts(tmp_path / "c.sqlite", 0)
-        conflicts.note([one(1)])
+        conflicts.add([one(1)])
         await conflicts.stop()
         assert (conflicts.noted, conflicts.dropped) == (1, 1)
         assert not (tmp_path / "c.sqlite").exists()
@@ -79,13 +79,13 @@ def test_a_damaged_file_is_begun_anew_and_a_disk_that_refuses_is_told(tmp_path: 
         file.write_bytes(b"no database" * 100)
         conflicts = Conflicts(file, 3)
         with capture_logs() as logs:
-            assert await conflicts.listed(5) == []
+            assert await conflicts.newest(5) == []
         assert [log["event"] for log in logs] == ["sink.conflicts_unwritten"]
-        conflicts.note([one(1)])
+        conflicts.add([one(1)])
         await conflicts.stop()
-        assert await Conflicts(file, 3).listed(5) == [one(1)]
+        assert await Conflicts(file, 3).newest(5) == [one(1)]
         nowhere = Conflicts(tmp_path / "missing" / "c.sqlite", 3)
-        nowhere.note([one(1)])
+        nowhere.add([one(1)])
         await nowhere.stop()
         assert nowhere.dropped == 1
 

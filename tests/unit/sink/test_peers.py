@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from isthmus.config.settings import PeerSettings
-from isthmus.repl.model.errors import BadInput, LocalFault
+from isthmus.repl.model.errors import BadInput, CodecError, LocalFault
 from isthmus.sink import peers
 from isthmus.sink.backoff import CycleResult, Delays
-from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, in_force, workers_of
+from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, peers_in_effect, workers_of
 from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.service import Sink
 from tests.support.sink_pair import Pair
@@ -114,18 +114,18 @@ def test_a_peer_whose_token_is_not_there_is_refused_and_told_at_nodes_that_lack_
 
     async def test(pair: Pair) -> None:
         sink = await pair.sink("q")
-        plain = sink._access_to
+        plain = sink._credentials.access_to
 
         def access_to(peer: PeerSettings) -> Any:
             if peer.token_file is not None:
                 raise LocalFault(f"{peer.token_file} is not there")
             return plain(peer)
 
-        sink._access_to = access_to
+        sink._credentials.access_to = access_to  # type: ignore[method-assign]
         with pytest.raises(LocalFault):
             await sink.add_peer(PeerSettings(pair.bridge.url, "r", "", Path("/nowhere")), "ann", "")
         entry = PeerEntry("r", pair.bridge.url, "", "/nowhere", False, "ann", 1, "")
-        await peers.change_peer(pair.metastore, entry, in_file=False)
+        await peers.DOCUMENT.change(pair.metastore, lambda found: peers.with_peer(found, entry, in_file=False))
         await until(lambda: sink.overview()["peers_unusable"])
         assert sink.overview()["peers_unusable"][0]["reason"] == "/nowhere is not there"
         assert links(sink) == [("q", "config")]
@@ -177,12 +177,12 @@ def test_what_is_set_of_peers_reads_back_as_it_was_written() -> None:
     """Encoding is exact; what is no list of peers is refused."""
     entry = PeerEntry("q", "http://10.0.0.7:8098", "east", "/t", False, "ann", 5, "why")
     found = SetPeers((entry,), (QueueWorkers("q", None, 3, "ann", 5, ""),))
-    assert peers.decode(peers.encode(found)) == found
+    assert peers.decode(peers.DOCUMENT.encode(found)) == found
     file = [PeerSettings("http://10.0.0.7:8098", "q"), PeerSettings("http://10.0.0.8:8098", "q")]
-    assert in_force(file, found.peers) == [(file[1], None), (entry.settings(), entry)]
+    assert peers_in_effect(file, found.peers) == [(file[1], None), (entry.settings(), entry)]
     assert workers_of("w1", found.workers) == {"q": 3}
     for row in ({"queue": "q"}, {"queue": "a/b", "url": "http://h:1"}, {"queue": "q", "url": "nowhere"}, 7):
-        with pytest.raises(peers.CodecError):
+        with pytest.raises(CodecError):
             peers.decode(json.dumps({"peers": [row]}).encode())
-    with pytest.raises(peers.CodecError):
+    with pytest.raises(CodecError):
         peers.decode(b'{"workers": [{"queue": "q", "workers": 0}]}')

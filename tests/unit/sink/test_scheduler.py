@@ -17,12 +17,14 @@ from isthmus.repl.model.errors import BadInput, CodecError, Overloaded
 from isthmus.sink.backoff import Backoff, CycleResult, Delays
 from isthmus.sink.discovery import LinkTarget, PeerNodes, dialled, parse, passed_over, wanted
 from isthmus.sink.lag_histogram import SLICE_MS, SLICES, Lag, LagHistogram
-from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits, settings_for
-from isthmus.sink.limits import change as change_limits
+from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits, limits_for
+from isthmus.sink.limits import DOCUMENT as LIMITS
+from isthmus.sink.limits import changed as with_limits
 from isthmus.sink.limits import decode as decode_limits
-from isthmus.sink.limits import read as read_limits
 from isthmus.sink.scheduler import FetchScheduler, LinkName, Turn
-from isthmus.sink.suspensions import SUSPENSIONS_MAX, SinkSuspension, added, change, decode, encode, read, without
+from isthmus.sink.service import overloaded_when_away
+from isthmus.sink.suspensions import DOCUMENT as SUSPENSIONS
+from isthmus.sink.suspensions import SUSPENSIONS_MAX, SinkSuspension, added, decode, without
 from tests.support.memory_metastore import MemoryMetastore, WriteFault
 
 A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
@@ -293,7 +295,7 @@ def test_a_slot_without_a_turn_tells_by_itself_and_rests_again() -> None:
 
 def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
     """Small full batches come by more slots; once an answer is not full, the usual two go on."""
-    roster = FetchScheduler(2, Delays(10, 1_000), Random(1), workers=8, more=3)
+    roster = FetchScheduler(2, Delays(10, 1_000), Random(1), workers=8, extra=3)
     roster.add(A)
     slots = []
     for full in (False, True, True, True, True):
@@ -345,12 +347,12 @@ def test_no_more_is_fetched_than_the_rates_allow(
         now += wait
         assert took_bytes - last[0] <= byte_rate * (1 + now / 1000) + 1
         assert not object_rate or took_objects - last[1] <= object_rate * (1 + now / 1000) + 1
-        room, space = throttle.room(count, 4_000_000, now)
+        room, space = throttle.allowance(count, 4_000_000, now)
         assert 1 <= room <= count
         assert space >= 1
-        throttle.spent(room, size, now)
+        throttle.spend(room, size, now)
         took_bytes, took_objects, last = took_bytes + size, took_objects + room, (size, room)
-    told = throttle.shown(now + 10**12)
+    told = throttle.as_dict(now + 10**12)
     assert told["throttled_seconds"] * 1000 >= blocked
     assert told["binding"] is None
     assert told["achieved"] == {"bytes_per_second": 0, "objects_per_second": 0}
@@ -360,18 +362,18 @@ def test_the_limit_that_binds_is_named_and_a_new_one_counts_at_once() -> None:
     """Of two limits the one that holds fetches back longer is named; lifting it ends the wait and its count."""
     throttle = Throttle(Rates(bytes=1_000_000, objects=100), 0)
     assert throttle.wait_ms(0) == 0
-    assert throttle.room(512, 4_000_000, 0) == (100, 1_000_000)
-    throttle.spent(300, 500_000, 0)
-    told = throttle.shown(0)
+    assert throttle.allowance(512, 4_000_000, 0) == (100, 1_000_000)
+    throttle.spend(300, 500_000, 0)
+    told = throttle.as_dict(0)
     assert told["binding"] == "objects"
     assert told["achieved"] == {"bytes_per_second": 500_000, "objects_per_second": 300}
     assert 1_900 <= throttle.wait_ms(100) <= 2_000
     throttle.change(Rates(bytes=1_000_000), 500)
     assert throttle.wait_ms(500) == 0
-    assert throttle.shown(500)["throttled_seconds"] == 0.5
-    throttle.spent(1, 3_000_000, 500)
-    assert throttle.shown(500)["binding"] == "bytes"
-    assert Throttle(Rates(), 0).room(512, 4_000_000, 0) == (512, 4_000_000)
+    assert throttle.as_dict(500)["throttled_seconds"] == 0.5
+    throttle.spend(1, 3_000_000, 500)
+    assert throttle.as_dict(500)["binding"] == "bytes"
+    assert Throttle(Rates(), 0).allowance(512, 4_000_000, 0) == (512, 4_000_000)
 
 
 # ---------------------------------------------------------------- limits
@@ -384,15 +386,19 @@ def test_limits_of_a_node_count_before_those_of_all_and_those_before_the_file() 
         metastore = MemoryMetastore()
         await metastore.start(lambda state: None)
         default = EffectiveLimits(24, 0, 0, 0, None)
-        await change_limits(metastore, ALL_NODES, SinkLimits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
-        entries = await change_limits(metastore, "w1", SinkLimits(workers=7, by="bob", at_ms=2))
-        assert entries == await read_limits(metastore)
-        mine, others = settings_for("w1", entries, default), settings_for("w2", entries, default)
+
+        async def change(node: str, new: SinkLimits, *, unset: bool = False) -> dict[str, SinkLimits]:
+            return (await LIMITS.change(metastore, lambda before: with_limits(before, node, new, unset=unset))).value
+
+        await change(ALL_NODES, SinkLimits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
+        entries = await change("w1", SinkLimits(workers=7, by="bob", at_ms=2))
+        assert entries == await LIMITS.read(metastore)
+        mine, others = limits_for("w1", entries, default), limits_for("w2", entries, default)
         assert mine[:4] == (7, 0, 100, 0)
         assert others[:4] == (5, 0, 100, 0)
         assert mine.set_by is not None
         assert (mine.set_by.by, default.set_by) == ("bob", None)
-        entries = await change_limits(metastore, "w1", SinkLimits(workers=1, by="bob"), forget=True)
+        entries = await change("w1", SinkLimits(workers=1, by="bob"), unset=True)
         assert set(entries) == {ALL_NODES}
         for bad in (b"[]", b"x", b'{"*": 7}', b'{"*": {"workers": -1}}', b'{"*": {"workers": "7"}}'):
             with pytest.raises(CodecError):
@@ -596,20 +602,20 @@ def test_a_resume_that_is_not_refused_frees_what_it_covers(
     for at_ms, act in enumerate(acts):
         held = added(held, SinkSuspension(*act[:2], "ann", at_ms, "", act[2]))
         assert len({(s.queue, s.peer, s.node) for s in held}) == len(held)
-    assert decode(encode(held)) == held
+    assert decode(SUSPENSIONS.encode(held)) == held
     places = [(link, at) for link in _LINKS for at in ("n1", "n2")]
     named = [
         (link, at)
         for link, at in places
         if queue in (None, link.queue) and peer in (None, link.peer) and node in (None, at)
     ]
-    before = [place for place in named if any(s.fits(*place) for s in held)]
+    before = [place for place in named if any(s.matches(*place) for s in held)]
     try:
         after = without(held, queue, peer, node)
     except BadInput:
         assert before, "refused though nothing that was named is held"
         return
-    freed = [place for place in before if not any(s.fits(*place) for s in after)]
+    freed = [place for place in before if not any(s.matches(*place) for s in after)]
     assert freed or not before or len(after) < len(held)
     if queue is None and peer is None and node is None:
         assert after == ()
@@ -641,14 +647,14 @@ def test_a_suspension_is_written_through_conflicts_and_lost_answers() -> None:
         for number, fault in enumerate(WriteFault):
             metastore.spoil(fault)
             act = SinkSuspension(f"q{number}", None, "ann", 5, "why")
-            held = await change(metastore, act, act.queue, None)
+            held = (await SUSPENSIONS.change(metastore, lambda before, act=act: added(before, act))).value
             assert held.count(act) == 1
             metastore.deliver_late()
-            assert await read(metastore) == held
-        assert await change(metastore, None, None, None) == ()
-        assert await read(metastore) == ()
+            assert await SUSPENSIONS.read(metastore) == held
+        assert (await SUSPENSIONS.change(metastore, lambda before: without(before, None, None))).value == ()
+        assert await SUSPENSIONS.read(metastore) == ()
         metastore.disconnect()
-        with pytest.raises(Overloaded, match="metastore"):
-            await change(metastore, None, None, None)
+        with pytest.raises(Overloaded, match="metastore"), overloaded_when_away():
+            await SUSPENSIONS.change(metastore, lambda before: without(before, None, None))
 
     asyncio.run(run())

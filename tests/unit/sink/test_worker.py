@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,16 +89,17 @@ def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_ms: in
         clock, kept = Clock(), Kept()
         name = LinkName("q", "http://e1")
         link = Link(name, LinkTarget(None, name), "", 0)
-        tally = SourceCounters(OURS, "east", "q")
-        shop = SinkContext(kept, clock, None, None, lambda *_: tally, asyncio.Event())  # type: ignore[arg-type]
-        slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), shop)  # type: ignore[arg-type]
+        counters = SourceCounters(OURS, "east", "q")
+        sources = SimpleNamespace(counters_of=lambda *_: counters)
+        context = SinkContext(kept, clock, None, None, sources, asyncio.Event())  # type: ignore[arg-type]
+        slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), context)  # type: ignore[arg-type]
         result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
         assert len(kept.pushed) == pushed
         assert result is (CycleResult.ITEMS if pushed else CycleResult.FAILED)
         assert slot.fetcher.ack is not None
         assert slot.fetcher.ack.failed == (() if pushed else (0,))
         assert link.last_error_reason == ("" if pushed else "lease-over")
-        assert tally.shown()["under_way"] == 0
+        assert counters.as_dict()["under_way"] == 0
 
     asyncio.run(run())
 

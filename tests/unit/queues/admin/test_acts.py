@@ -67,12 +67,14 @@ async def settled(home: Home, name: str = "q") -> None:
 
     def done() -> bool:
         (queue,) = [q for q in home.served() if q.settings.name == name]
-        decree = queue.word.decree
+        decree = queue.stored.command
         return (
             not queue.machine.wanted_cursors(0)
-            and not queue.claiming
+            and not queue.writing_cursor
             and len(queue.machine.windows) == len(PARTITIONS)
-            and (decree is None or all(w.state.decree == decree.version for w in queue.machine.windows.values()))
+            and (
+                decree is None or all(w.state.command_version == decree.version for w in queue.machine.windows.values())
+            )
         )
 
     await home.until(done)
@@ -451,7 +453,7 @@ def test_registering_a_queue_that_is_there_moves_nothing() -> None:
         with pytest.raises(BadInput, match="there is one already"):
             await home.acts.register("q", {}, home.clock.wall_ms(), told(home))
         await settled(home)
-        assert home.served()[0].word.decree is None
+        assert home.served()[0].stored.command is None
         await home.crash()
         await home.start()
         assert await home.drain() == [b"a", b"b"]
@@ -483,7 +485,7 @@ def test_lower_priorities_go_last_and_are_bounded() -> None:
         assert (fold["acknowledged"], tuple(fold["outcomes"])) == (1, (1, 0, 0, 0))
         assert await home.acts.push("q", keys(*(b"%d" % n for n in range(12))), FOLD, 20) == 10, "the limit is 10"
         waiting = asyncio.ensure_future(home.acts.push("q", keys(b"a"), FOLD, 10_000))
-        await home.until(lambda: home.served()[0]._pushers)
+        await home.until(lambda: home.served()[0]._producers)
         reply = await home.fetch(wait_ms=0)
         assert reply.items == []
         assert await waiting == 1, "what was not there made room"
@@ -816,9 +818,9 @@ def test_a_later_act_does_not_hide_that_a_partition_has_not_learnt_of_a_wider_fi
         home.queues.leadership(away, False, 0)
         for filter_ in ("any", "bucketname:other"):
             await home.acts.change_settings("q", {"filter": filter_}, told(home))
-            await home.until(lambda: not home.served()[0].claiming)
+            await home.until(lambda: not home.served()[0].writing_cursor)
         await home.acts.clear("q", told(home))
-        await home.until(lambda: not home.served()[0].claiming)
+        await home.until(lambda: not home.served()[0].writing_cursor)
         home.lead(away)
         await settled(home)
         found = [gap for gap in home.acts.gaps("q") if gap["partition"] == away]
@@ -840,7 +842,7 @@ def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first() -> N
         await settled(home)
         home.queues.leadership(PARTITIONS[0], False, 0)
         queue = home.served()[0]
-        queue.apply_state(queue.word._replace(decree=None), "e1")  # as of before the watch told of it
+        queue.apply_state(queue.stored._replace(command=None), "e1")  # as of before the watch told of it
         assert str(queue.filter) != "any"
         put_in(home, b"other", b"b")
         home.lead(PARTITIONS[0])

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from isthmus.config.settings import QueueSettings
-from isthmus.queues import queue_documents
 from isthmus.queues.admin import GapChoice
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.coordinator.routing import LEADER_WAIT_S
-from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.metastore.port import Unavailable, Versioned
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
@@ -99,7 +98,7 @@ def test_definitions_are_followed_one_after_the_other() -> None:
     heard."""
 
     async def test(home: Home) -> None:
-        made, gate, make, begin = [], asyncio.Event(), home.queues._made, home.queues.holding.begin
+        made, gate, make, begin = [], asyncio.Event(), home.queues._build, home.queues.bulk_marks.begin
 
         def making(settings: QueueSettings) -> QueueServer:
             made.append(settings.name)
@@ -113,20 +112,20 @@ def test_definitions_are_followed_one_after_the_other() -> None:
             await home.until(lambda: name in made)
             await asyncio.sleep(0.05)
 
-        home.queues._made = making  # type: ignore[method-assign]
-        home.queues.holding.begin = beginning  # type: ignore[method-assign]
+        home.queues._build = making  # type: ignore[method-assign]
+        home.queues.bulk_marks.begin = beginning  # type: ignore[method-assign]
         registering = asyncio.create_task(home.acts.register("x", {}, 0, told(home)))
         await being_made("x")
-        await home.queues.steering.suspend("x", (SERVING,), None, told(home))
+        await home.queues.queue_store.suspend("x", (SERVING,), None, told(home))
         await asyncio.sleep(0.05)
         gate.set()
         await registering
-        await home.until(lambda: home.queues.named("x").suspension is not None, seconds=2)
+        await home.until(lambda: home.queues.named("x").serving_suspension is not None, seconds=2)
         assert made == ["x"]
         gate.clear()
-        await home.queues.steering.register("y", {}, 0, told(home))
+        await home.queues.queue_store.register("y", {}, 0, told(home))
         await being_made("y")
-        await home.queues.steering.delist("y", told(home))
+        await home.queues.queue_store.delist("y", told(home))
         await asyncio.sleep(0.05)
         gate.set()
         await home.until(lambda: "y" not in home.queues.machines(), seconds=2)
@@ -251,7 +250,7 @@ def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
             home.clock.skew_ms += 2_000
             home.put(b"b", partition=PARTITIONS[1])
             await home.acts.clear("q", told(home))
-            await home.until(lambda: home.queues.named("q").machine.windows[PARTITIONS[1]].state.decree == 2)
+            await home.until(lambda: home.queues.named("q").machine.windows[PARTITIONS[1]].state.command_version == 2)
             return await write(partition, queue, payload)
 
         home.write_cursor = writing  # type: ignore[method-assign]
@@ -271,22 +270,22 @@ def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: 
     async def test(home: Home) -> None:
         home.put(b"a")
         await home.drain()
-        change = queue_documents.change_value
+        put = home.metastore.put
         written: list[str] = []
 
-        async def refused(metastore: Any, path: str, changed: Any) -> Any:
+        async def refused(path: str, value: bytes, version: int | None, *rest: Any) -> int:
             if path.endswith("/decree"):
-                raise NotReady("the metastore is away")
+                raise Unavailable("the metastore is away")
             written.append(path)
-            return await change(metastore, path, changed)
+            return await put(path, value, version, *rest)
 
-        monkeypatch.setattr(queue_documents, "change_value", refused)
+        monkeypatch.setattr(home.metastore, "put", refused)
         with pytest.raises(NotReady):
             await home.acts.release("q", 0, told(home))
         assert written == []
         await home.queues.refresh("q")
         (queue,) = home.served()
-        assert queue.word.owner is not None
-        assert queue.word.owner.cluster == SINK
+        assert queue.stored.owner is not None
+        assert queue.stored.owner.cluster == SINK
 
     alive(test)

@@ -90,11 +90,11 @@ def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
         await home.drain()
         for _ in range(2):
             await home.acts.clear("q", told(home))
-            version = home.served()[0].word.decree
+            version = home.served()[0].stored.command
             assert version is not None
             await home.until(
                 lambda version=version.version: all(
-                    window.state.decree == version for window in home.served()[0].machine.windows.values()
+                    window.state.command_version == version for window in home.served()[0].machine.windows.values()
                 )
             )
         assert home.acts.gaps("q") == []

@@ -10,7 +10,7 @@ import pytest
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import GapChoice
 from isthmus.queues.cursors import encode_state
-from isthmus.queues.queue_documents import CLEARED, AuditInfo, CursorCommand, obeyed
+from isthmus.queues.queue_documents import CLEARED, AuditInfo, CursorCommand, execute
 from isthmus.repl.model.errors import NotReady
 from tests.support.queue_node import PARTITIONS, Home
 from tests.unit.queues.source_queue.test_rules import Desk, P, keys
@@ -53,13 +53,13 @@ def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> N
                 await home.until(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
                 assert len(await home.drain()) == LIMIT
         (old,) = home.acts.gaps("q")
-        home.queues._follow_up(queue)
+        home.queues._go_on(queue)
         await asyncio.sleep(0)
-        assert PARTITIONS[0] in queue.claiming
+        assert PARTITIONS[0] in queue.writing_cursor
         with contextlib.suppress(NotReady):
             await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
         assert len(await home.drain()) == LIMIT
-        await home.until(lambda: not queue.claiming)
+        await home.until(lambda: not queue.writing_cursor)
         left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
         assert [gap["count_at_least"] for gap in left] == [5]
         await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
@@ -83,7 +83,7 @@ def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatc
         await home.until(lambda: window.state.gaps)
         assert len(await home.drain()) == LIMIT
         (old,) = home.acts.gaps("q")
-        monkeypatch.setattr(home.queues._keeper, "write_pending_cursors", lambda _queue: None)
+        monkeypatch.setattr(home.queues._cursors, "write_pending_cursors", lambda _queue: None)
         home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
         assert window.unrecorded_gaps()
         await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
@@ -116,14 +116,14 @@ def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not
 
 
 def test_the_second_of_two_entries_that_says_less_counts() -> None:
-    """Nobody knew what became of an entry that obeyed a clear, and a second one stands behind it, by which less is
+    """Nobody knew what became of an entry that executes a clear, and a second one stands behind it, by which less is
     cleared: what only the first left out is offered."""
     desk = Desk()
     for number in range(6):
         desk.write(b"a%d" % number)
     window = desk.queue.windows[P]
     clear = CursorCommand(1, CLEARED, 1, "ann", 7, "")
-    states = [obeyed(window.state, window.cursor, clear, start, 7) for start in (6, 2)]
+    states = [execute(window.state, window.cursor, clear, start, 7) for start in (6, 2)]
     for state in states:
         entry = desk.pen.cursor(P, b"q", encode_state(state))
         desk.shelf.put(P, entry)

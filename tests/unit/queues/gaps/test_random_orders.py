@@ -17,7 +17,7 @@ import isthmus.queues.window as window_room
 from isthmus.queues.cursor_decisions import PublishingSuspended
 from isthmus.queues.cursors import CursorState, decode_state, encode_state
 from isthmus.queues.gaps import with_gap, without
-from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, CursorCommand, obeyed
+from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, CursorCommand, execute
 from isthmus.repl.model.entry import EntryKind
 from tests.unit.queues.source_queue.test_state_machine import NAME, PARTITIONS, ROWS, Schedule
 
@@ -81,7 +81,7 @@ class Steered(Schedule):
         due: dict[int, CursorState | None] = dict(self.queue.wanted_cursors(self.now))
         if self.decree is not None:
             version = self.decree.version
-            due |= {p: None for p, window in self.queue.windows.items() if window.state.decree < version}
+            due |= {p: None for p, window in self.queue.windows.items() if window.state.command_version < version}
         for partition, state in due.items():
             if partition not in self.claiming:
                 self.claiming.add(partition)
@@ -98,7 +98,7 @@ class Steered(Schedule):
             start = self.rng.choice([window.applied, self.rng.randint(0, window.applied)])
         else:
             start = 0
-        return obeyed(window.state, window.advance(), self.decree, start, self.now)
+        return execute(window.state, window.advance(), self.decree, start, self.now)
 
     def claim_lands(self) -> None:
         """The entry is refused, or applied; of some nobody hears, and the next claim begins before it is told."""
@@ -149,12 +149,12 @@ class Steered(Schedule):
 
     def undecided(self) -> bool:
         old = self.decree is not None and any(
-            window.state.decree < self.decree.version for window in self.queue.windows.values()
+            window.state.command_version < self.decree.version for window in self.queue.windows.values()
         )
         return old or bool(self.claims or self.queue.wanted_cursors(self.now))
 
     def drain(self) -> None:
-        """All that was decided is obeyed, and what is given up meanwhile comes on record."""
+        """All that was decided is executed, and what is given up meanwhile comes on record."""
         self.queue.publishing_suspended = self.publishing_suspended = None
         super().drain()
         self.seen["gaps"] += sum(len(window.state.gaps) for window in self.queue.windows.values())

@@ -26,19 +26,19 @@ def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
         ensemble = MemoryEnsemble()
         home = Home(ensemble=ensemble)
         await home.start()
-        await home.queues.steering.set_rates("q", Rates(1_000_000, 7), AuditInfo("ann", 1, ""))
+        await home.queues.queue_store.set_rates("q", Rates(1_000_000, 7), AuditInfo("ann", 1, ""))
         await home.until(lambda: home.served()[0].throttle.rates.objects == 7)
         found = ensemble.read("/queues/q/rates")
         assert found is not None
         with capture_logs() as logs:
             ensemble.set("/queues/q/rates", b'{"bytes": {}}', found[1].version)
             await home.acts.suspend("q", "serving", None, AuditInfo("ann", 2, ""))
-            await home.until(lambda: home.served()[0].suspension is not None)
+            await home.until(lambda: home.served()[0].serving_suspension is not None)
         assert home.served()[0].throttle.rates.objects == 7
         assert {e["path"] for e in logs if e["event"] == "queue.metastore_value_unreadable"} == {"/queues/q/rates"}
         await home.crash()
         await home.start()
-        assert home.served()[0].suspension is not None
+        assert home.served()[0].serving_suspension is not None
         assert "/queues/q/rates" in (await home.acts.listing())[0]["reason"]
         await home.close()
 
@@ -79,7 +79,7 @@ def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out()
                 await act("q", "serving", "e1", AuditInfo("bob", 2, ""))
         await home.acts.resume("q", "serving", None, AuditInfo("bob", 3, ""))
         await home.until(lambda: not any(g.is_open for w in queue.machine.windows.values() for g in w.state.gaps))
-        assert queue.word.suspensions == ()
+        assert queue.stored.suspensions == ()
         home.put(b"after")
         assert await home.drain() == [b"after"]  # what was left out is in a gap
         await home.close()
@@ -159,7 +159,7 @@ def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
         key = Key(b"default", b"b", b"a")
         assert home.queues.owed(PARTITIONS[0], 0, SINK, key)
         settled = TombstoneBarrier(
-            home.queues.machines, home.store, lambda: home.queues.steering.unread, lineage=home.lineage
+            home.queues.machines, home.store, lambda: home.queues.queue_store.unread, lineage=home.lineage
         )
         assert "/queue-definitions" in settled.waits(PARTITIONS[0], 0, b"default", b"b")
         broken = ensemble.read("/queue-definitions")

@@ -57,7 +57,7 @@ def test_an_act_after_a_restore_is_obeyed_though_its_number_was_used() -> None:
         before = value_of(home, "decree")
         home.clock.skew_ms += 2_000
         await home.acts.place("q", ((3, 1 << 40),), told(home))
-        await home.until(lambda: home.served()[0].machine.windows[3].state.decree > 1)
+        await home.until(lambda: home.served()[0].machine.windows[3].state.command_version > 1)
         restore("decree", before)
         home.clock.skew_ms += 2_000
         await home.acts.place("q", ((3, 0),), told(home))
@@ -80,7 +80,7 @@ def test_a_queue_whose_owner_was_restored_serves_it() -> None:
         assert await home.drain(cluster=THIRD) == [b"a"]
         await all_stand(home, THIRD)
         restore("owner", before)
-        await home.until(lambda: home.served()[0].word.owner.cluster == SINK)
+        await home.until(lambda: home.served()[0].stored.owner.cluster == SINK)
         home.put(b"b")
         assert await home.drain() == [b"a", b"b"]
         await all_stand(home, SINK)
@@ -99,7 +99,7 @@ def test_a_queue_that_was_forgotten_and_is_registered_again_begins_where_it_is_t
         await home.acts.clear("late", told(home))
         queue = home.queues.named("late")
         await home.until(
-            lambda: all(w.state.decree == queue.word.decree.version for w in queue.machine.windows.values())
+            lambda: all(w.state.command_version == queue.stored.command.version for w in queue.machine.windows.values())
         )
         ensemble = home.metastore._memory.ensemble
         for path in ("/queue-definitions", "/queues/late/decree"):

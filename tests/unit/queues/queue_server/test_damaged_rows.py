@@ -32,7 +32,7 @@ def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatch: pyt
     """What stands before it in the partition goes out, and all of other partitions; nothing behind it, though sinks ask
     and writes come. The reason names the row, lags can be told, it is reported to be mended without a storm of reads,
     and afterwards the queue goes on by itself with the key of that row and those behind it."""
-    monkeypatch.setattr(queue_server, "DAMAGED_REST_S", 0.05)
+    monkeypatch.setattr(queue_server, "DAMAGED_ROW_PAUSE_S", 0.05)
 
     async def run() -> None:
         home = Home(QueueSettings("q"))
@@ -71,7 +71,7 @@ def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatch: pyt
             assert set(reported) == {(P, None)}
             found = await lag(home)
             assert (found["objects"], found["bytes"]) == (None, None)
-            assert (await home.queues.waiting(home.queues.named("q"))).changes is None
+            assert (await home.queues.backlog(home.queues.named("q"))).changes is None
             damaged.clear()
             await home.until(lambda: window.contiguous)
             assert sorted(await home.drain()) == [b"behind", b"damaged", b"new"]

@@ -146,7 +146,7 @@ def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader
         home.queues.leadership(P, False, home.shelf.ends[P])
         (queue,) = home.served()
         decree = CursorCommand(7, "register", home.clock.wall_ms(), "ann", 5, "")
-        queue.word = queue.word._replace(decree=decree)
+        queue.stored = queue.stored._replace(command=decree)
         read, decided, goes_on = home.store.cursor, threading.Event(), threading.Event()
 
         def cursor(partition: int, name: bytes) -> Cursor:

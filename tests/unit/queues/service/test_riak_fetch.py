@@ -53,7 +53,7 @@ def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
         assert (machine.counts.acknowledged, machine.ledger().acknowledged, machine.ledger().left()) == (4, 4, 0)
         window = machine.windows[PARTITIONS[0]]
         assert window.advance() == window.applied
-        owner = home.queues.named("q").word.owner
+        owner = home.queues.named("q").stored.owner
         assert owner is not None
         assert (owner.cluster, owner.name) == (RIAK_CLUSTER, "riak")
 

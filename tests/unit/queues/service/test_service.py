@@ -353,7 +353,7 @@ def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() ->
         waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
         await waiting
         await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
-        await other.until(lambda: other.served()[0].suspension is not None)
+        await other.until(lambda: other.served()[0].serving_suspension is not None)
         await home.crash()
         await home.start()
         for house in (home, other):
@@ -455,7 +455,7 @@ def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
         home.metastore.disconnect()
         await asyncio.sleep(0.02)
         home.metastore.reconnect()
-        await home.until(lambda: home.served()[0].suspension is not None)
+        await home.until(lambda: home.served()[0].serving_suspension is not None)
         await home.close()
         await other.close()
 

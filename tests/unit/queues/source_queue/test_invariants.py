@@ -110,7 +110,7 @@ def test_a_write_waits_for_no_queue(overflow: str) -> None:
         await home.fetch(wait_ms=0)
         assert await home.acts.push("q", named(b"p", range(20)), FOLD, 20) == 10
         waiting = asyncio.ensure_future(home.acts.push("q", named(b"x", range(5)), FOLD, 10_000))
-        await home.until(lambda: home.served()[0]._pushers)
+        await home.until(lambda: home.served()[0]._producers)
         home.metastore.disconnect()
         (queue,) = home.served()
         turns: list[int] = []

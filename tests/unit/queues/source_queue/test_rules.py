@@ -518,7 +518,7 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
     def counted() -> tuple[int | None, int | None]:
         async def count() -> Backlog:
             with ThreadPoolExecutor(1) as pool:
-                return await BacklogCounter(desk.queue, desk.shelf, pool, Clock()).waiting(1)  # type: ignore[arg-type]
+                return await BacklogCounter(desk.queue, desk.shelf, pool, Clock()).count(1)  # type: ignore[arg-type]
 
         return asyncio.run(count())[:2]
 

@@ -1,0 +1,58 @@
+"""Facts of this node's cluster that source queues and the sink need and send to other clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from isthmus.node.services.membership import ClusterMembership
+from isthmus.repl.controller.bucket_properties import PropertyCache
+from isthmus.repl.controller.controller import Controller
+from isthmus.repl.coordinator.routing import RoutingTable
+from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.runtime.runtime import Runtime
+
+
+class ReplicationFacts:
+    """Implements `queues.service.QueueCluster` and `sink.service.SinkNodes`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        controller: Controller,
+        properties: PropertyCache,
+        routes: RoutingTable,
+        membership: ClusterMembership,
+    ) -> None:
+        self._runtime = runtime
+        self._controller = controller
+        self._properties = properties
+        self._routes = routes
+        self._membership = membership
+
+    def partition_types(self) -> Mapping[int, bytes]:
+        """See QueueCluster."""
+        return {partition.id: partition.bucket_type for partition in self._runtime.partitions.values()}
+
+    def bucket_types(self) -> Collection[bytes]:
+        """See QueueCluster."""
+        return {record.bucket_type.encode() for record in self._controller.records.values()}
+
+    def known_types(self) -> frozenset[bytes] | None:
+        """See SinkNodes."""
+        return self._routes.known_types()
+
+    def property_digests(self) -> dict[bytes, bytes]:
+        """See both."""
+        return self._properties.digests()
+
+    def place_digests(self) -> PlaceDigests | None:
+        """See both."""
+        return self._properties.places()
+
+    def live_nodes(self) -> Collection[str]:
+        """See QueueCluster."""
+        return self._controller.registrations
+
+    def known_nodes(self) -> Collection[str]:
+        """See SinkNodes."""
+        return self._membership.known_nodes()

@@ -1,0 +1,51 @@
+"""Facts of a cluster for source queues and sinks, as values that a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from isthmus.config.settings import PeerSettings
+from isthmus.repl.http.client import OPEN, PeerCredentials
+from isthmus.repl.property_digests import PlaceDigests
+
+
+@dataclass
+class FakeClusterFacts:
+    """`queues.service.QueueCluster` and `sink.service.SinkNodes`."""
+
+    partitions: Mapping[int, bytes] = field(default_factory=dict)
+    """Partition -> its bucket type."""
+    digests: dict[bytes, bytes] = field(default_factory=dict)
+    places: PlaceDigests | None = None
+    live: Collection[str] = ()
+    nodes: Collection[str] = ("w1",)
+    types: Callable[[], frozenset[bytes] | None] = lambda: None
+
+    def partition_types(self) -> Mapping[int, bytes]:
+        return self.partitions
+
+    def bucket_types(self) -> Collection[bytes]:
+        return set(self.partitions.values())
+
+    def known_types(self) -> frozenset[bytes] | None:
+        return self.types()
+
+    def property_digests(self) -> dict[bytes, bytes]:
+        return self.digests
+
+    def place_digests(self) -> PlaceDigests | None:
+        return self.places
+
+    def live_nodes(self) -> Collection[str]:
+        return self.live
+
+    def known_nodes(self) -> Collection[str]:
+        return self.nodes
+
+
+class OpenPeers:
+    """`sink.service.PeerAccess` without certificates and tokens."""
+
+    def access_to(self, _peer: PeerSettings) -> PeerCredentials:
+        return OPEN
