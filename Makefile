@@ -14,15 +14,16 @@ SPREAD := --dist loadgroup --max-worker-restart=0
 # Without byte code on disk every worker and every process that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `make test-fast` runs: pure functions and state machines, beside doubles of stores, metastores and peers.
-FAST_TESTS := $(addprefix tests/unit/,config queues sink repl/model repl/isr repl/controller repl/coordinator)
+# What `make test-fast` runs: pure functions and state machines, contracts on doubles, and the checks of the project.
+FAST_TESTS := $(addprefix tests/unit/,config queues sink aae/scheduling repl/model repl/isr repl/controller repl/coordinator) \
+	tests/contract tests/project --ignore=tests/project/test_conftest.py --ignore=tests/project/test_environment_script.py
 
 .PHONY: help venv demo test test-fast test-all lint docs bench sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
 	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=0 runs them in one process"
-	@echo "make test-fast the tests of pure parts and state machines alone"
+	@echo "make test-fast pure parts, contracts on doubles, checks of the project: less than a minute"
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
@@ -51,7 +52,7 @@ test: lint
 	@$(BIN)/pytest -q -n $(WORKERS) $(SPREAD) -m "$(ISTHMUS_TEST_MARKS)" $(ARGS)
 
 test-fast: venv
-	@$(BIN)/pytest -q -n 4 $(SPREAD) -m "not slow" $(FAST_TESTS) $(ARGS)
+	@$(BIN)/pytest -q -n 4 $(SPREAD) -m "not slow" -k "not zookeeper" $(FAST_TESTS) $(ARGS)
 
 test-all: lint
 	@$(BIN)/pytest -q $(ARGS)
