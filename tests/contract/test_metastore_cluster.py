@@ -62,454 +62,379 @@ def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None
 # --- ids ---
 
 
-def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(world: World) -> None:
+async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(world: World) -> None:
     """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; so it does while the
     first is down, which could not start again otherwise. `node remove` frees the id."""
 
-    async def run() -> None:
-        async with joined(world) as (two, _):
-            async with joined(world) as (one, _):
-                await one.register(a_registration("n1", id=7))
-                with pytest.raises(WrongIdentity, match=r"node n2 has the id 7, which the live node n1 has.*node\.id"):
-                    await two.register(a_registration("n2", id=7))
-                assert sorted(await two.registrations()) == ["n1"]
-                assert await two.get("/replicas/n2") is None
-                await one.register(a_registration("n1", id=7, active=False))
-            with pytest.raises(WrongIdentity, match=r"node n1 has already \(it is down\).*isthmus node remove n1"):
+    async with joined(world) as (two, _):
+        async with joined(world) as (one, _):
+            await one.register(a_registration("n1", id=7))
+            with pytest.raises(WrongIdentity, match=r"node n2 has the id 7, which the live node n1 has.*node\.id"):
                 await two.register(a_registration("n2", id=7))
-            assert await ids_of_nodes(two) == {"n1": (7, 0)}
-            await remove_node(two, "n1", "ann", dry_run=True)
-            assert await ids_of_nodes(two) == {"n1": (7, 0)}
-            await remove_node(two, "n1", "ann", dry_run=False)
+            assert sorted(await two.registrations()) == ["n1"]
+            assert await two.get("/replicas/n2") is None
+            await one.register(a_registration("n1", id=7, active=False))
+        with pytest.raises(WrongIdentity, match=r"node n1 has already \(it is down\).*isthmus node remove n1"):
             await two.register(a_registration("n2", id=7))
-            assert (await two.registrations())["n2"].id == 7
-            assert await ids_of_nodes(two) == {"n2": (7, 0)}
+        assert await ids_of_nodes(two) == {"n1": (7, 0)}
+        await remove_node(two, "n1", "ann", dry_run=True)
+        assert await ids_of_nodes(two) == {"n1": (7, 0)}
+        await remove_node(two, "n1", "ann", dry_run=False)
+        await two.register(a_registration("n2", id=7))
+        assert (await two.registrations())["n2"].id == 7
+        assert await ids_of_nodes(two) == {"n2": (7, 0)}
 
-    asyncio.run(run())
 
-
-def test_a_node_that_goes_by_another_id_gives_up_the_one_before(world: World) -> None:
+async def test_a_node_that_goes_by_another_id_gives_up_the_one_before(world: World) -> None:
     """A new node.id in the file of a node frees the former one for others, at once."""
 
-    async def run() -> None:
-        async with joined(world) as (other, _):
-            async with joined(world) as (one, _):
-                await one.register(a_registration("n1", id=7))
-            async with joined(world) as (one, _):
-                await one.register(a_registration("n1", id=8))
-                await other.register(a_registration("n2", id=7))
-                assert {node: number for node, (number, _) in (await ids_of_nodes(other)).items()} == {"n1": 8, "n2": 7}
-
-    asyncio.run(run())
+    async with joined(world) as (other, _):
+        async with joined(world) as (one, _):
+            await one.register(a_registration("n1", id=7))
+        async with joined(world) as (one, _):
+            await one.register(a_registration("n1", id=8))
+            await other.register(a_registration("n2", id=7))
+            assert {node: number for node, (number, _) in (await ids_of_nodes(other)).items()} == {"n1": 8, "n2": 7}
 
 
-def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_only_its_own(world: World) -> None:
+async def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_only_its_own(world: World) -> None:
     """With `takes` a session replaces what it left itself; what another one put there stays untouched, its gens and its
     id, too, and the refusal says where that process is. Once its session is over the name is free."""
 
-    async def run() -> None:
-        async with joined(world) as (one, _):
-            mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
-            async with joined(world) as (two, _):
-                theirs = await two.register(a_registration("n1", id=8, log_ids={3: 6}, admin_url="http://other:1"))
-                for _ in range(2):
-                    with pytest.raises(NameTaken, match=r"registered as node n1, its admin listener is http://other:1"):
-                        await one.register(a_registration("n1", id=7, log_ids={3: 5}), (mine,))
-                assert (await one.registrations())["n1"].session_id == theirs
-                assert await ids_of_nodes(one) == {"n1": (8, 0)}
-                standing = await one.get("/replicas/n1")
-                assert standing is not None
-                assert b"6" in standing.value
-            again = await one.register(a_registration("n1", id=7, log_ids={3: 5}), (mine,))
-            assert again > theirs > mine
-            assert (await one.registrations())["n1"].log_ids == {3: 5}
-
-    asyncio.run(run())
+    async with joined(world) as (one, _):
+        mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
+        async with joined(world) as (two, _):
+            theirs = await two.register(a_registration("n1", id=8, log_ids={3: 6}, admin_url="http://other:1"))
+            for _ in range(2):
+                with pytest.raises(NameTaken, match=r"registered as node n1, its admin listener is http://other:1"):
+                    await one.register(a_registration("n1", id=7, log_ids={3: 5}), (mine,))
+            assert (await one.registrations())["n1"].session_id == theirs
+            assert await ids_of_nodes(one) == {"n1": (8, 0)}
+            standing = await one.get("/replicas/n1")
+            assert standing is not None
+            assert b"6" in standing.value
+        again = await one.register(a_registration("n1", id=7, log_ids={3: 5}), (mine,))
+        assert again > theirs > mine
+        assert (await one.registrations())["n1"].log_ids == {3: 5}
 
 
-def test_of_two_that_register_one_id_at_once_one_succeeds(world: World) -> None:
+async def test_of_two_that_register_one_id_at_once_one_succeeds(world: World) -> None:
     """However the two interleave, exactly one is registered."""
 
-    async def run() -> None:
-        async with joined(world) as (one, _), joined(world) as (two, _):
-            for number in range(1, 6):
-                done = await asyncio.gather(
-                    one.register(a_registration("n1", id=number)),
-                    two.register(a_registration("n2", id=number)),
-                    return_exceptions=True,
-                )
-                assert sorted(type(result) for result in done if not isinstance(result, int)) == [WrongIdentity], done
-
-    asyncio.run(run())
+    async with joined(world) as (one, _), joined(world) as (two, _):
+        for number in range(1, 6):
+            done = await asyncio.gather(
+                one.register(a_registration("n1", id=number)),
+                two.register(a_registration("n2", id=number)),
+                return_exceptions=True,
+            )
+            assert sorted(type(result) for result in done if not isinstance(result, int)) == [WrongIdentity], done
 
 
-def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(world: World) -> None:
+async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(world: World) -> None:
     """A node that comes back at once is not kept out by its own former process (H28), and the old session's end
     does not take the id away from it."""
 
-    async def run() -> None:
-        async with joined(world) as (new, _), joined(world) as (other, _):
-            async with joined(world) as (old, _):
-                await old.register(a_registration("n1", id=7))
-                await new.register(a_registration("n1", id=7))
-            with pytest.raises(WrongIdentity, match="n1"):
-                await other.register(a_registration("n2", id=7))
-
-    asyncio.run(run())
+    async with joined(world) as (new, _), joined(world) as (other, _):
+        async with joined(world) as (old, _):
+            await old.register(a_registration("n1", id=7))
+            await new.register(a_registration("n1", id=7))
+        with pytest.raises(WrongIdentity, match="n1"):
+            await other.register(a_registration("n2", id=7))
 
 
-def test_nodes_that_were_given_no_id_meet_at_zero(world: World) -> None:
+async def test_nodes_that_were_given_no_id_meet_at_zero(world: World) -> None:
     """0 is an id like any other: the second node of a cluster must be given its own."""
 
-    async def run() -> None:
-        async with joined(world) as (one, _), joined(world) as (two, _):
-            await one.register(a_registration("n1"))
-            with pytest.raises(WrongIdentity, match=r"node n2 has the id 0, which the live node n1 has already"):
-                await two.register(a_registration("n2"))
-
-    asyncio.run(run())
+    async with joined(world) as (one, _), joined(world) as (two, _):
+        await one.register(a_registration("n1"))
+        with pytest.raises(WrongIdentity, match=r"node n2 has the id 0, which the live node n1 has already"):
+            await two.register(a_registration("n2"))
 
 
-def test_all_of_a_registration_is_told(world: World) -> None:
+async def test_all_of_a_registration_is_told(world: World) -> None:
     """Address, id, rack and spare gen come back as they were registered."""
 
-    async def run() -> None:
-        async with joined(world) as (one, _), joined(world) as (two, _):
-            wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
-            inc = await one.register(wanted)
-            assert await two.registrations() == {"n1": replace(wanted, session_id=inc)}
-
-    asyncio.run(run())
+    async with joined(world) as (one, _), joined(world) as (two, _):
+        wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
+        inc = await one.register(wanted)
+        assert await two.registrations() == {"n1": replace(wanted, session_id=inc)}
 
 
 # --- writes that name members ---
 
 
-def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(world: World) -> None:
+async def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(world: World) -> None:
     """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
     nothing when the node is absent, leaving, or of another gen (H8, H10)."""
 
-    async def run() -> None:
-        async with joined(world) as (leader, _):
-            async with joined(world) as (follower, _):
-                await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
-                await leader.create_records([a_record(3), a_record(4)])
-                record = (await leader.records())[3]
-                await refused(leader.write_record(replace(record, reason="other gen"), [Member("n2", 8)]))
-                await refused(
-                    leader.write_record(replace(record, reason="unknown"), [Member("n2", 9), Member("n3", 1)])
-                )
-                written = await leader.write_record(replace(record, reason="noted"), [Member("n2", 9)])
-                assert (await leader.records())[3].version == written.version == record.version + 1
-                spare = (await leader.records())[4]
-                await refused(leader.write_record(spare, [Member("n2", 9)]))
-                assert (await leader.write_record(spare, [Member("n2", 5)])).version == 1
-                await refused(leader.write_record(replace(record, reason="overtaken"), [Member("n2", 9)]))
-                await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5, active=False))
-                await refused(leader.write_record(replace(written, reason="leaving"), [Member("n2", 9)]))
-                await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
-                written = await leader.write_record(written, [Member("n2", 9)])
-            await refused(leader.write_record(replace(written, reason="gone"), [Member("n2", 9)]))
-            assert (await leader.records())[3].reason == "noted"
-
-    asyncio.run(run())
+    async with joined(world) as (leader, _):
+        async with joined(world) as (follower, _):
+            await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
+            await leader.create_records([a_record(3), a_record(4)])
+            record = (await leader.records())[3]
+            await refused(leader.write_record(replace(record, reason="other gen"), [Member("n2", 8)]))
+            await refused(leader.write_record(replace(record, reason="unknown"), [Member("n2", 9), Member("n3", 1)]))
+            written = await leader.write_record(replace(record, reason="noted"), [Member("n2", 9)])
+            assert (await leader.records())[3].version == written.version == record.version + 1
+            spare = (await leader.records())[4]
+            await refused(leader.write_record(spare, [Member("n2", 9)]))
+            assert (await leader.write_record(spare, [Member("n2", 5)])).version == 1
+            await refused(leader.write_record(replace(record, reason="overtaken"), [Member("n2", 9)]))
+            await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5, active=False))
+            await refused(leader.write_record(replace(written, reason="leaving"), [Member("n2", 9)]))
+            await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
+            written = await leader.write_record(written, [Member("n2", 9)])
+        await refused(leader.write_record(replace(written, reason="gone"), [Member("n2", 9)]))
+        assert (await leader.records())[3].reason == "noted"
 
 
 @pytest.mark.parametrize("change", ["gen", "leaving", "session-ended", "left-and-back", "record"])
-def test_what_changes_between_the_checks_and_the_write_refuses_it(change: str, world: World) -> None:
+async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: str, world: World) -> None:
     """The checks hold at the moment of the write: a new gen, a leave, an ended session, a new session that is leaving
     (whose znode begins at version 0 again), or another writer, all in the last moment, refuse it."""
 
-    async def run() -> None:
-        async with joined(world) as (leader, _), joined(world) as (follower, ears):
-            await follower.register(a_registration("n2", log_ids={3: 9}))
-            await leader.create_records([a_record(3)])
-            record = (await leader.records())[3]
+    async with joined(world) as (leader, _), joined(world) as (follower, ears):
+        await follower.register(a_registration("n2", log_ids={3: 9}))
+        await leader.create_records([a_record(3)])
+        record = (await leader.records())[3]
 
-            async def act() -> None:
-                match change:
-                    case "gen":
-                        await follower.register(a_registration("n2", log_ids={3: 10}))
-                    case "leaving":
+        async def act() -> None:
+            match change:
+                case "gen":
+                    await follower.register(a_registration("n2", log_ids={3: 10}))
+                case "leaving":
+                    await follower.register(a_registration("n2", log_ids={3: 9}, active=False))
+                case "record":
+                    await follower.write_record(replace(record, reason="theirs"))
+                case _:
+                    await world.expire(follower)
+                    await until(lambda: ears.states[-1] is SessionState.CONNECTED and len(ears.states) > 2, "back")
+                    if change == "left-and-back":
                         await follower.register(a_registration("n2", log_ids={3: 9}, active=False))
-                    case "record":
-                        await follower.write_record(replace(record, reason="theirs"))
-                    case _:
-                        await world.expire(follower)
-                        await until(lambda: ears.states[-1] is SessionState.CONNECTED and len(ears.states) > 2, "back")
-                        if change == "left-and-back":
-                            await follower.register(a_registration("n2", log_ids={3: 9}, active=False))
 
-            before_the_commit(leader, act)
-            await refused(leader.write_record(replace(record, reason="mine"), [Member("n2", 9)]))
-            assert (await leader.records())[3].reason == ("theirs" if change == "record" else "")
-
-    asyncio.run(run())
+        before_the_commit(leader, act)
+        await refused(leader.write_record(replace(record, reason="mine"), [Member("n2", 9)]))
+        assert (await leader.records())[3].reason == ("theirs" if change == "record" else "")
 
 
-def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(world: World) -> None:
+async def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(world: World) -> None:
     """The persistent znode of a node moves its version with its gens, and only then; it outlives the session."""
 
-    async def run() -> None:
-        async with joined(world) as (watcher, _):
-            versions = []
-            for gens, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
-                async with joined(world) as (client, _):
-                    asked = counted(client)
-                    await client.register(a_registration("n1", log_ids=gens, active=active))
-                    assert asked.index("/replicas/n1") < asked.index("/nodes/n1")
-                found = await watcher.get("/replicas/n1")
-                assert found is not None
-                versions.append(found.version)
-            assert versions == [0, 0, 1, 2]
-
-    asyncio.run(run())
+    async with joined(world) as (watcher, _):
+        versions = []
+        for gens, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
+            async with joined(world) as (client, _):
+                asked = counted(client)
+                await client.register(a_registration("n1", log_ids=gens, active=active))
+                assert asked.index("/replicas/n1") < asked.index("/nodes/n1")
+            found = await watcher.get("/replicas/n1")
+            assert found is not None
+            versions.append(found.version)
+        assert versions == [0, 0, 1, 2]
 
 
 # --- claims ---
 
 
-def test_a_claim_is_held_by_one_session_until_it_goes(world: World) -> None:
+async def test_a_claim_is_held_by_one_session_until_it_goes(world: World) -> None:
     """The first has it, also when it asks again; others are refused and hear when it goes; then one of them has it."""
 
-    async def run() -> None:
-        async with joined(world) as (two, ears):
-            async with joined(world) as (one, _):
-                assert await one.claim("/controller", b"n1")
-                assert await one.claim("/controller", b"n1")
-                assert not await two.claim("/controller", b"n2")
-                ears.hints.clear()
-            await until(lambda: "/controller" in ears.hints, "the hint that it is free")
-            assert await two.claim("/controller", b"n2")
-            assert await two.get("/controller") == Versioned(b"n2", 0)
-            await two.delete("/controller", 0)
-            assert await two.get("/controller") is None
-
-    asyncio.run(run())
+    async with joined(world) as (two, ears):
+        async with joined(world) as (one, _):
+            assert await one.claim("/controller", b"n1")
+            assert await one.claim("/controller", b"n1")
+            assert not await two.claim("/controller", b"n2")
+            ears.hints.clear()
+        await until(lambda: "/controller" in ears.hints, "the hint that it is free")
+        assert await two.claim("/controller", b"n2")
+        assert await two.get("/controller") == Versioned(b"n2", 0)
+        await two.delete("/controller", 0)
+        assert await two.get("/controller") is None
 
 
-def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(world: World) -> None:
+async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(world: World) -> None:
     """The value does not make it ours: an older session that may still act keeps its claim until it ends (H28, H30),
     and what our own session lost by expiring is not held any more."""
 
-    async def run() -> None:
-        async with joined(world) as (new, ears):
-            async with joined(world) as (old, _):
-                assert await old.claim("/controller", b"n1")
-                assert not await new.claim("/controller", b"n1")
-            assert await new.claim("/controller", b"n1")
-            await world.expire(new)
-            await until(
-                lambda: SessionState.EXPIRED in ears.states and ears.states[-1] is SessionState.CONNECTED, "back"
-            )
-            async with joined(world) as (other, _):
-                assert await other.claim("/controller", b"n2")
-                assert not await new.claim("/controller", b"n1")
-
-    asyncio.run(run())
+    async with joined(world) as (new, ears):
+        async with joined(world) as (old, _):
+            assert await old.claim("/controller", b"n1")
+            assert not await new.claim("/controller", b"n1")
+        assert await new.claim("/controller", b"n1")
+        await world.expire(new)
+        await until(lambda: SessionState.EXPIRED in ears.states and ears.states[-1] is SessionState.CONNECTED, "back")
+        async with joined(world) as (other, _):
+            assert await other.claim("/controller", b"n2")
+            assert not await new.claim("/controller", b"n1")
 
 
 # --- creation ---
 
 
-def test_records_and_values_are_created_together_or_not_at_all(world: World) -> None:
+async def test_records_and_values_are_created_together_or_not_at_all(world: World) -> None:
     """A value whose version has moved, or that exists already, keeps the records from being made, and the reverse."""
 
-    async def run() -> None:
-        async with joined(world) as (client, _):
-            version = await client.put("/types/default", b"old", None)
-            fresh = ConditionalWrite("/types/more", b"new", None)
-            assert not await client.create_records(
-                [a_record(1)], [ConditionalWrite("/types/default", b"new", version + 1)]
-            )
-            assert not await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", None)])
-            assert await client.records() == {}
-            assert await client.create_records(
-                [a_record(1)], [ConditionalWrite("/types/default", b"new", version), fresh]
-            )
-            assert await client.get("/types/default") == Versioned(b"new", version + 1)
-            assert await client.get("/types/more") == Versioned(b"new", 0)
-            other = ConditionalWrite("/deep/er/one", b"", None)
-            assert not await client.create_records([a_record(1), a_record(2)], [other])
-            assert await client.get("/deep/er/one") is None
-            assert await client.create_records([a_record(2)], [other])
-
-    asyncio.run(run())
+    async with joined(world) as (client, _):
+        version = await client.put("/types/default", b"old", None)
+        fresh = ConditionalWrite("/types/more", b"new", None)
+        assert not await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", version + 1)])
+        assert not await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", None)])
+        assert await client.records() == {}
+        assert await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", version), fresh])
+        assert await client.get("/types/default") == Versioned(b"new", version + 1)
+        assert await client.get("/types/more") == Versioned(b"new", 0)
+        other = ConditionalWrite("/deep/er/one", b"", None)
+        assert not await client.create_records([a_record(1), a_record(2)], [other])
+        assert await client.get("/deep/er/one") is None
+        assert await client.create_records([a_record(2)], [other])
 
 
-def test_what_a_write_rests_on_must_not_have_moved(world: World) -> None:
+async def test_what_a_write_rests_on_must_not_have_moved(world: World) -> None:
     """Neither records nor a value are written when another value has moved, or is not there; else all is."""
 
-    async def run() -> None:
-        async with joined(world) as (client, _):
-            version = await client.put("/rests/on", b"1", None)
-            for wrong in (Precondition("/rests/on", version + 1), Precondition("/rests/nowhere", 0)):
-                assert not await client.create_records(
-                    [a_record(1)], [ConditionalWrite("/rests/a", b"", None)], [wrong]
-                )
-                for base in (None, 0):
-                    with pytest.raises(VersionConflict):
-                        await client.put("/rests/b", b"2", base, [wrong])
-            assert await client.records() == {}
-            assert await client.get("/rests/a") is None
-            right = [Precondition("/rests/on", version)]
-            assert await client.create_records([a_record(1)], [], right)
-            assert await client.put("/rests/b", b"2", None, right) == 0
-            assert await client.put("/rests/b", b"3", 0, right) == 1
-            assert await client.get("/rests/b") == Versioned(b"3", 1)
-            assert await client.get("/rests/on") == Versioned(b"1", version)
-
-    asyncio.run(run())
+    async with joined(world) as (client, _):
+        version = await client.put("/rests/on", b"1", None)
+        for wrong in (Precondition("/rests/on", version + 1), Precondition("/rests/nowhere", 0)):
+            assert not await client.create_records([a_record(1)], [ConditionalWrite("/rests/a", b"", None)], [wrong])
+            for base in (None, 0):
+                with pytest.raises(VersionConflict):
+                    await client.put("/rests/b", b"2", base, [wrong])
+        assert await client.records() == {}
+        assert await client.get("/rests/a") is None
+        right = [Precondition("/rests/on", version)]
+        assert await client.create_records([a_record(1)], [], right)
+        assert await client.put("/rests/b", b"2", None, right) == 0
+        assert await client.put("/rests/b", b"3", 0, right) == 1
+        assert await client.get("/rests/b") == Versioned(b"3", 1)
+        assert await client.get("/rests/on") == Versioned(b"1", version)
 
 
-def test_the_most_partitions_are_created_in_one_write(world: World) -> None:
+async def test_the_most_partitions_are_created_in_one_write(world: World) -> None:
     """1,024 records of three nodes with the longest names fit one write; what does not fit is refused before it is
     sent, by a message that says what would, and costs no connection."""
 
-    async def run() -> None:
-        async with joined(world) as (client, ears), joined(world) as (reader, _):
-            members = [Member(f"n{number}-" + "x" * 61, 1 << 20) for number in range(7)]
-            with pytest.raises(TooLarge, match=r"1024 records .*1000000 in one write; fewer partitions"):
-                await client.create_records([a_record(partition, *members) for partition in range(1024)])
-            records = [a_record(partition, *members[:3]) for partition in range(1024)]
-            assert await client.create_records(records)
-            assert await reader.records() == {record.partition: record for record in records}
-            assert ears.states == [SessionState.CONNECTED]
-
-    asyncio.run(run())
+    async with joined(world) as (client, ears), joined(world) as (reader, _):
+        members = [Member(f"n{number}-" + "x" * 61, 1 << 20) for number in range(7)]
+        with pytest.raises(TooLarge, match=r"1024 records .*1000000 in one write; fewer partitions"):
+            await client.create_records([a_record(partition, *members) for partition in range(1024)])
+        records = [a_record(partition, *members[:3]) for partition in range(1024)]
+        assert await client.create_records(records)
+        assert await reader.records() == {record.partition: record for record in records}
+        assert ears.states == [SessionState.CONNECTED]
 
 
 # --- looks ---
 
 
-def test_a_synced_record_is_what_was_written_last(world: World) -> None:
+async def test_a_synced_record_is_what_was_written_last(world: World) -> None:
     """Each read shows what another client's write confirmed just before; where there is none, LookupError."""
 
-    async def run() -> None:
-        async with joined(world) as (reader, _), joined(world) as (writer, _):
-            with pytest.raises(LookupError):
-                await reader.synced_record(3)
-            await writer.create_records([a_record(3)])
-            record = (await writer.records())[3]
-            for number in range(10):
-                assert (await reader.synced_record(3)).reason == record.reason
-                record = await writer.write_record(replace(record, reason=str(number)))
-                found = await reader.synced_record(3)
-                assert (found.reason, found.version) == (str(number), record.version)
-
-    asyncio.run(run())
+    async with joined(world) as (reader, _), joined(world) as (writer, _):
+        with pytest.raises(LookupError):
+            await reader.synced_record(3)
+        await writer.create_records([a_record(3)])
+        record = (await writer.records())[3]
+        for number in range(10):
+            assert (await reader.synced_record(3)).reason == record.reason
+            record = await writer.write_record(replace(record, reason=str(number)))
+            found = await reader.synced_record(3)
+            assert (found.reason, found.version) == (str(number), record.version)
 
 
-def test_a_record_that_moves_while_it_is_confirmed_is_read_again(world: World) -> None:
+async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(world: World) -> None:
     """What was read before the majority was asked counts only if the majority still has it; a record that was not
     there yet is found as well."""
 
-    async def run() -> None:
-        async with joined(world) as (reader, _), joined(world) as (writer, _):
-            tree: Any = reader._tree  # type: ignore[attr-defined]
-            confirm = tree.confirm
+    async with joined(world) as (reader, _), joined(world) as (writer, _):
+        tree: Any = reader._tree  # type: ignore[attr-defined]
+        confirm = tree.confirm
 
-            async def late(path: str, version: int) -> bool:
-                if not await writer.create_records([a_record(3)]):
-                    await writer.write_record(replace((await writer.records())[3], reason="theirs"))
-                return bool(await confirm(path, version))
+        async def late(path: str, version: int) -> bool:
+            if not await writer.create_records([a_record(3)]):
+                await writer.write_record(replace((await writer.records())[3], reason="theirs"))
+            return bool(await confirm(path, version))
 
-            tree.confirm = late
-            assert (await reader.synced_record(3)).reason == ""
-            assert (await reader.synced_record(3)).reason == "theirs"
-
-    asyncio.run(run())
+        tree.confirm = late
+        assert (await reader.synced_record(3)).reason == ""
+        assert (await reader.synced_record(3)).reason == "theirs"
 
 
-def test_a_look_reads_only_what_changed(world: World) -> None:
+async def test_a_look_reads_only_what_changed(world: World) -> None:
     """Looks at what nobody changed read nothing; after a change exactly that is read, and it is seen at once."""
 
-    async def run() -> None:
-        async with joined(world) as (reader, _), joined(world) as (writer, _):
-            await writer.create_records([a_record(partition) for partition in range(8)])
-            await writer.register(a_registration("n1"))
-            await reader.records()
-            await reader.registrations()
-            asked = counted(reader)
-            for _ in range(3):
-                assert len(await reader.records()) == 8
-                assert len(await reader.registrations()) == 1
-            assert asked == []
-            await writer.write_record(replace((await writer.records())[5], reason="news"))
-            assert (await reader.records())[5].reason == "news"
-            assert asked == ["/p/5"]
-            asked.clear()
-            async with joined(world) as (third, _):
-                await third.register(a_registration("n3", id=3))
-                assert sorted(await reader.registrations()) == ["n1", "n3"]
-                assert asked == ["/nodes", "/nodes/n3"]
-            await writer.create_records([a_record(9)])
-            asked.clear()
-            assert (sorted(await reader.registrations()), len(await reader.records())) == (["n1"], 9)
-            assert asked == ["/nodes", "/p", "/p/9"]
-
-    asyncio.run(run())
+    async with joined(world) as (reader, _), joined(world) as (writer, _):
+        await writer.create_records([a_record(partition) for partition in range(8)])
+        await writer.register(a_registration("n1"))
+        await reader.records()
+        await reader.registrations()
+        asked = counted(reader)
+        for _ in range(3):
+            assert len(await reader.records()) == 8
+            assert len(await reader.registrations()) == 1
+        assert asked == []
+        await writer.write_record(replace((await writer.records())[5], reason="news"))
+        assert (await reader.records())[5].reason == "news"
+        assert asked == ["/p/5"]
+        asked.clear()
+        async with joined(world) as (third, _):
+            await third.register(a_registration("n3", id=3))
+            assert sorted(await reader.registrations()) == ["n1", "n3"]
+            assert asked == ["/nodes", "/nodes/n3"]
+        await writer.create_records([a_record(9)])
+        asked.clear()
+        assert (sorted(await reader.registrations()), len(await reader.records())) == (["n1"], 9)
+        assert asked == ["/nodes", "/p", "/p/9"]
 
 
-def test_after_a_break_and_after_a_minute_everything_is_read_again(
+async def test_after_a_break_and_after_a_minute_everything_is_read_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """News may be missed while a connection is broken, so the next look believes nothing; nor does one after the
     interval of the safety net."""
 
-    async def run() -> None:
-        async with joined(world) as (reader, ears):
-            await reader.create_records([a_record(0), a_record(1)])
-            await reader.records()
-            asked = counted(reader)
-            await world.expire(reader)
-            await until(
-                lambda: SessionState.EXPIRED in ears.states and ears.states[-1] is SessionState.CONNECTED, "back"
-            )
-            await reader.records()
-            assert asked == ["/p", "/p/0", "/p/1"]
-            asked.clear()
-            later = asyncio.get_running_loop().time() + FULL_READ_INTERVAL_S
-            monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: later)
-            await reader.records()
-            assert sorted(asked) == ["/p", "/p/0", "/p/1"]
-
-    asyncio.run(run())
+    async with joined(world) as (reader, ears):
+        await reader.create_records([a_record(0), a_record(1)])
+        await reader.records()
+        asked = counted(reader)
+        await world.expire(reader)
+        await until(lambda: SessionState.EXPIRED in ears.states and ears.states[-1] is SessionState.CONNECTED, "back")
+        await reader.records()
+        assert asked == ["/p", "/p/0", "/p/1"]
+        asked.clear()
+        later = asyncio.get_running_loop().time() + FULL_READ_INTERVAL_S
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: later)
+        await reader.records()
+        assert sorted(asked) == ["/p", "/p/0", "/p/1"]
 
 
-def test_looks_at_once_all_see_what_was_confirmed_before_them(world: World) -> None:
+async def test_looks_at_once_all_see_what_was_confirmed_before_them(world: World) -> None:
     """Of many looks that begin after a write was confirmed, none shows the record from before."""
 
-    async def run() -> None:
-        async with joined(world) as (reader, _), joined(world) as (writer, _):
-            await writer.create_records([a_record(3)])
-            record = (await writer.records())[3]
+    async with joined(world) as (reader, _), joined(world) as (writer, _):
+        await writer.create_records([a_record(3)])
+        record = (await writer.records())[3]
 
-            async def look() -> str:
-                return (await reader.records())[3].reason
+        async def look() -> str:
+            return (await reader.records())[3].reason
 
-            for number in range(20):
-                record = await writer.write_record(replace(record, reason=str(number)))
-                assert await asyncio.gather(*(look() for _ in range(4))) == [str(number)] * 4
-
-    asyncio.run(run())
+        for number in range(20):
+            record = await writer.write_record(replace(record, reason=str(number)))
+            assert await asyncio.gather(*(look() for _ in range(4))) == [str(number)] * 4
 
 
-def test_a_record_older_than_one_seen_before_is_refused(world: World) -> None:
+async def test_a_record_older_than_one_seen_before_is_refused(world: World) -> None:
     """A record that was deleted and made anew under the client's eyes is not believed, and the error says so (H32)."""
 
-    async def run() -> None:
-        async with joined(world) as (reader, _), joined(world) as (writer, _):
-            await writer.create_records([a_record(3)])
-            record = await writer.write_record((await writer.records())[3])
-            assert (await reader.records())[3].version == record.version
-            await writer.delete("/p/3", record.version)
-            await writer.create_records([a_record(3)])
-            for _ in range(2):
-                with pytest.raises(Corruption, match=r"metastore-rollback: .*/p/3 is at version 0.* seen version 1"):
-                    await reader.records()
-
-    asyncio.run(run())
+    async with joined(world) as (reader, _), joined(world) as (writer, _):
+        await writer.create_records([a_record(3)])
+        record = await writer.write_record((await writer.records())[3])
+        assert (await reader.records())[3].version == record.version
+        await writer.delete("/p/3", record.version)
+        await writer.create_records([a_record(3)])
+        for _ in range(2):
+            with pytest.raises(Corruption, match=r"metastore-rollback: .*/p/3 is at version 0.* seen version 1"):
+                await reader.records()
 
 
 def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(world: World) -> None:

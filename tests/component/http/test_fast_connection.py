@@ -297,54 +297,51 @@ def test_a_body_that_waits_for_its_turn_is_not_slow(client_api, server):
     assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 204, 200]
 
 
-def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmation():
+async def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmation():
     """What a request waits for inside the coordinator, usual or not, needs no task of its own: forwarding, the time in
     which nobody leads, a read that is confirmed later, and a wait that the client bounds."""
 
-    async def scenario():
-        async with cluster(("n1", "n2", None, "n1")) as c:
-            app = ClientApi(
-                c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, riak_info=None, status=None,
-            )  # fmt: skip
-            settings = ListenSettings(http=Address("127.0.0.1", 0))
-            listener = Listener("http", settings.http, settings)
-            await listener.start(app)
-            port = int(listener.url.rsplit(":", 1)[1])
+    async with cluster(("n1", "n2", None, "n1")) as c:
+        app = ClientApi(
+            c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, riak_info=None, status=None,
+        )  # fmt: skip
+        settings = ListenSettings(http=Address("127.0.0.1", 0))
+        listener = Listener("http", settings.http, settings)
+        await listener.start(app)
+        port = int(listener.url.rsplit(":", 1)[1])
 
-            async def exchange(raw):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(raw)
-                try:
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    length = re.search(rb"content-length: (\d+)", head)
-                    return int(head[9:12]), await reader.readexactly(int(length[1]) if length else 0)
-                finally:
-                    writer.close()
+        async def exchange(raw):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw)
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head)
+                return int(head[9:12]), await reader.readexactly(int(length[1]) if length else 0)
+            finally:
+                writer.close()
 
-            async def both(partition):
-                key = key_of(partition).key
-                written = await exchange(put(key, b"v", TEXT))
-                return written, await exchange(ask(b"GET", b"/buckets/b/keys/" + key))
+        async def both(partition):
+            key = key_of(partition).key
+            written = await exchange(put(key, b"v", TEXT))
+            return written, await exchange(ask(b"GET", b"/buckets/b/keys/" + key))
 
-            done = (204, b""), (200, b"v")
-            assert await both(0) == done
-            assert await both(1) == done
-            leaderless = asyncio.ensure_future(both(2))
-            await asyncio.sleep(0.1)
-            assert not leaderless.done()
-            c.move(2, "n1")
-            assert await leaderless == done
-            c.runtimes["n1"].reads = []
-            path = b"/buckets/b/keys/" + key_of(0).key
-            held = [asyncio.ensure_future(exchange(ask(b"GET", path))) for _ in range(2)]
-            while len(c.runtimes["n1"].reads) < 2:
-                await asyncio.sleep(0)
-            for confirmed in c.runtimes["n1"].reads:
-                confirmed.set_result(None)
-            assert await asyncio.gather(*held) == [(200, b"v"), (200, b"v")]
-            c.runtimes["n1"].hold = True
-            assert (await exchange(put(key_of(0).key + b"?timeout=20", b"w", TEXT)))[0] == 504
-            c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
-            await listener.stop(1)
-
-    asyncio.run(scenario())
+        done = (204, b""), (200, b"v")
+        assert await both(0) == done
+        assert await both(1) == done
+        leaderless = asyncio.ensure_future(both(2))
+        await asyncio.sleep(0.1)
+        assert not leaderless.done()
+        c.move(2, "n1")
+        assert await leaderless == done
+        c.runtimes["n1"].reads = []
+        path = b"/buckets/b/keys/" + key_of(0).key
+        held = [asyncio.ensure_future(exchange(ask(b"GET", path))) for _ in range(2)]
+        while len(c.runtimes["n1"].reads) < 2:
+            await asyncio.sleep(0)
+        for confirmed in c.runtimes["n1"].reads:
+            confirmed.set_result(None)
+        assert await asyncio.gather(*held) == [(200, b"v"), (200, b"v")]
+        c.runtimes["n1"].hold = True
+        assert (await exchange(put(key_of(0).key + b"?timeout=20", b"w", TEXT)))[0] == 504
+        c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+        await listener.stop(1)

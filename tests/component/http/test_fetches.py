@@ -54,35 +54,29 @@ def test_a_long_poll_ends_when_its_sink_goes(client_api, server):
     server.wait(lambda: client_api.app._queues.running == 0)
 
 
-def test_a_stop_ends_all_long_polls(client_api, send_request, eventually):
+async def test_a_stop_ends_all_long_polls(client_api, send_request, eventually):
     """When the node stops, polls that wait are told so at once, and so is every later one."""
 
-    async def run():
-        client_api.queue.give = asyncio.Event()
-        polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(3)]
-        await eventually(lambda: len(client_api.queue.asked) == 3)
-        client_api.app.stop()
-        answers = await asyncio.gather(*polls, send_request(client_api.app, "POST", "/queues/q/fetch", BODY))
-        assert {(a.status, a.reason) for a in answers} == {(503, "not-ready")}
-        assert client_api.queue.cancelled == 3
-
-    asyncio.run(run())
+    client_api.queue.give = asyncio.Event()
+    polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(3)]
+    await eventually(lambda: len(client_api.queue.asked) == 3)
+    client_api.app.stop()
+    answers = await asyncio.gather(*polls, send_request(client_api.app, "POST", "/queues/q/fetch", BODY))
+    assert {(a.status, a.reason) for a in answers} == {(503, "not-ready")}
+    assert client_api.queue.cancelled == 3
 
 
-def test_fetches_are_bounded(client_api, send_request, eventually, monkeypatch):
+async def test_fetches_are_bounded(client_api, send_request, eventually, monkeypatch):
     """One fetch more than the limit is refused at once instead of waiting."""
     monkeypatch.setattr("isthmus.node.client_api.queue_fetch.FETCHES_MAX", 2)
 
-    async def run():
-        client_api.queue.give = asyncio.Event()
-        polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(2)]
-        await eventually(lambda: len(client_api.queue.asked) == 2)
-        refused = await send_request(client_api.app, "POST", "/queues/q/fetch", BODY)
-        assert (refused.status, refused.reason) == (503, "overloaded")
-        client_api.queue.give.set()
-        assert [a.status for a in await asyncio.gather(*polls)] == [200, 200]
-
-    asyncio.run(run())
+    client_api.queue.give = asyncio.Event()
+    polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(2)]
+    await eventually(lambda: len(client_api.queue.asked) == 2)
+    refused = await send_request(client_api.app, "POST", "/queues/q/fetch", BODY)
+    assert (refused.status, refused.reason) == (503, "overloaded")
+    client_api.queue.give.set()
+    assert [a.status for a in await asyncio.gather(*polls)] == [200, 200]
 
 
 def test_answers_are_compressed_for_who_asks(client_api):

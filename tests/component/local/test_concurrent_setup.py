@@ -22,39 +22,35 @@ from isthmus.repl.model.errors import LocalFault
 SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 
 
-def test_no_supervisor_waits_for_the_end_of_one_that_serves(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_no_supervisor_waits_for_the_end_of_one_that_serves(
+    tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
     """It would start everything again once somebody has stopped it: what was taken down ran again, and nobody knew."""
     spec = Spec((shell_child(),))
 
-    async def scenario() -> None:
-        async with supervised(tmp_path, spec) as client:
-            before = await client.pid("a")
-            began = time.monotonic()
-            with pytest.raises(OSError, match="temporarily unavailable"):
-                await Supervisor(tmp_path, spec).run()
-            assert time.monotonic() - began < LOCK_TIMEOUT_S / 2
-            assert await client.pid("a") == before
-
-    asyncio.run(scenario())
+    async with supervised(tmp_path, spec) as client:
+        before = await client.pid("a")
+        began = time.monotonic()
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            await Supervisor(tmp_path, spec).run()
+        assert time.monotonic() - began < LOCK_TIMEOUT_S / 2
+        assert await client.pid("a") == before
 
 
-def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """`down` and then `up` at once: the next one waits for the lock, and starts."""
     spec = Spec((shell_child(line="trap 'touch told; sleep 0.5; exit 0' TERM; touch set; sleep 1000 & wait"),))
 
-    async def scenario() -> None:
-        async with supervised(tmp_path, spec) as client:
-            before = await client.pid("a")
-            await client.wait_for_path(tmp_path / "set")
-            stopping = asyncio.create_task(asyncio.to_thread(supervisor_client.stop, tmp_path))
-            await client.wait_for_path(tmp_path / "told")
-            async with supervised(tmp_path, spec) as other:
-                assert await stopping
-                while await asyncio.to_thread(supervisor_client.running_state, tmp_path) is None:
-                    await asyncio.sleep(0.02)
-                assert await other.pid("a") != before
-
-    asyncio.run(scenario())
+    async with supervised(tmp_path, spec) as client:
+        before = await client.pid("a")
+        await client.wait_for_path(tmp_path / "set")
+        stopping = asyncio.create_task(asyncio.to_thread(supervisor_client.stop, tmp_path))
+        await client.wait_for_path(tmp_path / "told")
+        async with supervised(tmp_path, spec) as other:
+            assert await stopping
+            while await asyncio.to_thread(supervisor_client.running_state, tmp_path) is None:
+                await asyncio.sleep(0.02)
+            assert await other.pid("a") != before
 
 
 def test_two_ups_at_once_start_one_of_each(directory: Path) -> None:

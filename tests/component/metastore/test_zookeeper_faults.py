@@ -27,150 +27,134 @@ def metastore(hosts: str, session_timeout_ms: int = 8000, connect_timeout_ms: in
     )
 
 
-def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_server: Any) -> None:
+async def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_server: Any) -> None:
     """While it is dead calls are Unavailable and the session merely suspended; afterwards the registration and all
     that was written are there, and what was read is hinted."""
 
-    async def run() -> None:
-        client, states, hints = metastore(own_server.hosts), list[SessionState](), list[str]()
-        client.watch(hints.append)
-        await client.start(states.append)
-        inc = await client.register(Registration("n1", 0, True))
-        await client.put("/x", b"kept", None)
-        await client.get("/x")
-        own_server.kill()
-        await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
-        for call in (client.get("/x"), client.put("/y", b"", None), client.records()):
-            with pytest.raises(Unavailable):
-                await call
-        await asyncio.to_thread(own_server.start)
-        await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
-        assert SessionState.EXPIRED not in states
-        assert "/x" in hints
-        assert await client.get("/x") == Versioned(b"kept", 0)
-        assert (await client.registrations())["n1"].session_id == inc
-        await client.stop()
-
-    asyncio.run(run())
+    client, states, hints = metastore(own_server.hosts), list[SessionState](), list[str]()
+    client.watch(hints.append)
+    await client.start(states.append)
+    inc = await client.register(Registration("n1", 0, True))
+    await client.put("/x", b"kept", None)
+    await client.get("/x")
+    own_server.kill()
+    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    for call in (client.get("/x"), client.put("/y", b"", None), client.records()):
+        with pytest.raises(Unavailable):
+            await call
+    await asyncio.to_thread(own_server.start)
+    await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+    assert SessionState.EXPIRED not in states
+    assert "/x" in hints
+    assert await client.get("/x") == Versioned(b"kept", 0)
+    assert (await client.registrations())["n1"].session_id == inc
+    await client.stop()
 
 
-def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(own_server: Any) -> None:
+async def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(own_server: Any) -> None:
     """A frozen server took the request: the write is neither done nor refused. Its repetition on the same base is
     either done or refused, and the value is the one written (R-AMBIG)."""
 
-    async def run() -> None:
-        client = metastore(own_server.hosts, session_timeout_ms=2000)
-        await client.start(lambda _: None)
-        version = await client.put("/x", b"old", None)
-        own_server.freeze()
-        with pytest.raises(Ambiguous):
+    client = metastore(own_server.hosts, session_timeout_ms=2000)
+    await client.start(lambda _: None)
+    version = await client.put("/x", b"old", None)
+    own_server.freeze()
+    with pytest.raises(Ambiguous):
+        await client.put("/x", b"new", version)
+    own_server.send(signal.SIGCONT)
+    deadline = time.monotonic() + 15
+    while True:
+        try:
             await client.put("/x", b"new", version)
-        own_server.send(signal.SIGCONT)
-        deadline = time.monotonic() + 15
-        while True:
-            try:
-                await client.put("/x", b"new", version)
-            except VersionConflict:
-                break
-            except (Ambiguous, Unavailable):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
-            else:
-                break
-        found = await client.get("/x")
-        assert found == Versioned(b"new", version + 1)
-        await client.stop()
-
-    asyncio.run(run())
+        except VersionConflict:
+            break
+        except (Ambiguous, Unavailable):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        else:
+            break
+    found = await client.get("/x")
+    assert found == Versioned(b"new", version + 1)
+    await client.stop()
 
 
 @pytest.mark.parametrize("new_session", [False, True])
-def test_a_zookeeper_whose_data_went_back_is_not_believed(
+async def test_a_zookeeper_whose_data_went_back_is_not_believed(
     new_session: bool, own_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that knows less than this process has seen is refused, in the same session and in a new one: the
     client stays suspended, and its errors say why, with both zxids (H32)."""
     monkeypatch.setattr(rollback_guard, "INTERVAL_S", 0.3)
 
-    async def run() -> None:
-        client, states = metastore(own_server.hosts, session_timeout_ms=2000), list[SessionState]()
-        await client.start(states.append)
-        await client.put("/x", b"1", None)
-        own_server.kill()
-        await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
-        assert client._link is not None
-        if new_session:
-            client._link._client._reset()  # what the driver does when its session has expired
-        shutil.rmtree(own_server.directory / "data")
-        await asyncio.to_thread(own_server.start)
+    client, states = metastore(own_server.hosts, session_timeout_ms=2000), list[SessionState]()
+    await client.start(states.append)
+    await client.put("/x", b"1", None)
+    own_server.kill()
+    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    assert client._link is not None
+    if new_session:
+        client._link._client._reset()  # what the driver does when its session has expired
+    shutil.rmtree(own_server.directory / "data")
+    await asyncio.to_thread(own_server.start)
 
-        async def why() -> str:
-            with pytest.raises(Unavailable) as caught:
-                await client.get("/x")
-            return str(caught.value)
+    async def why() -> str:
+        with pytest.raises(Unavailable) as caught:
+            await client.get("/x")
+        return str(caught.value)
 
-        deadline = time.monotonic() + 15
-        while "metastore-rollback" not in (text := await why()):
-            assert time.monotonic() < deadline, text
-            await asyncio.sleep(0.05)
-        assert re.search(r"is at zxid 0x\w+, this process has seen 0x\w+: the ensemble lost", text)
-        assert states[-1] is SessionState.SUSPENDED
-        await client.stop()
-
-    asyncio.run(run())
+    deadline = time.monotonic() + 15
+    while "metastore-rollback" not in (text := await why()):
+        assert time.monotonic() < deadline, text
+        await asyncio.sleep(0.05)
+    assert re.search(r"is at zxid 0x\w+, this process has seen 0x\w+: the ensemble lost", text)
+    assert states[-1] is SessionState.SUSPENDED
+    await client.stop()
 
 
-def test_starting_without_a_zookeeper_fails_in_one_line_and_in_time() -> None:
+async def test_starting_without_a_zookeeper_fails_in_one_line_and_in_time() -> None:
     """No server: LocalFault within the connect time-out, naming hosts and setting; no thread is left."""
 
-    async def run() -> None:
-        began = time.monotonic()
-        with pytest.raises(LocalFault, match=r"127\.0\.0\.1:1 .*\[metastore\] hosts") as caught:
-            await metastore("127.0.0.1:1", connect_timeout_ms=300).start(lambda _: None)
-        assert "\n" not in str(caught.value)
-        assert time.monotonic() - began < 5
-
-    asyncio.run(run())
+    began = time.monotonic()
+    with pytest.raises(LocalFault, match=r"127\.0\.0\.1:1 .*\[metastore\] hosts") as caught:
+        await metastore("127.0.0.1:1", connect_timeout_ms=300).start(lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - began < 5
 
 
-def test_hosts_that_are_no_hosts_are_refused() -> None:
+async def test_hosts_that_are_no_hosts_are_refused() -> None:
     """A port that is no number is named as a fault of the setting."""
 
-    async def run() -> None:
-        with pytest.raises(LocalFault, match=r"\[metastore\] hosts"):
-            await metastore("zk1:port").start(lambda _: None)
-
-    asyncio.run(run())
+    with pytest.raises(LocalFault, match=r"\[metastore\] hosts"):
+        await metastore("zk1:port").start(lambda _: None)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_driver_that_dies_of_its_own_error_is_started_again(real_world: Any) -> None:
+async def test_a_driver_that_dies_of_its_own_error_is_started_again(real_world: Any) -> None:
     """When kazoo's thread ends by an unforeseen error, the session counts as expired and a new one begins."""
 
-    async def run() -> None:
-        client, states = real_world.client(), list[SessionState]()
-        await client.start(states.append)
-        connection = client._link._client._connection
-        sound = connection._read_socket
+    client, states = real_world.client(), list[SessionState]()
+    await client.start(states.append)
+    connection = client._link._client._connection
+    sound = connection._read_socket
 
-        def broken(*_: object) -> None:
-            connection._read_socket = sound
-            raise RuntimeError("xids do not match")
+    def broken(*_: object) -> None:
+        connection._read_socket = sound
+        raise RuntimeError("xids do not match")
 
-        connection._read_socket = broken
-        with pytest.raises((Unavailable, Ambiguous)):
-            await client.put("/x", b"", None)
-        await until(lambda: states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], f"a new session: {states}")
-        assert await client.allocate_gen() == 1
-        await client.stop()
-
-    asyncio.run(run())
+    connection._read_socket = broken
+    with pytest.raises((Unavailable, Ambiguous)):
+        await client.put("/x", b"", None)
+    await until(lambda: states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], f"a new session: {states}")
+    assert await client.allocate_gen() == 1
+    await client.stop()
 
 
 @pytest.mark.parametrize(
     ("path", "value"), [("p/3", b"{}"), ("p/x", b"{}"), ("nodes/n1", b"[]"), ("gen", b"many"), ("uuid", b"00")]
 )
-def test_foreign_bytes_in_the_tree_are_named(path: str, value: bytes, real_world: Any, shared_server: Any) -> None:
+async def test_foreign_bytes_in_the_tree_are_named(
+    path: str, value: bytes, real_world: Any, shared_server: Any
+) -> None:
     """Bytes that this program did not write are Corruption, with the path in the message; a record or registration is
     told so beside the others, which can be read."""
 
@@ -181,46 +165,40 @@ def test_foreign_bytes_in_the_tree_are_named(path: str, value: bytes, real_world
         stranger.stop()
         stranger.close()
 
-    async def run() -> None:
-        client = real_world.client()
-        await client.start(lambda _: None)
-        await asyncio.to_thread(write_foreign, client._base)
-        reads = {
-            "p": client.records,
-            "nodes": client.registrations,
-            "gen": client.allocate_gen,
-            "uuid": lambda: client.cluster_uuid(bytes(16)),
-        }
-        if "/" in path:
-            assert not await reads[path.split("/")[0]]()
-            assert path in client.unreadable[f"/{path}"]
-        else:
-            with pytest.raises(Corruption, match=path):
-                await reads[path]()
-        await client.stop()
-
-    asyncio.run(run())
+    client = real_world.client()
+    await client.start(lambda _: None)
+    await asyncio.to_thread(write_foreign, client._base)
+    reads = {
+        "p": client.records,
+        "nodes": client.registrations,
+        "gen": client.allocate_gen,
+        "uuid": lambda: client.cluster_uuid(bytes(16)),
+    }
+    if "/" in path:
+        assert not await reads[path.split("/")[0]]()
+        assert path in client.unreadable[f"/{path}"]
+    else:
+        with pytest.raises(Corruption, match=path):
+            await reads[path]()
+    await client.stop()
 
 
-def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) -> None:
+async def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) -> None:
     """A record that says partition 3 but lies at another path is unreadable, and not partition 3."""
     from isthmus.repl.metastore.codecs import encode_record
     from isthmus.repl.model.record import PartitionRecord
 
-    async def run() -> None:
-        client = real_world.client()
-        await client.start(lambda _: None)
-        await client.put("/p/4", encode_record(PartitionRecord(3, "default", 3, 12, ("n1",))), None)
-        assert not await client.records()
-        assert "/p/4 in the metastore holds the record of partition 3" in client.unreadable["/p/4"]
-        with pytest.raises(Corruption, match="/p/4"):
-            await client.synced_record(4)
-        await client.stop()
-
-    asyncio.run(run())
+    client = real_world.client()
+    await client.start(lambda _: None)
+    await client.put("/p/4", encode_record(PartitionRecord(3, "default", 3, 12, ("n1",))), None)
+    assert not await client.records()
+    assert "/p/4 in the metastore holds the record of partition 3" in client.unreadable["/p/4"]
+    with pytest.raises(Corruption, match="/p/4"):
+        await client.synced_record(4)
+    await client.stop()
 
 
-def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
+async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
     real_world: Any, shared_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody's access list on one znode is that partition's affair: the others are read, a node is found where it is,
@@ -233,66 +211,58 @@ def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
 
     monkeypatch.setattr(watch_cache, "FULL_READ_INTERVAL_S", 0.2)
 
-    async def run() -> None:
-        client = real_world.client()
-        await client.start(lambda _: None)
-        for number in (0, 1):
-            await client.put(
-                f"/p/{number}", encode_record(PartitionRecord(number, "default", number, 2, ("n1",))), None
-            )
-        await client.register(Registration("n1", 0, True))
-        assert sorted(await client.records()) == [0, 1]
-        other = KazooClient(hosts=shared_server.hosts)
-        await asyncio.to_thread(other.start)
-        paths = [f"{client._base}{path}" for path in ("/p/1", "/nodes/n1")]
-        mine = make_digest_acl("ann", "secret", all=True)
-        for path in paths:
-            await asyncio.to_thread(other.set_acls, path, [mine])
-        await asyncio.sleep(0.3)
-        assert sorted(await client.records()) == [0, 1]
-        assert "NoAuth" in client.unreadable["/p/1"]
-        with pytest.raises(LocalFault, match="NoAuth"):  # it is no sign that the node is gone
-            await client.registrations()
-        fresh = real_world.client()
-        fresh._base = client._base
-        await fresh.start(lambda _: None)
-        assert sorted(await fresh.records()) == [0]
-        await asyncio.to_thread(other.add_auth, "digest", "ann:secret")
-        for path in paths:
-            await asyncio.to_thread(other.set_acls, path, OPEN_ACL_UNSAFE)
-        await asyncio.sleep(0.3)
-        for each in (client, fresh):
-            assert sorted(await each.records()) == [0, 1]
-            assert not each.unreadable
-            assert sorted(await each.registrations()) == ["n1"]
-        await fresh.stop()
-        await client.stop()
-        await asyncio.to_thread(other.stop)
-        await asyncio.to_thread(other.close)
-
-    asyncio.run(run())
+    client = real_world.client()
+    await client.start(lambda _: None)
+    for number in (0, 1):
+        await client.put(f"/p/{number}", encode_record(PartitionRecord(number, "default", number, 2, ("n1",))), None)
+    await client.register(Registration("n1", 0, True))
+    assert sorted(await client.records()) == [0, 1]
+    other = KazooClient(hosts=shared_server.hosts)
+    await asyncio.to_thread(other.start)
+    paths = [f"{client._base}{path}" for path in ("/p/1", "/nodes/n1")]
+    mine = make_digest_acl("ann", "secret", all=True)
+    for path in paths:
+        await asyncio.to_thread(other.set_acls, path, [mine])
+    await asyncio.sleep(0.3)
+    assert sorted(await client.records()) == [0, 1]
+    assert "NoAuth" in client.unreadable["/p/1"]
+    with pytest.raises(LocalFault, match="NoAuth"):  # it is no sign that the node is gone
+        await client.registrations()
+    fresh = real_world.client()
+    fresh._base = client._base
+    await fresh.start(lambda _: None)
+    assert sorted(await fresh.records()) == [0]
+    await asyncio.to_thread(other.add_auth, "digest", "ann:secret")
+    for path in paths:
+        await asyncio.to_thread(other.set_acls, path, OPEN_ACL_UNSAFE)
+    await asyncio.sleep(0.3)
+    for each in (client, fresh):
+        assert sorted(await each.records()) == [0, 1]
+        assert not each.unreadable
+        assert sorted(await each.registrations()) == ["n1"]
+    await fresh.stop()
+    await client.stop()
+    await asyncio.to_thread(other.stop)
+    await asyncio.to_thread(other.close)
 
 
-def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
+async def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
     """While a request waits for a frozen ZooKeeper, the loop goes on turning."""
 
-    async def run() -> None:
-        client = metastore(own_server.hosts, session_timeout_ms=3000)
-        await client.start(lambda _: None)
-        own_server.freeze()
-        call = asyncio.ensure_future(client.get("/x"))
-        longest, asked = 0.0, time.monotonic()
-        while not call.done():
-            began = time.monotonic()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - began)
-        took = time.monotonic() - asked
-        own_server.send(signal.SIGCONT)
-        assert isinstance(call.exception(), Unavailable)
-        assert longest < took / 2, "a loop that waits with the call waits all of it, from a third of the session on"
-        await client.stop()
-
-    asyncio.run(run())
+    client = metastore(own_server.hosts, session_timeout_ms=3000)
+    await client.start(lambda _: None)
+    own_server.freeze()
+    call = asyncio.ensure_future(client.get("/x"))
+    longest, asked = 0.0, time.monotonic()
+    while not call.done():
+        began = time.monotonic()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.monotonic() - began)
+    took = time.monotonic() - asked
+    own_server.send(signal.SIGCONT)
+    assert isinstance(call.exception(), Unavailable)
+    assert longest < took / 2, "a loop that waits with the call waits all of it, from a third of the session on"
+    await client.stop()
 
 
 def test_the_embedded_server_names_its_log_when_it_cannot_serve(tmp_path: Path, shared_server: Any) -> None:

@@ -56,96 +56,87 @@ class Writer:
                 await asyncio.sleep(0.02)
 
 
-def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None:
+async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None:
     """Conditional writes of several partitions go on within seconds, each exactly once; undecided ones are said to be
     so, and repeating them decides; registration, id and claim stay, and no session is lost."""
 
-    async def run() -> None:
-        client, states = metastore(ensemble.hosts, "/killed"), list[SessionState]()
-        await client.start(states.append)
-        other = metastore(ensemble.hosts, "/killed")
-        await other.start(lambda _: None)
-        inc = await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={}))
-        assert await client.claim("/controller", b"n1")
-        await client.create_records([a_record(partition, Member("n1", 9)) for partition in range(WRITERS)])
-        writers = [Writer(client, record) for record in (await client.records()).values()]
-        began = time.monotonic()
-        writing = [asyncio.ensure_future(writer.run(began + 7)) for writer in writers]
-        await asyncio.sleep(1)
-        await asyncio.to_thread(ensemble.leader().kill)
-        await asyncio.gather(*writing)
-        assert SessionState.EXPIRED not in states
-        assert max(writer.longest_s for writer in writers) < 6
-        for look in (client, other):
-            found = await look.records()
-            assert [found[w.record.partition].version for w in writers] == [writer.decided for writer in writers]
-            assert [found[w.record.partition].reason for w in writers] == [f"write {w.decided}" for w in writers]
-            assert (await look.registrations())["n1"].session_id == inc
-        assert await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={})) == inc
-        assert await client.claim("/controller", b"n1")
-        assert not await other.claim("/controller", b"n2")
-        await client.stop()
-        await other.stop()
-
-    asyncio.run(run())
+    client, states = metastore(ensemble.hosts, "/killed"), list[SessionState]()
+    await client.start(states.append)
+    other = metastore(ensemble.hosts, "/killed")
+    await other.start(lambda _: None)
+    inc = await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={}))
+    assert await client.claim("/controller", b"n1")
+    await client.create_records([a_record(partition, Member("n1", 9)) for partition in range(WRITERS)])
+    writers = [Writer(client, record) for record in (await client.records()).values()]
+    began = time.monotonic()
+    writing = [asyncio.ensure_future(writer.run(began + 7)) for writer in writers]
+    await asyncio.sleep(1)
+    await asyncio.to_thread(ensemble.leader().kill)
+    await asyncio.gather(*writing)
+    assert SessionState.EXPIRED not in states
+    assert max(writer.longest_s for writer in writers) < 6
+    for look in (client, other):
+        found = await look.records()
+        assert [found[w.record.partition].version for w in writers] == [writer.decided for writer in writers]
+        assert [found[w.record.partition].reason for w in writers] == [f"write {w.decided}" for w in writers]
+        assert (await look.registrations())["n1"].session_id == inc
+    assert await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={})) == inc
+    assert await client.claim("/controller", b"n1")
+    assert not await other.claim("/controller", b"n2")
+    await client.stop()
+    await other.stop()
 
 
-def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensemble: Any) -> None:
+async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensemble: Any) -> None:
     """With two of three servers gone no call succeeds, not even a read, so nobody decides on what may be old; once
     there is a majority again, session, registration and records are as they were."""
 
-    async def run() -> None:
-        client, states = metastore(ensemble.hosts, "/majority"), list[SessionState]()
-        await client.start(states.append)
-        inc = await client.register(a_registration("n1"))
-        await client.create_records([a_record(3)])
-        record = (await client.records())[3]
-        for server in ensemble.servers[:2]:
-            server.kill()
-        await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            for call in (
-                client.records(),
-                client.registrations(),
-                client.synced_record(3),
-                client.write_record(record),
-            ):
-                with pytest.raises((Unavailable, Ambiguous)):
-                    await call
-            await asyncio.sleep(0.1)
-        await asyncio.to_thread(ensemble.start)
-        await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
-        assert SessionState.EXPIRED not in states
-        assert (await client.registrations())["n1"].session_id == inc
-        assert (await client.synced_record(3)).version == record.version
-        await client.stop()
-
-    asyncio.run(run())
+    client, states = metastore(ensemble.hosts, "/majority"), list[SessionState]()
+    await client.start(states.append)
+    inc = await client.register(a_registration("n1"))
+    await client.create_records([a_record(3)])
+    record = (await client.records())[3]
+    for server in ensemble.servers[:2]:
+        server.kill()
+    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        for call in (
+            client.records(),
+            client.registrations(),
+            client.synced_record(3),
+            client.write_record(record),
+        ):
+            with pytest.raises((Unavailable, Ambiguous)):
+                await call
+        await asyncio.sleep(0.1)
+    await asyncio.to_thread(ensemble.start)
+    await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+    assert SessionState.EXPIRED not in states
+    assert (await client.registrations())["n1"].session_id == inc
+    assert (await client.synced_record(3)).version == record.version
+    await client.stop()
 
 
-def test_a_read_by_a_server_that_was_left_behind_is_not_taken_for_new(ensemble: Any) -> None:
+async def test_a_read_by_a_server_that_was_left_behind_is_not_taken_for_new(ensemble: Any) -> None:
     """While the client's own server is frozen others move the record on; the client, thawed or elsewhere, shows what
     they wrote."""
 
-    async def run() -> None:
-        servers = ensemble.servers
-        behind = next(server for server in servers if server is not ensemble.leader())
-        reader = metastore(behind.hosts, "/behind")
-        writer = metastore(",".join(server.hosts for server in servers if server is not behind), "/behind")
-        await reader.start(lambda _: None)
-        await writer.start(lambda _: None)
-        await writer.create_records([a_record(3)])
-        record = (await writer.records())[3]
-        assert (await reader.records())[3].version == record.version
-        behind.freeze()
-        for number in range(5):
-            record = await writer.write_record(replace(record, reason=str(number)))
-        synced, looked = asyncio.ensure_future(reader.synced_record(3)), asyncio.ensure_future(reader.records())
-        await asyncio.sleep(0.1)  # both are under way
-        behind.send(signal.SIGCONT)
-        assert ((await synced).version, (await looked)[3].version) == (record.version, record.version)
-        await reader.stop()
-        await writer.stop()
-
-    asyncio.run(run())
+    servers = ensemble.servers
+    behind = next(server for server in servers if server is not ensemble.leader())
+    reader = metastore(behind.hosts, "/behind")
+    writer = metastore(",".join(server.hosts for server in servers if server is not behind), "/behind")
+    await reader.start(lambda _: None)
+    await writer.start(lambda _: None)
+    await writer.create_records([a_record(3)])
+    record = (await writer.records())[3]
+    assert (await reader.records())[3].version == record.version
+    behind.freeze()
+    for number in range(5):
+        record = await writer.write_record(replace(record, reason=str(number)))
+    synced, looked = asyncio.ensure_future(reader.synced_record(3)), asyncio.ensure_future(reader.records())
+    await asyncio.sleep(0.1)  # both are under way
+    behind.send(signal.SIGCONT)
+    assert ((await synced).version, (await looked)[3].version) == (record.version, record.version)
+    await reader.stop()
+    await writer.stop()

@@ -110,27 +110,24 @@ def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: Clie
     assert client_process.states() == ["connected"], inc
 
 
-def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
+async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
     """As one that is coming up may do: the client knocks again long before its session is over."""
 
-    async def run() -> None:
-        proxy = Proxy(shared_server.port)
-        await proxy.start()
-        client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
-        states: list[SessionState] = []
-        await client.start(states.append)
-        inc = await client.register(Registration("n1", 0, True, id=3))
-        proxy.swallows = True
-        proxy.cut()
-        await until(lambda: proxy.swallowed, "swallowed")
-        proxy.swallows = False
-        await until(lambda: len(states) == 3, "connected again")
-        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
-        assert (await client.registrations())["n1"].session_id == inc
-        await client.stop()
-        await proxy.stop()
-
-    asyncio.run(run())
+    proxy = Proxy(shared_server.port)
+    await proxy.start()
+    client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+    states: list[SessionState] = []
+    await client.start(states.append)
+    inc = await client.register(Registration("n1", 0, True, id=3))
+    proxy.swallows = True
+    proxy.cut()
+    await until(lambda: proxy.swallowed, "swallowed")
+    proxy.swallows = False
+    await until(lambda: len(states) == 3, "connected again")
+    assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+    assert (await client.registrations())["n1"].session_id == inc
+    await client.stop()
+    await proxy.stop()
 
 
 def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,33 +161,30 @@ def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monk
 
 
 @pytest.mark.slow
-def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: Any) -> None:
+async def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: Any) -> None:
     """Sessions are counted by the ensemble, which counts nothing while it is down: who comes back when it does keeps
     registration and claim, and is told `suspended`, never `expired` (H31)."""
 
-    async def run() -> None:
-        client = ZooKeeperMetastore(own_server.hosts, "/x", "east", session_timeout_ms=3000, connect_timeout_ms=9000)
-        states: list[SessionState] = []
-        await client.start(states.append)
-        inc = await client.register(Registration("n1", 0, True, id=3))
-        assert await client.claim("/controller", b"n1")
-        await client.create_records([a_record(3)])
-        record = (await client.records())[3]
-        own_server.kill()
-        down = time.monotonic()
-        await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
-        while time.monotonic() < down + 4:
-            for call in (client.records(), client.synced_record(3), client.write_record(record)):
-                with pytest.raises(Unavailable):
-                    await call
-            await asyncio.sleep(0.2)
-        await asyncio.to_thread(own_server.start)
-        await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
-        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
-        assert (await client.registrations())["n1"].session_id == inc
-        assert await client.register(Registration("n1", 0, True, id=3)) == inc
-        assert await client.claim("/controller", b"n1")
-        assert (await client.write_record(record)).version == record.version + 1
-        await client.stop()
-
-    asyncio.run(run())
+    client = ZooKeeperMetastore(own_server.hosts, "/x", "east", session_timeout_ms=3000, connect_timeout_ms=9000)
+    states: list[SessionState] = []
+    await client.start(states.append)
+    inc = await client.register(Registration("n1", 0, True, id=3))
+    assert await client.claim("/controller", b"n1")
+    await client.create_records([a_record(3)])
+    record = (await client.records())[3]
+    own_server.kill()
+    down = time.monotonic()
+    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    while time.monotonic() < down + 4:
+        for call in (client.records(), client.synced_record(3), client.write_record(record)):
+            with pytest.raises(Unavailable):
+                await call
+        await asyncio.sleep(0.2)
+    await asyncio.to_thread(own_server.start)
+    await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+    assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+    assert (await client.registrations())["n1"].session_id == inc
+    assert await client.register(Registration("n1", 0, True, id=3)) == inc
+    assert await client.claim("/controller", b"n1")
+    assert (await client.write_record(record)).version == record.version + 1
+    await client.stop()

@@ -75,42 +75,39 @@ class Gate:
         self._may_go.release()
 
 
-def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
+async def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that drains for a hand-over which does not come about leads on, and its hooks have missed nothing: a
     source queue would pass over what it was not told."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            listener = Listener()
-            listener.next = leader.partition().replica.applied
-            leader.runtime.listeners.add(listener)
-            gate = Gate(leader, monkeypatch)
-            gate.shut()
-            leo, writes = leader.partition().replica.leo, []
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        listener = Listener()
+        listener.next = leader.partition().replica.applied
+        leader.runtime.listeners.add(listener)
+        gate = Gate(leader, monkeypatch)
+        gate.shut()
+        leo, writes = leader.partition().replica.leo, []
 
-            def waits() -> bool:
-                return leader.partition().replica.leo == leo + len(writes) and gate.waiting
+        def waits() -> bool:
+            return leader.partition().replica.leo == leo + len(writes) and gate.waiting
 
-            for name in (b"drained", b"too-late"):
-                request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
-                writes.append(asyncio.create_task(leader.coordinator.write(request)))
-                await eventually(waits, 5)
-            leader.runtime.hand_over(leader.partition(), None, 300)
-            before = leader.partition().replica.applied
-            gate.let_one_through()
-            await eventually(lambda: leader.partition().replica.applied > before, 5)
-            assert leader.partition().replica.role is ReplicaRole.RESIGNING
-            await eventually(lambda: leader.partition().replica.role is ReplicaRole.LEADER, 5)
-            gate.open()
-            await asyncio.gather(*writes)
-            await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
-            assert listener.missed == []
-            assert listener.next == leader.partition().replica.applied
-
-    asyncio.run(scenario())
+        for name in (b"drained", b"too-late"):
+            request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
+            writes.append(asyncio.create_task(leader.coordinator.write(request)))
+            await eventually(waits, 5)
+        leader.runtime.hand_over(leader.partition(), None, 300)
+        before = leader.partition().replica.applied
+        gate.let_one_through()
+        await eventually(lambda: leader.partition().replica.applied > before, 5)
+        assert leader.partition().replica.role is ReplicaRole.RESIGNING
+        await eventually(lambda: leader.partition().replica.role is ReplicaRole.LEADER, 5)
+        gate.open()
+        await asyncio.gather(*writes)
+        await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
+        assert listener.missed == []
+        assert listener.next == leader.partition().replica.applied
 
 
 class Broken:
@@ -125,30 +122,27 @@ class Broken:
         raise KeyError("a bug in what is told of leadership")
 
 
-def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What is applied together with it, of its partition and of others, is told, answered and served; leadership goes
     on, is handed over, and is taken."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=4) as t:
-            listeners = {}
-            for member in t.members.values():
-                member.runtime.listeners._listeners.insert(0, Broken())
-                listeners[member.node] = Listener()
-                member.runtime.listeners.add(listeners[member.node])
-            for name in (b"k%d" % number for number in range(30)):
-                request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
-                async with asyncio.timeout(5):
-                    await (await t.led()).coordinator.write(request)
-            before = await t.led()
-            before.runtime.hand_over(before.partition(), None, 5_000)
-            after = await t.led_by_another(before)
+    async with start_cluster(tmp_path, partitions=4) as t:
+        listeners = {}
+        for member in t.members.values():
+            member.runtime.listeners._listeners.insert(0, Broken())
+            listeners[member.node] = Listener()
+            member.runtime.listeners.add(listeners[member.node])
+        for name in (b"k%d" % number for number in range(30)):
+            request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
             async with asyncio.timeout(5):
-                await after.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
-                assert await after.coordinator.get(Key(b"default", b"b", b"k1")) is not None
-            await t.settled()
-            assert listeners[after.node].begun == 1
-            assert listeners[after.node].next == after.partition().replica.applied
-            assert not any(listener.missed for listener in listeners.values())
-
-    asyncio.run(scenario())
+                await (await t.led()).coordinator.write(request)
+        before = await t.led()
+        before.runtime.hand_over(before.partition(), None, 5_000)
+        after = await t.led_by_another(before)
+        async with asyncio.timeout(5):
+            await after.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
+            assert await after.coordinator.get(Key(b"default", b"b", b"k1")) is not None
+        await t.settled()
+        assert listeners[after.node].begun == 1
+        assert listeners[after.node].next == after.partition().replica.applied
+        assert not any(listener.missed for listener in listeners.values())

@@ -32,124 +32,111 @@ def told(logs: list, event: str, path: str) -> bool:
     return any(each["event"] == event and path in each["error"] for each in logs)
 
 
-def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A copy that needs another gen waits for it, and says which document is damaged; nothing else stops."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            await write(t, 3)
-            await t.level()
-            doubted = t.followers()[0]
-            before = doubted.partition().replica.member
-            was = overwrite(t.ensemble, "/gen", b"not a number")
-            with capture_logs() as logs:
-                doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
-                await eventually(lambda: told(logs, "identity.gen_waits", "/gen"))
-                await write(t, 3, b"more")
-            assert not doubted.failures
-            overwrite(t.ensemble, "/gen", was)
-            await eventually(lambda: doubted.partition().replica.member != before)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        await write(t, 3)
+        await t.level()
+        doubted = t.followers()[0]
+        before = doubted.partition().replica.member
+        was = overwrite(t.ensemble, "/gen", b"not a number")
+        with capture_logs() as logs:
+            doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
+            await eventually(lambda: told(logs, "identity.gen_waits", "/gen"))
+            await write(t, 3, b"more")
+        assert not doubted.failures
+        overwrite(t.ensemble, "/gen", was)
+        await eventually(lambda: doubted.partition().replica.member != before)
 
 
-def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(
+async def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """What could not be read is no word that a copy is to go: it stays until the record says so."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
-            await write(t, 5)
-            newcomer, leaver = others(t)
-            await change(t, adding=(newcomer,), removing=(leaver,))
-            stay = {*t.members} - {leaver}
-            await changed(t, *stay)
-            left = t.members[leaver]
-            with capture_logs() as logs:
-                was = overwrite(t.ensemble, "/p/0", b"{")
-                await eventually(lambda: told(logs, "clearing.waits", "/p/0"), 8.0)
-            assert not left.failures
-            assert not nothing_left(left)
-            overwrite(t.ensemble, "/p/0", was)
-            await eventually(lambda: nothing_left(left), 8.0)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
+        await write(t, 5)
+        newcomer, leaver = others(t)
+        await change(t, adding=(newcomer,), removing=(leaver,))
+        stay = {*t.members} - {leaver}
+        await changed(t, *stay)
+        left = t.members[leaver]
+        with capture_logs() as logs:
+            was = overwrite(t.ensemble, "/p/0", b"{")
+            await eventually(lambda: told(logs, "clearing.waits", "/p/0"), 8.0)
+        assert not left.failures
+        assert not nothing_left(left)
+        overwrite(t.ensemble, "/p/0", was)
+        await eventually(lambda: nothing_left(left), 8.0)
 
 
-def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
+async def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that ZooKeeper refuses (its rights, its quota) is tried again: the disk has done nothing wrong."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4) as t:
-            await write(t, 5)
-            newcomer, leaver = others(t)
-            member = t.members[newcomer]
-            register, refused = member.registrar.register, []
+    async with start_cluster(tmp_path, 4) as t:
+        await write(t, 5)
+        newcomer, leaver = others(t)
+        member = t.members[newcomer]
+        register, refused = member.registrar.register, []
 
-            async def refuse() -> int:
-                if len(refused) < 2:
-                    refused.append(True)
-                    raise LocalFault("ZooKeeper at zk:1 refuses writing /replicas: NoAuthError()")
-                return await register()
+        async def refuse() -> int:
+            if len(refused) < 2:
+                refused.append(True)
+                raise LocalFault("ZooKeeper at zk:1 refuses writing /replicas: NoAuthError()")
+            return await register()
 
-            monkeypatch.setattr(member.registrar, "register", refuse)
-            await change(t, adding=(newcomer,), removing=(leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            assert len(refused) == 2
-            assert not member.failures
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(member.registrar, "register", refuse)
+        await change(t, adding=(newcomer,), removing=(leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        assert len(refused) == 2
+        assert not member.failures
 
 
-def test_a_node_comes_up_beside_a_record_that_cannot_be_read(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Its copy of that partition waits as it is; once the record is mended it goes on, under the gen that it had."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            await write(t, 10)
-            await t.level()
-            gone = t.followers()[0].node
-            gen = t.members[gone].identity.gens()[0]
-            await t.kill(gone)
-            was = overwrite(t.ensemble, "/p/0", b'{"v":99}')
-            back = await t.open(gone)
-            await eventually(lambda: "version 99" in back.controller.unread.why.get("/p/0", ""))
-            await asyncio.sleep(0.5)
-            assert not back.runtime.partitions
-            assert not back.failures
-            overwrite(t.ensemble, "/p/0", was)
-            await eventually(lambda: back.ready)
-            assert back.identity.gens()[0] == gen
-            await write(t, 10, b"more")
-            await t.level()
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        await write(t, 10)
+        await t.level()
+        gone = t.followers()[0].node
+        gen = t.members[gone].identity.gens()[0]
+        await t.kill(gone)
+        was = overwrite(t.ensemble, "/p/0", b'{"v":99}')
+        back = await t.open(gone)
+        await eventually(lambda: "version 99" in back.controller.unread.why.get("/p/0", ""))
+        await asyncio.sleep(0.5)
+        assert not back.runtime.partitions
+        assert not back.failures
+        overwrite(t.ensemble, "/p/0", was)
+        await eventually(lambda: back.ready)
+        assert back.identity.gens()[0] == gen
+        await write(t, 10, b"more")
+        await t.level()
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("epoch", 1 << 40), ("partition_count", 1 << 62), ("bucket_type", "\ud800"), ("reason", "\ud800")],
 )
-def test_a_record_with_a_number_or_text_that_cannot_be_is_unreadable(
+async def test_a_record_with_a_number_or_text_that_cannot_be_is_unreadable(
     tmp_path: Path, start_cluster: ClusterFactory, field: str, value: object
 ) -> None:
     """It is told, nothing goes by it, nobody ends by it, and once it is mended all is as before."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            await write(t, 3)
-            found = t.ensemble.read("/p/0")
-            assert found is not None
-            was = overwrite(t.ensemble, "/p/0", json.dumps({**json.loads(found[0]), field: value}).encode())
-            named = field if isinstance(value, int) else "not a partition record"
-            await eventually(lambda: all(named in h.controller.unread.why.get("/p/0", "") for h in t.members.values()))
-            await write(t, 3, b"more")
-            overwrite(t.ensemble, "/p/0", was)
-            await eventually(lambda: not any(h.controller.unread.why for h in t.members.values()))
-            await write(t, 3, b"most")
-            assert not any(member.failures for member in t.members.values())
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        await write(t, 3)
+        found = t.ensemble.read("/p/0")
+        assert found is not None
+        was = overwrite(t.ensemble, "/p/0", json.dumps({**json.loads(found[0]), field: value}).encode())
+        named = field if isinstance(value, int) else "not a partition record"
+        await eventually(lambda: all(named in h.controller.unread.why.get("/p/0", "") for h in t.members.values()))
+        await write(t, 3, b"more")
+        overwrite(t.ensemble, "/p/0", was)
+        await eventually(lambda: not any(h.controller.unread.why for h in t.members.values()))
+        await write(t, 3, b"most")
+        assert not any(member.failures for member in t.members.values())

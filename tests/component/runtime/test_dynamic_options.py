@@ -67,99 +67,88 @@ def test_the_nearer_setting_counts() -> None:
     assert options.effective("election.response.max.millis", None, settings) == (20_000, "default")
 
 
-def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(
+async def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """One change at one node; all nodes go by it without a restart, and back when it is unset."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=2) as t:
-            there = {node: live(member) for node, member in t.members.items()}
-            metastore = t.members["n2"].metastore
-            for name, value in (
-                ("replication.far.horizon.min.transfer.rounds", 5),
-                ("replication.max.time.lag.millis", 1_234),
-                ("replication.catch.up.rate", 64_000),
-                ("read.isolation.default", "uncommitted"),
-            ):
-                await change_option(metastore, name, None, chosen(value))
-            await change_option(metastore, "read.isolation.default", "notes", chosen("committed"))
+    async with start_cluster(tmp_path, partitions=2) as t:
+        there = {node: live(member) for node, member in t.members.items()}
+        metastore = t.members["n2"].metastore
+        for name, value in (
+            ("replication.far.horizon.min.transfer.rounds", 5),
+            ("replication.max.time.lag.millis", 1_234),
+            ("replication.catch.up.rate", 64_000),
+            ("read.isolation.default", "uncommitted"),
+        ):
+            await change_option(metastore, name, None, chosen(value))
+        await change_option(metastore, "read.isolation.default", "notes", chosen("committed"))
 
-            def everywhere(lag_ms: int) -> bool:
-                replicas = [p.replica for h in t.members.values() for p in h.runtime.partitions.values()]
-                return len(replicas) == 6 and {r.options.max_time_lag_ms for r in replicas} == {lag_ms}
+        def everywhere(lag_ms: int) -> bool:
+            replicas = [p.replica for h in t.members.values() for p in h.runtime.partitions.values()]
+            return len(replicas) == 6 and {r.options.max_time_lag_ms for r in replicas} == {lag_ms}
 
-            await eventually(lambda: everywhere(1_234))
-            assert {p.replica.options.far_min_transfer_rounds for p in t.members["n3"].runtime.partitions.values()} == {
-                5
-            }
-            await eventually(lambda: {cap._rate for _, cap in there.values()} == {64_000})
-            await eventually(
-                lambda: all(
-                    (h.coordinator._reads._default, dict(h.coordinator._reads._defaults))
-                    == (Isolation.UNCOMMITTED, {b"notes": Isolation.COMMITTED})
-                    for h in t.members.values()
-                )
+        await eventually(lambda: everywhere(1_234))
+        assert {p.replica.options.far_min_transfer_rounds for p in t.members["n3"].runtime.partitions.values()} == {5}
+        await eventually(lambda: {cap._rate for _, cap in there.values()} == {64_000})
+        await eventually(
+            lambda: all(
+                (h.coordinator._reads._default, dict(h.coordinator._reads._defaults))
+                == (Isolation.UNCOMMITTED, {b"notes": Isolation.COMMITTED})
+                for h in t.members.values()
             )
-            await put(t.members["n1"], b"k")
-            assert await t.members["n3"].coordinator.get(Key(b"default", b"b", b"k")) is not None
-            assert sum(h.coordinator._reads.counts[Isolation.UNCOMMITTED] for h in t.members.values()) >= 1
-            await change_option(metastore, "replication.max.time.lag.millis", None, None)
-            await eventually(lambda: everywhere(3_000))
+        )
+        await put(t.members["n1"], b"k")
+        assert await t.members["n3"].coordinator.get(Key(b"default", b"b", b"k")) is not None
+        assert sum(h.coordinator._reads.counts[Isolation.UNCOMMITTED] for h in t.members.values()) >= 1
+        await change_option(metastore, "replication.max.time.lag.millis", None, None)
+        await eventually(lambda: everywhere(3_000))
 
-    asyncio.run(scenario())
 
-
-def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
+async def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """With an hour's patience a silent follower stays in sync; set to 300 ms it is out soon, and writes go on."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            for member in t.members.values():
-                live(member)
-            metastore = t.members["n1"].metastore
-            await change_option(metastore, "replication.max.time.lag.millis", None, chosen(3_600_000))
-            leader = await t.led()
-            await eventually(lambda: leader.partition().replica.options.max_time_lag_ms == 3_600_000)
-            silent = t.followers()[0].node
-            t.wires.lost = lambda sender, to, _message: silent in (sender, to)
-            writing = asyncio.create_task(put(leader, b"k"))
-            await asyncio.sleep(0.5)
-            assert not writing.done()
-            await change_option(metastore, "replication.max.time.lag.millis", None, chosen(300))
-            await asyncio.wait_for(writing, 8)
-            record = leader.partition().replica.record
-            assert record is not None
-            assert silent not in {member.node for member in record.isr}
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        for member in t.members.values():
+            live(member)
+        metastore = t.members["n1"].metastore
+        await change_option(metastore, "replication.max.time.lag.millis", None, chosen(3_600_000))
+        leader = await t.led()
+        await eventually(lambda: leader.partition().replica.options.max_time_lag_ms == 3_600_000)
+        silent = t.followers()[0].node
+        t.wires.lost = lambda sender, to, _message: silent in (sender, to)
+        writing = asyncio.create_task(put(leader, b"k"))
+        await asyncio.sleep(0.5)
+        assert not writing.done()
+        await change_option(metastore, "replication.max.time.lag.millis", None, chosen(300))
+        await asyncio.wait_for(writing, 8)
+        record = leader.partition().replica.record
+        assert record is not None
+        assert silent not in {member.node for member in record.isr}
 
 
-def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(
+async def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """With one of three gone, 3 refuses writes, 2 takes them; nobody is restarted, no epoch changes."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            gone = t.followers()[0]
-            await t.kill(gone.node)
-            await eventually(lambda: len(record_of(leader).isr) == 2)
-            await put(leader, b"two")
-            epoch = record_of(leader).epoch
-            await change_option(leader.metastore, "replication.min.isr", None, chosen(3))
-            await eventually(lambda: record_of(leader).min_isr == 3)
-            with pytest.raises((TooFewInSync, OutcomeUnknown)):
-                await put(leader, b"three")
-            await change_option(leader.metastore, "replication.min.isr", None, chosen(2))
-            await eventually(lambda: record_of(leader).min_isr == 2)
-            await put(leader, b"four")
-            assert (record_of(leader).epoch, leader.partition().replica.role) == (epoch, ReplicaRole.LEADER)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        gone = t.followers()[0]
+        await t.kill(gone.node)
+        await eventually(lambda: len(record_of(leader).isr) == 2)
+        await put(leader, b"two")
+        epoch = record_of(leader).epoch
+        await change_option(leader.metastore, "replication.min.isr", None, chosen(3))
+        await eventually(lambda: record_of(leader).min_isr == 3)
+        with pytest.raises((TooFewInSync, OutcomeUnknown)):
+            await put(leader, b"three")
+        await change_option(leader.metastore, "replication.min.isr", None, chosen(2))
+        await eventually(lambda: record_of(leader).min_isr == 2)
+        await put(leader, b"four")
+        assert (record_of(leader).epoch, leader.partition().replica.role) == (epoch, ReplicaRole.LEADER)
 
 
 def record_of(member: Node) -> PartitionRecord:

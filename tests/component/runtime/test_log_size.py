@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -14,17 +13,14 @@ from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.runtime_cluster import Node, eventually
 
 
-def test_a_log_above_its_size_does_not_wait_for_the_interval(
+async def test_a_log_above_its_size_does_not_wait_for_the_interval(
     tmp_path: Path, start_node: Callable[..., AbstractAsyncContextManager[Node]]
 ) -> None:
     """With a checkpoint every 100 s, what is written in one of them five times over does not stay in the log."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble(), log_size_bytes=60_000, log_file_bytes=20_000) as h:
-            for number in range(300):
-                name = Key(b"default", b"b", b"key-%d" % number)
-                await h.coordinator.write(WriteRequest(name, Content(b"x" * 1_000)))
-            await eventually(lambda: h.runtime.replog.stats().size_bytes < 100_000, 10)
-            assert not h.failures
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble(), log_size_bytes=60_000, log_file_bytes=20_000) as h:
+        for number in range(300):
+            name = Key(b"default", b"b", b"key-%d" % number)
+            await h.coordinator.write(WriteRequest(name, Content(b"x" * 1_000)))
+        await eventually(lambda: h.runtime.replog.stats().size_bytes < 100_000, 10)
+        assert not h.failures

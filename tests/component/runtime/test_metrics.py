@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -134,27 +133,24 @@ def test_failures_have_a_rate_of_the_recent_past() -> None:
     assert times.failures()[key] == 60
 
 
-def test_a_write_that_is_not_replicated_in_time_is_a_failure(
+async def test_a_write_that_is_not_replicated_in_time_is_a_failure(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both followers hear nothing: a write waits for min-ISR and is answered 504. It counts at its leader as timed out,
     with a rate; a write that is replicated does not."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
-            leader = await t.led()
-            await put(leader, b"well", b"v")
-            assert leader.runtime.latency.failures() == {}
-            for member in t.followers():
-                t.wires.isolate(member.node)
-            monkeypatch.setattr(leader.coordinator._timeouts, "_timeout_s", 0.2)
-            with pytest.raises(OutcomeUnknown, match="no outcome within"):
-                await put(leader, b"late", b"v")
-            times, now_ms = leader.runtime.latency, leader.runtime.time.now_ms()
-            assert times.failures() == {(b"default", "write", TIMED_OUT): 1}
-            assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
+        leader = await t.led()
+        await put(leader, b"well", b"v")
+        assert leader.runtime.latency.failures() == {}
+        for member in t.followers():
+            t.wires.isolate(member.node)
+        monkeypatch.setattr(leader.coordinator._timeouts, "_timeout_s", 0.2)
+        with pytest.raises(OutcomeUnknown, match="no outcome within"):
+            await put(leader, b"late", b"v")
+        times, now_ms = leader.runtime.latency, leader.runtime.time.now_ms()
+        assert times.failures() == {(b"default", "write", TIMED_OUT): 1}
+        assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
 
 
 def test_times_of_commits_are_bounded() -> None:
@@ -168,31 +164,28 @@ def test_times_of_commits_are_bounded() -> None:
     assert not partition.timestamps._committed
 
 
-def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Of three nodes one counts its log as leader and two as isr, and one whose gen the record does not know as osr;
     barriers and writes are timed, and the size of the ISR stands beside the min-ISR of that moment."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            for number in range(5):
-                await put(leader, b"k%d" % number, b"v")
-            await t.level()
-            sizes = {
-                member.node: replog_sizes([member.partition()], member.runtime.replog) for member in t.members.values()
-            }
-            assert sorted(part for found in sizes.values() for _, part in found) == [ISR, ISR, LEADER]
-            ends = {tuple(found.values()) for found in sizes.values()}
-            assert ends == {(ReplogSizes(1, leader.partition().replica.leo, leader.partition().replica.leo, 0, 0),)}
-            runtime = leader.runtime
-            now_ms = runtime.time.now_ms()
-            counted = {kind: each.entries for (_, kind), each in runtime.latency.replicated_times(now_ms).items()}
-            assert counted == {"barrier": 1, "write": 5}
-            told = samples([leader.partition()], runtime.replog, runtime.store, now_ms)
-            found = {name: value for name, _, value in told}
-            assert (found["isthmus_isr_worst_members"], found["isthmus_isr_worst_min_isr"]) == (3, 2)
-            follower = t.followers()[0].partition()
-            follower.replica._state.member = Member(follower.replica.member.node, 99)
-            assert part_of(follower) == OSR
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        for number in range(5):
+            await put(leader, b"k%d" % number, b"v")
+        await t.level()
+        sizes = {
+            member.node: replog_sizes([member.partition()], member.runtime.replog) for member in t.members.values()
+        }
+        assert sorted(part for found in sizes.values() for _, part in found) == [ISR, ISR, LEADER]
+        ends = {tuple(found.values()) for found in sizes.values()}
+        assert ends == {(ReplogSizes(1, leader.partition().replica.leo, leader.partition().replica.leo, 0, 0),)}
+        runtime = leader.runtime
+        now_ms = runtime.time.now_ms()
+        counted = {kind: each.entries for (_, kind), each in runtime.latency.replicated_times(now_ms).items()}
+        assert counted == {"barrier": 1, "write": 5}
+        told = samples([leader.partition()], runtime.replog, runtime.store, now_ms)
+        found = {name: value for name, _, value in told}
+        assert (found["isthmus_isr_worst_members"], found["isthmus_isr_worst_min_isr"]) == (3, 2)
+        follower = t.followers()[0].partition()
+        follower.replica._state.member = Member(follower.replica.member.node, 99)
+        assert part_of(follower) == OSR

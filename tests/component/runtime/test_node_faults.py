@@ -29,47 +29,44 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_followers_slow_store_costs_no_memory(
+async def test_a_followers_slow_store_costs_no_memory(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     """While a follower's store does not come back, what it holds in memory stays within its window, also when it was
     away and has to catch up; the leader goes on, and afterwards the follower applies all, read back from its log."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, window_bytes=400_000) as t:
-            leader = await t.led()
-            slow = t.followers()[0]
-            if away:
-                await t.kill(slow.node)
-                for n in range(60):
-                    await put(leader, b"%d" % n, b"x" * 50_000)
-                for node in t.members:
-                    t.wires.cut(slow.node, node)
-                slow = await t.open(slow.node)
-            store = slow.runtime.store
-            commit, held_up = store.commit, asyncio.Event()
-            loop = asyncio.get_running_loop()
+    async with start_cluster(tmp_path, window_bytes=400_000) as t:
+        leader = await t.led()
+        slow = t.followers()[0]
+        if away:
+            await t.kill(slow.node)
+            for n in range(60):
+                await put(leader, b"%d" % n, b"x" * 50_000)
+            for node in t.members:
+                t.wires.cut(slow.node, node)
+            slow = await t.open(slow.node)
+        store = slow.runtime.store
+        commit, held_up = store.commit, asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-            def waits(prepared: object) -> None:
-                asyncio.run_coroutine_threadsafe(held_up.wait(), loop).result()
-                commit(prepared)
+        def waits(prepared: object) -> None:
+            asyncio.run_coroutine_threadsafe(held_up.wait(), loop).result()
+            commit(prepared)
 
-            monkeypatch.setattr(store, "commit", waits)
-            monkeypatch.setattr(store, "takes_at_once", lambda _prepared: False)
-            if away:
-                t.wires.heal()
-            else:
-                for n in range(60):
-                    await put(leader, b"%d" % n, b"x" * 50_000)
-            await eventually(lambda: slow.partition().replica.high_watermark > 55)
-            assert slow.partition().replica.applied < 10
-            assert slow.runtime._storage.window.held_bytes < 600_000
-            held_up.set()
-            await t.level()
-            assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
-            assert slow.runtime._storage.window.held_bytes == 0
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(store, "commit", waits)
+        monkeypatch.setattr(store, "takes_at_once", lambda _prepared: False)
+        if away:
+            t.wires.heal()
+        else:
+            for n in range(60):
+                await put(leader, b"%d" % n, b"x" * 50_000)
+        await eventually(lambda: slow.partition().replica.high_watermark > 55)
+        assert slow.partition().replica.applied < 10
+        assert slow.runtime._storage.window.held_bytes < 600_000
+        held_up.set()
+        await t.level()
+        assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
+        assert slow.runtime._storage.window.held_bytes == 0
 
 
 def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
@@ -105,32 +102,29 @@ def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
     asyncio.run(scenario())
 
 
-def test_a_follower_without_room_stops_acknowledging_and_comes_back(
+async def test_a_follower_without_room_stops_acknowledging_and_comes_back(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """H38: a follower whose disk is full takes nothing, lives on and says why; the leader goes on without it; when
     there is room again it catches up."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
-            leader = await t.led()
-            full = t.followers()[0]
-            fill(full)
-            for n in range(5):
-                await put(leader, b"%d" % n, b"v")
-            record = leader.partition().replica.record
-            assert full.node not in {m.node for m in record.isr}
-            assert not full.partition().serves
-            assert full.partition().reason.startswith("out-of-storage")
-            assert not full.failures
-            full.disk.free = None
-            full.runtime.replog.has_space(0)
-            await eventually(lambda: full.runtime.replog.has_space(0))
-            await t.level(timeout_s=25)
-            assert full.partition().serves
-            assert held(full, b"4") == [b"v"]
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+        leader = await t.led()
+        full = t.followers()[0]
+        fill(full)
+        for n in range(5):
+            await put(leader, b"%d" % n, b"v")
+        record = leader.partition().replica.record
+        assert full.node not in {m.node for m in record.isr}
+        assert not full.partition().serves
+        assert full.partition().reason.startswith("out-of-storage")
+        assert not full.failures
+        full.disk.free = None
+        full.runtime.replog.has_space(0)
+        await eventually(lambda: full.runtime.replog.has_space(0))
+        await t.level(timeout_s=25)
+        assert full.partition().serves
+        assert held(full, b"4") == [b"v"]
 
 
 def test_a_leader_that_changes_the_isr_leaves_a_trace(
@@ -179,47 +173,41 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
     asyncio.run(scenario())
 
 
-def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(
+async def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """H38: whoever leads and whoever follows says so within a second or two, not with the next write, and takes it back
     when there is room again."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            await put(leader, b"k", b"v")
-            await t.level()
-            for member in (leader, t.followers()[0]):
-                member.disk.free = 0
-                await eventually(lambda member=member: member.partition().reason.startswith("out-of-storage"), 4.0)
-                member.disk.free = None
-                await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"), 4.0)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        for member in (leader, t.followers()[0]):
+            member.disk.free = 0
+            await eventually(lambda member=member: member.partition().reason.startswith("out-of-storage"), 4.0)
+            member.disk.free = None
+            await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"), 4.0)
 
 
-def test_a_leader_without_room_refuses_and_hands_over(
+async def test_a_leader_without_room_refuses_and_hands_over(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
 
-    async def scenario() -> None:
-        monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 0)
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            await put(leader, b"k", b"v")
-            fill(leader)
-            error = leader.runtime.append(leader.partition(), _an_entry(leader))
-            assert error is not None
-            assert error.reason == "out-of-storage"
-            assert await leader.coordinator.get(key(b"k")) is not None
-            await eventually(lambda: leader.partition().reason.startswith("out-of-storage"))
-            new = await t.led_by_another(leader)
-            await put(new, b"k2", b"v")
-            assert not leader.failures
-
-    asyncio.run(scenario())
+    monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 0)
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        fill(leader)
+        error = leader.runtime.append(leader.partition(), _an_entry(leader))
+        assert error is not None
+        assert error.reason == "out-of-storage"
+        assert await leader.coordinator.get(key(b"k")) is not None
+        await eventually(lambda: leader.partition().reason.startswith("out-of-storage"))
+        new = await t.led_by_another(leader)
+        await put(new, b"k2", b"v")
+        assert not leader.failures
 
 
 def _an_entry(member: Node) -> list:
@@ -227,60 +215,54 @@ def _an_entry(member: Node) -> list:
     return entries[-1:]
 
 
-def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """NewLogIdentity: the new gen is durable and registered before the core hears of it; the copy joins again under
     it."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            await put(leader, b"k", b"v")
-            await t.level()
-            doubted = t.followers()[0]
-            before = doubted.partition().replica.member
-            doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
-            await eventually(lambda: doubted.partition().replica.member != before)
-            after = doubted.partition().replica.member
-            assert doubted.identity.gens()[0] == after.log_id
-            assert (await doubted.metastore.registrations())[doubted.node].log_ids[0] == after.log_id
-            await put(leader, b"k2", b"v")
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        doubted = t.followers()[0]
+        before = doubted.partition().replica.member
+        doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
+        await eventually(lambda: doubted.partition().replica.member != before)
+        after = doubted.partition().replica.member
+        assert doubted.identity.gens()[0] == after.log_id
+        assert (await doubted.metastore.registrations())[doubted.node].log_ids[0] == after.log_id
+        await put(leader, b"k2", b"v")
 
-            def joined() -> bool:
-                record = leader.partition().replica.record
-                return record is not None and after in record.isr and before not in record.isr
+        def joined() -> bool:
+            record = leader.partition().replica.record
+            return record is not None and after in record.isr and before not in record.isr
 
-            await eventually(joined, 25)
-
-    asyncio.run(scenario())
+        await eventually(joined, 25)
 
 
-def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A batch of several megabytes goes in messages of about one each, of one entry at least, in one go."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            sizes: list[int] = []
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        sizes: list[int] = []
 
-            def watch(sender: str, _to: str, message: Message) -> bool:
-                if sender == leader.node and isinstance(message, AppendEntries) and message.entries:
-                    sizes.append(sum(len(entry.wire) for entry in message.entries))
-                return False
+        def watch(sender: str, _to: str, message: Message) -> bool:
+            if sender == leader.node and isinstance(message, AppendEntries) and message.entries:
+                sizes.append(sum(len(entry.wire) for entry in message.entries))
+            return False
 
-            t.wires.lost = watch
-            requests = [WriteRequest(key(b"%d" % n), Content(b"x" * 300_000)) for n in range(8)]
-            requests.append(WriteRequest(key(b"one"), Content(b"x" * 990_000)))
-            results = await leader.coordinator.write_batch(requests)
-            assert not any(isinstance(result, IsthmusError) for result in results)
-            assert max(sizes) <= 1_000_000
-            assert len(sizes) == 8, sizes
-            await t.level()
-
-    asyncio.run(scenario())
+        t.wires.lost = watch
+        requests = [WriteRequest(key(b"%d" % n), Content(b"x" * 300_000)) for n in range(8)]
+        requests.append(WriteRequest(key(b"one"), Content(b"x" * 990_000)))
+        results = await leader.coordinator.write_batch(requests)
+        assert not any(isinstance(result, IsthmusError) for result in results)
+        assert max(sizes) <= 1_000_000
+        assert len(sizes) == 8, sizes
+        await t.level()
 
 
 @pytest.mark.parametrize("kind", [ev.Received, ev.AppliedTo])
-def test_a_fault_of_the_program_stops_one_copy_only(
+async def test_a_fault_of_the_program_stops_one_copy_only(
     tmp_path: Path,
     start_cluster: ClusterFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -289,95 +271,86 @@ def test_a_fault_of_the_program_stops_one_copy_only(
     """When a core contradicts itself its copy is left as it is and says so; the node's other copies and the other nodes
     go on."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
-            hurt = next(member for member in t.members.values() if not member.partition(0).replica.ready)
-            replica = hurt.partition(0).replica
-            step = replica.step
+    async with start_cluster(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+        hurt = next(member for member in t.members.values() if not member.partition(0).replica.ready)
+        replica = hurt.partition(0).replica
+        step = replica.step
 
-            def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
-                assert not isinstance(event, kind), "made up by a test"
-                return step(event, now_ms)
+        def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
+            assert not isinstance(event, kind), "made up by a test"
+            return step(event, now_ms)
 
-            monkeypatch.setattr(replica, "step", bad)
-            await eventually(lambda: t.leader(0) is not None and t.leader(1) is not None)
-            leader = t.leader(0)
-            assert leader is not None
-            leader.runtime.soft_cursor(0, b"q", b"1")
-            await asyncio.gather(*(put(leader, b"first-%d" % n, b"v") for n in range(9)))
-            await eventually(lambda: replica.role is fx.ReplicaRole.FAILED)
-            monkeypatch.undo()
-            assert "made up by a test" in hurt.partition(0).reason
-            assert not hurt.failures
-            assert hurt.partition(1).serves
-            records = hurt.controller.records
-            why_not = replicas_not_ready(hurt.node, records, hurt.runtime.partitions, "")
-            assert why_not.startswith("1 partition is not served, partition 0: disk-failed: bug: made up")
-            await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
-            hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(replica, "step", bad)
+        await eventually(lambda: t.leader(0) is not None and t.leader(1) is not None)
+        leader = t.leader(0)
+        assert leader is not None
+        leader.runtime.soft_cursor(0, b"q", b"1")
+        await asyncio.gather(*(put(leader, b"first-%d" % n, b"v") for n in range(9)))
+        await eventually(lambda: replica.role is fx.ReplicaRole.FAILED)
+        monkeypatch.undo()
+        assert "made up by a test" in hurt.partition(0).reason
+        assert not hurt.failures
+        assert hurt.partition(1).serves
+        records = hurt.controller.records
+        why_not = replicas_not_ready(hurt.node, records, hurt.runtime.partitions, "")
+        assert why_not.startswith("1 partition is not served, partition 0: disk-failed: bug: made up")
+        await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
+        hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
 
 
-def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
+async def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process lives on with its session, so it says that this copy is not to be counted on; started again, the node
     is in sync under the gen that it had."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=2) as t:
-            hurt = await t.led(0)
-            await put(hurt, b"before", b"v")
-            replica = hurt.partition(0).replica
-            gen, step, inc = replica.member.log_id, replica.step, hurt.registrar.inc
+    async with start_cluster(tmp_path, partitions=2) as t:
+        hurt = await t.led(0)
+        await put(hurt, b"before", b"v")
+        replica = hurt.partition(0).replica
+        gen, step, inc = replica.member.log_id, replica.step, hurt.registrar.inc
 
-            def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
-                assert not isinstance(event, ev.Received), "made up by a test"
-                return step(event, now_ms)
+        def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
+            assert not isinstance(event, ev.Received), "made up by a test"
+            return step(event, now_ms)
 
-            monkeypatch.setattr(replica, "step", bad)
-            hurt.runtime.soft_cursor(0, b"q", b"1")
-            await eventually(lambda: replica.role is fx.ReplicaRole.FAILED)
-            monkeypatch.undo()
-            other = await t.led_by_another(hurt)
-            for n in range(9):
-                await put(other, b"after-%d" % n, b"v")
-            assert hurt.registrar.inc == inc
-            assert not hurt.failures
-            assert hurt.partition(1).serves
-            hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
-            await t.kill(hurt.node)
-            again = await t.open(hurt.node)
-            await t.level()
-            assert again.partition(0).replica.member.log_id == gen
-            assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(replica, "step", bad)
+        hurt.runtime.soft_cursor(0, b"q", b"1")
+        await eventually(lambda: replica.role is fx.ReplicaRole.FAILED)
+        monkeypatch.undo()
+        other = await t.led_by_another(hurt)
+        for n in range(9):
+            await put(other, b"after-%d" % n, b"v")
+        assert hurt.registrar.inc == inc
+        assert not hurt.failures
+        assert hurt.partition(1).serves
+        hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
+        await t.kill(hurt.node)
+        again = await t.open(hurt.node)
+        await t.level()
+        assert again.partition(0).replica.member.log_id == gen
+        assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
 
 
-def test_what_goes_wrong_in_one_second_is_done_in_the_next(
+async def test_what_goes_wrong_in_one_second_is_done_in_the_next(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
 
-    async def scenario() -> None:
-        monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
-        async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
-            member = t.members["n1"]
-            look, looks, bugs = member.runtime._disk_full.check, [], []
-            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
+    monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
+    async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
+        member = t.members["n1"]
+        look, looks, bugs = member.runtime._disk_full.check, [], []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
 
-            def bad(*given: object) -> object:
-                looks.append(given)
-                assert len(looks) > 1, "made up by a test"
-                return look(*given)  # type: ignore[arg-type]
+        def bad(*given: object) -> object:
+            looks.append(given)
+            assert len(looks) > 1, "made up by a test"
+            return look(*given)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(member.runtime._disk_full, "check", bad)
-            await eventually(lambda: len(looks) > 2, 5)
-            assert len(bugs) == 1
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(member.runtime._disk_full, "check", bad)
+        await eventually(lambda: len(looks) > 2, 5)
+        assert len(bugs) == 1
 
 
 def test_a_metastore_that_went_back_is_told_once(

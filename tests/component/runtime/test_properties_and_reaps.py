@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -51,91 +50,82 @@ async def delete(member: Node, name: bytes) -> None:
     await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), TOMBSTONE))
 
 
-def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Whichever node a client asks and whichever leads: the bucket's properties decide, and other buckets' do not."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=3) as t:
-            books = {}
-            for node, member in t.members.items():
-                book = books[node] = PropertyCache(member.metastore)
-                await book.start()
-                member.coordinator._properties = book
-            changes = {
-                "allow_mult": PropertySetting(False, "ann", 1),
-                "max_object_size": PropertySetting(9, "ann", 1),
-            }
-            await change_properties(t.members["n2"].metastore, PropertyScope("default", b"b"), changes)
-            await eventually(
-                lambda: all(book.of_type(b"default").of(b"b").max_object_bytes == 9 for book in books.values())
-            )
-            for n, member in enumerate(t.members.values()):
-                key = Key(b"default", b"b", b"k%d" % n)
-                for value in (b"1", b"2"):
-                    written = await member.coordinator.write(WriteRequest(key, Content(value)))
-                assert len(decode_object(written.payload).siblings) == 1
-                with pytest.raises(TooLarge):
-                    await member.coordinator.write(WriteRequest(key, Content(bytes(10))))
-                await member.coordinator.write(WriteRequest(key._replace(bucket=b"c"), Content(bytes(10))))
-            for book in books.values():
-                await book.stop()
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, partitions=3) as t:
+        books = {}
+        for node, member in t.members.items():
+            book = books[node] = PropertyCache(member.metastore)
+            await book.start()
+            member.coordinator._properties = book
+        changes = {
+            "allow_mult": PropertySetting(False, "ann", 1),
+            "max_object_size": PropertySetting(9, "ann", 1),
+        }
+        await change_properties(t.members["n2"].metastore, PropertyScope("default", b"b"), changes)
+        await eventually(
+            lambda: all(book.of_type(b"default").of(b"b").max_object_bytes == 9 for book in books.values())
+        )
+        for n, member in enumerate(t.members.values()):
+            key = Key(b"default", b"b", b"k%d" % n)
+            for value in (b"1", b"2"):
+                written = await member.coordinator.write(WriteRequest(key, Content(value)))
+            assert len(decode_object(written.payload).siblings) == 1
+            with pytest.raises(TooLarge):
+                await member.coordinator.write(WriteRequest(key, Content(bytes(10))))
+            await member.coordinator.write(WriteRequest(key._replace(bucket=b"c"), Content(bytes(10))))
+        for book in books.values():
+            await book.stop()
 
 
-def test_a_reap_is_done_by_every_copy(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_reap_is_done_by_every_copy(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """After it no copy holds anything of the key, restarted or not."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            with ThreadPoolExecutor(1) as pool:
-                leader = await t.led()
-                reaper = reaper_of(leader, pool)
-                await put(leader, b"k", b"v")
-                await delete(leader, b"k")
-                assert (await reaper.ask(Key(b"default", b"b", b"k"))).outcome == "reaped"
-                await put(leader, b"other", b"v")
-                await same_everywhere(t)
-                for member in t.members.values():
-                    assert [k.key for k in member.runtime.store.list_keys(0, None, None)] == [b"other"]
-                away = await follower_of(t)
-                await t.kill(away.node)
-                leader = await t.led()
-                await eventually(lambda: len(leader.partition().replica.record.isr) == 2)  # type: ignore[union-attr]
-                reaper = reaper_of(leader, pool)
-                await delete(leader, b"other")
-                answer = await reaper.ask(Key(b"default", b"b", b"other"))
-                assert (answer.outcome, f"replica {away.node} is not in sync" in answer.reason) == ("waits", True)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, **SMALL) as t:
+        with ThreadPoolExecutor(1) as pool:
+            leader = await t.led()
+            reaper = reaper_of(leader, pool)
+            await put(leader, b"k", b"v")
+            await delete(leader, b"k")
+            assert (await reaper.ask(Key(b"default", b"b", b"k"))).outcome == "reaped"
+            await put(leader, b"other", b"v")
+            await same_everywhere(t)
+            for member in t.members.values():
+                assert [k.key for k in member.runtime.store.list_keys(0, None, None)] == [b"other"]
+            away = await follower_of(t)
+            await t.kill(away.node)
+            leader = await t.led()
+            await eventually(lambda: len(leader.partition().replica.record.isr) == 2)  # type: ignore[union-attr]
+            reaper = reaper_of(leader, pool)
+            await delete(leader, b"other")
+            answer = await reaper.ask(Key(b"default", b"b", b"other"))
+            assert (answer.outcome, f"replica {away.node} is not in sync" in answer.reason) == ("waits", True)
 
 
-def test_a_copy_that_missed_a_reap_and_is_far_begins_with_nothing(
+async def test_a_copy_that_missed_a_reap_and_is_far_begins_with_nothing(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows tell nothing of what was reaped; so a copy below the last reap takes all rows, and ends like the others."""
     monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had gone just after the reap was proposed
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            with ThreadPoolExecutor(1) as pool:
-                leader = await t.led()
-                for n in range(10):
-                    await put(leader, b"k%d" % n, b"v")
-                await delete(leader, b"k3")
-                await t.level()
-                away = await follower_of(t)
-                end = away.partition().replica.leo
-                await t.kill(away.node)
-                leader = await t.led()
-                reaper = reaper_of(leader, pool)
-                await eventually(lambda: leader.partition().replica.ready)
-                assert (await reaper.ask(Key(b"default", b"b", b"k3"))).outcome == "reaped"
-                await trimmed_beyond(leader, end)
-                back = await t.open(away.node)
-                await same_everywhere(t)
-                names = {k.key for k in back.runtime.store.list_keys(0, None, None)}
-                assert b"k3" not in names
-                assert b"k4" in names
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, **SMALL) as t:
+        with ThreadPoolExecutor(1) as pool:
+            leader = await t.led()
+            for n in range(10):
+                await put(leader, b"k%d" % n, b"v")
+            await delete(leader, b"k3")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            leader = await t.led()
+            reaper = reaper_of(leader, pool)
+            await eventually(lambda: leader.partition().replica.ready)
+            assert (await reaper.ask(Key(b"default", b"b", b"k3"))).outcome == "reaped"
+            await trimmed_beyond(leader, end)
+            back = await t.open(away.node)
+            await same_everywhere(t)
+            names = {k.key for k in back.runtime.store.list_keys(0, None, None)}
+            assert b"k3" not in names
+            assert b"k4" in names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -40,80 +39,74 @@ class Origins:
         """Nothing to note."""
 
 
-def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-OWED: while another cluster still has to get what the push replaces, the result is ours and goes out to it;
     once it has it, or when nothing of ours was replaced, the origin is the pusher's."""
 
-    async def scenario() -> None:
-        origins = Origins()
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            h.runtime.listeners.add(origins)
-            asked: list[tuple[int, bytes]] = []
-            owes = True
+    origins = Origins()
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        h.runtime.listeners.add(origins)
+        asked: list[tuple[int, bytes]] = []
+        owes = True
 
-            def owing(partition: int, offset: int, pusher: bytes, key: Key) -> bool:
-                assert key.bucket == b"b"
-                asked.append((offset, pusher))
-                return owes
+        def owing(partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+            assert key.bucket == b"b"
+            asked.append((offset, pusher))
+            return owes
 
-            h.coordinator.unreplicated = owing
-            for name in (b"k", b"later"):
-                await h.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"mine")))
+        h.coordinator.unreplicated = owing
+        for name in (b"k", b"later"):
+            await h.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"mine")))
 
-            async def push(name: bytes, counter: int) -> None:
-                key = Key(b"default", b"b", name)
-                stored = await h.coordinator.get(key)
-                current = None if stored is None else decode_object(stored)
-                seen = () if current is None else current.clock
-                newer = write(current, seen, Content(b"theirs"), (actor_of(WEST, 1), counter), 5)
-                (result,) = await h.coordinator.push([PushItem(key, WEST, encode_object(newer))])
-                assert result.outcome is PushOutcome.APPLIED
+        async def push(name: bytes, counter: int) -> None:
+            key = Key(b"default", b"b", name)
+            stored = await h.coordinator.get(key)
+            current = None if stored is None else decode_object(stored)
+            seen = () if current is None else current.clock
+            newer = write(current, seen, Content(b"theirs"), (actor_of(WEST, 1), counter), 5)
+            (result,) = await h.coordinator.push([PushItem(key, WEST, encode_object(newer))])
+            assert result.outcome is PushOutcome.APPLIED
 
-            await push(b"k", 1)
-            await push(b"k", 2)
-            await push(b"theirs", 3)
-            owes = False
-            await push(b"later", 4)
-            ours = h.runtime.cluster_uuid
-            assert origins.of[b"k"] == [ours, ours, ours], "owed through further pushes, as long as it is owed"
-            assert origins.of[b"theirs"] == [WEST]
-            assert origins.of[b"later"] == [ours, WEST]
-            assert {pusher for _, pusher in asked} == {WEST}
-            assert len(asked) == 3, "only what replaces something of ours is asked about"
-
-    asyncio.run(scenario())
+        await push(b"k", 1)
+        await push(b"k", 2)
+        await push(b"theirs", 3)
+        owes = False
+        await push(b"later", 4)
+        ours = h.runtime.cluster_uuid
+        assert origins.of[b"k"] == [ours, ours, ours], "owed through further pushes, as long as it is owed"
+        assert origins.of[b"theirs"] == [WEST]
+        assert origins.of[b"later"] == [ours, WEST]
+        assert {pusher for _, pusher in asked} == {WEST}
+        assert len(asked) == 3, "only what replaces something of ours is asked about"
 
 
-def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-OWED: after a loss another cluster may push what it had from us. Whether a third one had it nothing tells any
     more, so it goes out again: where the key is not here, and where it replaces a row without that write."""
 
-    async def scenario() -> None:
-        origins = Origins()
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            h.runtime.listeners.add(origins)
-            h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
-            await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
-            place = h.partition()
-            lost = (place.actor, pack_counter(place.replica.epoch, 0))
-            from_west = write(None, (), Content(b"of west"), (actor_of(WEST, 1), 1), 5)
+    origins = Origins()
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        h.runtime.listeners.add(origins)
+        h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
+        await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
+        place = h.partition()
+        lost = (place.actor, pack_counter(place.replica.epoch, 0))
+        from_west = write(None, (), Content(b"of west"), (actor_of(WEST, 1), 1), 5)
 
-            async def push(name: bytes, value: object, pusher: bytes = WEST) -> None:
-                item = PushItem(Key(b"default", b"b", name), pusher, encode_object(value))
-                (result,) = await h.coordinator.push([item])
-                assert result.outcome is PushOutcome.APPLIED
+        async def push(name: bytes, value: object, pusher: bytes = WEST) -> None:
+            item = PushItem(Key(b"default", b"b", name), pusher, encode_object(value))
+            (result,) = await h.coordinator.push([item])
+            assert result.outcome is PushOutcome.APPLIED
 
-            back = write(None, (), Content(b"ours once"), lost, 5)
-            await push(b"gone", back)
-            await push(b"replaced", from_west)
-            await push(b"replaced", write(from_west, from_west.clock, Content(b"over it"), lost, 6))
-            await push(b"not-owed", back, NORTH)
-            ours = h.runtime.cluster_uuid
-            assert origins.of[b"gone"] == [ours]
-            assert origins.of[b"replaced"] == [WEST, ours]
-            assert origins.of[b"not-owed"] == [NORTH]
-
-    asyncio.run(scenario())
+        back = write(None, (), Content(b"ours once"), lost, 5)
+        await push(b"gone", back)
+        await push(b"replaced", from_west)
+        await push(b"replaced", write(from_west, from_west.clock, Content(b"over it"), lost, 6))
+        await push(b"not-owed", back, NORTH)
+        ours = h.runtime.cluster_uuid
+        assert origins.of[b"gone"] == [ours]
+        assert origins.of[b"replaced"] == [WEST, ours]
+        assert origins.of[b"not-owed"] == [NORTH]
 
 
 def test_what_is_owed_follows_owners_and_cursors() -> None:
@@ -140,25 +133,22 @@ def test_what_is_owed_follows_owners_and_cursors() -> None:
     assert not owed([queue(NORTH, 0, led=False, rules="!bucketname:b")], 3, 5, WEST, KEY)
 
 
-def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(
+async def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
     """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and nothing is disturbed."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            key = Key(b"default", b"b", b"k")
-            await h.coordinator.write(WriteRequest(key, Content(b"mine")))
-            stored = decode_object(await h.coordinator.get(key))
-            ((actor, counter, _),) = stored.clock
-            for ahead in (counter + 1, pack_counter(900, 7)):
-                forged = write(None, ((actor, ahead, 5),), Content(b"x"), (actor_of(WEST, 1), 1), 5)
-                (result,) = await h.coordinator.push([PushItem(key, WEST, encode_object(forged))])
-                assert result.outcome is PushOutcome.REJECTED
-                assert result.error is not None
-                assert result.error.reason == "forged-clock"
-            assert encode_object(stored) == await h.coordinator.get(key)
-            written = await h.coordinator.write(WriteRequest(key, Content(b"next"), stored.clock))
-            assert [s.value for s in decode_object(written.payload).live] == [b"next"]
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        key = Key(b"default", b"b", b"k")
+        await h.coordinator.write(WriteRequest(key, Content(b"mine")))
+        stored = decode_object(await h.coordinator.get(key))
+        ((actor, counter, _),) = stored.clock
+        for ahead in (counter + 1, pack_counter(900, 7)):
+            forged = write(None, ((actor, ahead, 5),), Content(b"x"), (actor_of(WEST, 1), 1), 5)
+            (result,) = await h.coordinator.push([PushItem(key, WEST, encode_object(forged))])
+            assert result.outcome is PushOutcome.REJECTED
+            assert result.error is not None
+            assert result.error.reason == "forged-clock"
+        assert encode_object(stored) == await h.coordinator.get(key)
+        written = await h.coordinator.write(WriteRequest(key, Content(b"next"), stored.clock))
+        assert [s.value for s in decode_object(written.payload).live] == [b"next"]

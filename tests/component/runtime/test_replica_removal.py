@@ -71,230 +71,206 @@ def nothing_left(member: Node) -> bool:
     return gone and 0 not in member.identity.partitions() and member.runtime.replog.leo(0) == 0
 
 
-def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
+async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """The copy is shown with its reason until it goes; one that is made there later has another gen and catches up."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
-            await write(t, 30)
-            newcomer, leaver = others(t)
-            left = t.members[leaver]
-            gen = left.partition().replica.member.log_id
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(lambda: left.partition().removed)
-            await eventually(lambda: "removed: this node is no replica any more" in left.partition().reason)
-            assert left.identity.partitions() == [0]
-            await write(t, 10)
-            await eventually(lambda: nothing_left(left), 20.0)
-            store = left.runtime.store
-            assert list(store.list_keys(0, None, None)) == []
-            assert (store.applied(0).offset, store.transfers.marks()) == (0, {})
-            assert left.identity.gens()[0] != gen
-            await change(t, (leaver,), ())
-            await changed(t, *t.members)
-            await t.level()
-            assert left.partition().replica.member.log_id == left.identity.gens()[0] != gen
-            assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
+        await write(t, 30)
+        newcomer, leaver = others(t)
+        left = t.members[leaver]
+        gen = left.partition().replica.member.log_id
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(lambda: left.partition().removed)
+        await eventually(lambda: "removed: this node is no replica any more" in left.partition().reason)
+        assert left.identity.partitions() == [0]
+        await write(t, 10)
+        await eventually(lambda: nothing_left(left), 20.0)
+        store = left.runtime.store
+        assert list(store.list_keys(0, None, None)) == []
+        assert (store.applied(0).offset, store.transfers.marks()) == (0, {})
+        assert left.identity.gens()[0] != gen
+        await change(t, (leaver,), ())
+        await changed(t, *t.members)
+        await t.level()
+        assert left.partition().replica.member.log_id == left.identity.gens()[0] != gen
+        assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
 
-def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_its_end(
+async def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_its_end(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """The registration that follows the note of a condemned copy fails, so it still stands there with the old gen while
     the copy goes. Named again meanwhile, the node counts for nothing by that: what is made there has another gen."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
-            await write(t, 30)
-            newcomer, leaver = others(t)
-            left = t.members[leaver]
-            gen = left.partition().replica.member.log_id
-            register, failures = left.metastore.register, []
+    async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
+        await write(t, 30)
+        newcomer, leaver = others(t)
+        left = t.members[leaver]
+        gen = left.partition().replica.member.log_id
+        register, failures = left.metastore.register, []
 
-            async def failing(registration: Registration, takes: Collection[int] | None = None) -> int:
-                if not left.identity.condemned() or len(failures) == 3:
-                    return await register(registration, takes)
-                failures.append(registration.log_ids.get(0))
-                raise Ambiguous("the answer is missing")
+        async def failing(registration: Registration, takes: Collection[int] | None = None) -> int:
+            if not left.identity.condemned() or len(failures) == 3:
+                return await register(registration, takes)
+            failures.append(registration.log_ids.get(0))
+            raise Ambiguous("the answer is missing")
 
-            left.metastore.register = failing  # type: ignore[method-assign]
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(lambda: bool(failures))
-            assert (await left.metastore.registrations())[leaver].log_id_of(0) == gen
-            await change(t, (leaver,), ())
-            await changed(t, *t.members)
-            await t.level()
-            copy = left.partition().replica.member
-            assert copy.log_id == left.identity.gens()[0] != gen
-            assert (await left.metastore.registrations())[leaver].log_id_of(0) == copy.log_id
-            assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
-
-    asyncio.run(scenario())
+        left.metastore.register = failing  # type: ignore[method-assign]
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(lambda: bool(failures))
+        assert (await left.metastore.registrations())[leaver].log_id_of(0) == gen
+        await change(t, (leaver,), ())
+        await changed(t, *t.members)
+        await t.level()
+        copy = left.partition().replica.member
+        assert copy.log_id == left.identity.gens()[0] != gen
+        assert (await left.metastore.registrations())[leaver].log_id_of(0) == copy.log_id
+        assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
 
-def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Within the grace time it is the same copy: same gen, same rows, nothing is copied again."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4) as t:
-            await write(t, 20)
-            newcomer, leaver = others(t)
-            left = t.members[leaver]
-            gen, leo = left.partition().replica.member.log_id, left.partition().replica.leo
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(lambda: left.partition().removed)
-            await change(t, (leaver,), (newcomer,))
-            await changed(t, *({*t.members} - {newcomer}))
-            replica = left.partition().replica
-            assert replica.member.log_id == gen
-            assert replica.leo >= leo
-            assert left.runtime.replog.start_of(0) == 0
-            await eventually(lambda: "removed" not in left.partition().reason)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4) as t:
+        await write(t, 20)
+        newcomer, leaver = others(t)
+        left = t.members[leaver]
+        gen, leo = left.partition().replica.member.log_id, left.partition().replica.leo
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(lambda: left.partition().removed)
+        await change(t, (leaver,), (newcomer,))
+        await changed(t, *({*t.members} - {newcomer}))
+        replica = left.partition().replica
+        assert replica.member.log_id == gen
+        assert replica.leo >= leo
+        assert left.runtime.replog.start_of(0) == 0
+        await eventually(lambda: "removed" not in left.partition().reason)
 
 
-def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its_deletion(
+async def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its_deletion(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """No replica is made of the log that is about to be deleted, however long the note of it takes."""
     noting, slow = threading.Event(), threading.Event()
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
-            await write(t, 20)
-            newcomer, leaver = others(t)
-            left = t.members[leaver]
-            old_gen = left.partition().replica.member.log_id
-            condemn = left.identity.condemn
+    async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
+        await write(t, 20)
+        newcomer, leaver = others(t)
+        left = t.members[leaver]
+        old_gen = left.partition().replica.member.log_id
+        condemn = left.identity.condemn
 
-            def slowly(partition: int, gen: int) -> None:
-                noting.set()
-                assert slow.wait(10)
-                condemn(partition, gen)
+        def slowly(partition: int, gen: int) -> None:
+            noting.set()
+            assert slow.wait(10)
+            condemn(partition, gen)
 
-            left.identity.condemn = slowly  # type: ignore[method-assign]
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(noting.is_set)
-            await change(t, (leaver,), ())
-            await eventually(lambda: leaver in left.controller.records[0].replicas)
-            await asyncio.sleep(0.1)
-            assert 0 not in left.runtime.partitions
-            slow.set()
-            await changed(t, *t.members)
-            await t.level()
-            assert left.partition().replica.member.log_id == left.identity.gens()[0] != old_gen
-            assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
-
-    asyncio.run(scenario())
+        left.identity.condemn = slowly  # type: ignore[method-assign]
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(noting.is_set)
+        await change(t, (leaver,), ())
+        await eventually(lambda: leaver in left.controller.records[0].replicas)
+        await asyncio.sleep(0.1)
+        assert 0 not in left.runtime.partitions
+        slow.set()
+        await changed(t, *t.members)
+        await t.level()
+        assert left.partition().replica.member.log_id == left.identity.gens()[0] != old_gen
+        assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
 
-def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Clients that retry see no failed write while the leader itself is replaced."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4, removed_grace_ms=500) as t:
-            await write(t, 10)
-            newcomer, _ = others(t)
-            old = await t.led()
-            acked = 0
-            await change(t, (newcomer,), (old.node,))
-            task = asyncio.create_task(changed(t, *({*t.members} - {old.node})))
-            while not task.done():
-                asker = t.members[newcomer]
-                request = WriteRequest(Key(b"default", b"b", b"a-%d" % acked), Content(b"v"))
-                await asker.coordinator.write(request)
-                acked += 1
-            await task
-            assert acked > 0
-            await eventually(lambda: nothing_left(old), 20.0)
-            leader = await t.led()
-            assert len(list(leader.runtime.store.list_keys(0, None, None))) == 10 + acked
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4, removed_grace_ms=500) as t:
+        await write(t, 10)
+        newcomer, _ = others(t)
+        old = await t.led()
+        acked = 0
+        await change(t, (newcomer,), (old.node,))
+        task = asyncio.create_task(changed(t, *({*t.members} - {old.node})))
+        while not task.done():
+            asker = t.members[newcomer]
+            request = WriteRequest(Key(b"default", b"b", b"a-%d" % acked), Content(b"v"))
+            await asker.coordinator.write(request)
+            acked += 1
+        await task
+        assert acked > 0
+        await eventually(lambda: nothing_left(old), 20.0)
+        leader = await t.led()
+        assert len(list(leader.runtime.store.list_keys(0, None, None))) == 10 + acked
 
 
-def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """What the identity calls condemned is never fed again, however much of it is still there after a kill."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4, removed_grace_ms=600_000) as t:
-            await write(t, 30)
-            newcomer, leaver = others(t)
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(lambda: t.members[leaver].partition().removed)
-            await t.kill(leaver)
-            identity = NodeIdentity.open(tmp_path / leaver)
-            gen = identity.gens()[0]
-            identity.condemn(0, gen + 1_000)  # killed right after the note, before anything was deleted
-            identity.close(clean=False)
-            left = await t.open(leaver)
-            assert 0 not in left.runtime.partitions
-            await eventually(lambda: nothing_left(left))
-            assert list(left.runtime.store.list_keys(0, None, None)) == []
-            await change(t, (leaver,), ())
-            await changed(t, *t.members)
-            await t.level()
-            assert left.identity.gens()[0] == gen + 1_000
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4, removed_grace_ms=600_000) as t:
+        await write(t, 30)
+        newcomer, leaver = others(t)
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(lambda: t.members[leaver].partition().removed)
+        await t.kill(leaver)
+        identity = NodeIdentity.open(tmp_path / leaver)
+        gen = identity.gens()[0]
+        identity.condemn(0, gen + 1_000)  # killed right after the note, before anything was deleted
+        identity.close(clean=False)
+        left = await t.open(leaver)
+        assert 0 not in left.runtime.partitions
+        await eventually(lambda: nothing_left(left))
+        assert list(left.runtime.store.list_keys(0, None, None)) == []
+        await change(t, (leaver,), ())
+        await changed(t, *t.members)
+        await t.level()
+        assert left.identity.gens()[0] == gen + 1_000
 
 
-def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The grace time begins anew; the copy is shown, is no reason not to be ready, and may be named again."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4) as t:
-            await write(t, 20)
-            newcomer, leaver = others(t)
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(lambda: t.members[leaver].partition().removed)
-            gen = t.members[leaver].partition().replica.member.log_id
-            await t.kill(leaver)
-            left = await t.open(leaver)
-            await eventually(
-                lambda: left.partition().removed and "its copy here is deleted in" in left.partition().reason
-            )
-            await change(t, (leaver,), ())
-            await changed(t, *t.members)
-            assert left.partition().replica.member.log_id == gen
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4) as t:
+        await write(t, 20)
+        newcomer, leaver = others(t)
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(lambda: t.members[leaver].partition().removed)
+        gen = t.members[leaver].partition().replica.member.log_id
+        await t.kill(leaver)
+        left = await t.open(leaver)
+        await eventually(lambda: left.partition().removed and "its copy here is deleted in" in left.partition().reason)
+        await change(t, (leaver,), ())
+        await changed(t, *t.members)
+        assert left.partition().replica.member.log_id == gen
 
 
-def test_after_a_power_loss_a_removed_copy_keeps_no_rows_that_would_have_to_be_replayed(
+async def test_after_a_power_loss_a_removed_copy_keeps_no_rows_that_would_have_to_be_replayed(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Nobody would say what of its log is committed (H36): its rows go, and it takes them from the leader later."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 4) as t:
-            await write(t, 20)
-            newcomer, leaver = others(t)
-            await change(t, (newcomer,), (leaver,))
-            await changed(t, *({*t.members} - {leaver}))
-            await eventually(lambda: t.members[leaver].partition().removed)
-            await t.kill(leaver)
-            left = await t.open(leaver, boot_id="boot-2")
-            await eventually(lambda: left.partition().removed)
-            assert list(left.runtime.store.list_keys(0, None, None)) == []
-            await eventually(lambda: not left.runtime.store.needs_replay())
-            await change(t, (leaver,), ())
-            await changed(t, *t.members)
-            await t.level()
-            assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 4) as t:
+        await write(t, 20)
+        newcomer, leaver = others(t)
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(lambda: t.members[leaver].partition().removed)
+        await t.kill(leaver)
+        left = await t.open(leaver, boot_id="boot-2")
+        await eventually(lambda: left.partition().removed)
+        assert list(left.runtime.store.list_keys(0, None, None)) == []
+        await eventually(lambda: not left.runtime.store.needs_replay())
+        await change(t, (leaver,), ())
+        await changed(t, *t.members)
+        await t.level()
+        assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
 
 def test_what_is_noted_of_deleted_copies(tmp_path: Path) -> None:

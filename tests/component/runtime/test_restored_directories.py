@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,29 +16,26 @@ from tests.support.runtime_cluster import Cluster, eventually
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its copies have gens that were never given before, join as such, and hold what was written meanwhile."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            await t.led()
-            await eventually(lambda: bool(t.followers()))
-            follower = t.followers()[0].node
-            old = t.members[follower].partition().replica.member
-            await t.kill(follower)
-            shutil.copytree(tmp_path / follower, tmp_path / "backup")
-            leader = await t.led()
-            await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"late"), Content(b"v")))
-            shutil.rmtree(tmp_path / follower)
-            (tmp_path / "backup").rename(tmp_path / follower)
-            identity = NodeIdentity.open(tmp_path / follower)
-            identity.renew("restored")
-            identity.close(clean=False)
-            await t.open(follower)
-            await t.level()
-            member = t.members[follower]
-            assert member.partition().replica.member.log_id > old.log_id
-            assert member.identity.spare > old.log_id
-            assert member.runtime.store.object(0, b"b", b"late") is not None
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        await t.led()
+        await eventually(lambda: bool(t.followers()))
+        follower = t.followers()[0].node
+        old = t.members[follower].partition().replica.member
+        await t.kill(follower)
+        shutil.copytree(tmp_path / follower, tmp_path / "backup")
+        leader = await t.led()
+        await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"late"), Content(b"v")))
+        shutil.rmtree(tmp_path / follower)
+        (tmp_path / "backup").rename(tmp_path / follower)
+        identity = NodeIdentity.open(tmp_path / follower)
+        identity.renew("restored")
+        identity.close(clean=False)
+        await t.open(follower)
+        await t.level()
+        member = t.members[follower]
+        assert member.partition().replica.member.log_id > old.log_id
+        assert member.identity.spare > old.log_id
+        assert member.runtime.store.object(0, b"b", b"late") is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, closing
@@ -80,52 +79,48 @@ async def keep(t: Cluster, base: Path) -> None:
     await t.settled()
 
 
-def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """The forced copy never had the last writes; one whose store kept their rows ends with the others' rows."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path / "cluster", **ASYNC) as t:
-            await put(await t.led(), a=b"1", b=b"1")
-            await t.level()
-            await keep(t, tmp_path / "base")
-            await put(await t.led(), a=b"2", c=b"2", d=b"2")
-            await t.level()
-            await dark(t, tmp_path / "base", n1=("log", "store"), n2=("log", "store"), n3=("log",))
-            first, last = t.members["n1"], t.members["n3"]
-            assert last.runtime.store.object(0, b"b", b"c") is not None
-            await force(t, first, first)
-            await put(first, e=b"3", f=b"3", g=b"3", h=b"3")
-            await t.level(timeout_s=30)
-            wanted = {b"a": [b"1"], b"b": [b"1"], b"e": [b"3"], b"f": [b"3"], b"g": [b"3"], b"h": [b"3"]}
-            assert [state(member) for member in t.members.values()] == [wanted] * 3
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path / "cluster", **ASYNC) as t:
+        await put(await t.led(), a=b"1", b=b"1")
+        await t.level()
+        await keep(t, tmp_path / "base")
+        await put(await t.led(), a=b"2", c=b"2", d=b"2")
+        await t.level()
+        await dark(t, tmp_path / "base", n1=("log", "store"), n2=("log", "store"), n3=("log",))
+        first, last = t.members["n1"], t.members["n3"]
+        assert last.runtime.store.object(0, b"b", b"c") is not None
+        await force(t, first, first)
+        await put(first, e=b"3", f=b"3", g=b"3", h=b"3")
+        await t.level(timeout_s=30)
+        wanted = {b"a": [b"1"], b"b": [b"1"], b"e": [b"3"], b"f": [b"3"], b"g": [b"3"], b"h": [b"3"]}
+        assert [state(member) for member in t.members.values()] == [wanted] * 3
 
 
 @pytest.mark.parametrize("writes", [1, 9])
-def test_an_only_copy_that_is_forced_uses_no_offset_of_a_lost_entry_again(
+async def test_an_only_copy_that_is_forced_uses_no_offset_of_a_lost_entry_again(
     tmp_path: Path, start_cluster: ClusterFactory, writes: int
 ) -> None:
     """It serves what its rows say once its log is beyond them; each later write has a place of its own in the index."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path / "cluster", 1, factor=1, min_isr=1, **ASYNC) as t:
-            await put(await t.led(), a=b"1", b=b"1")
-            await keep(t, tmp_path / "base")
-            await put(await t.led(), a=b"2", c=b"2", d=b"2")
-            await dark(t, tmp_path / "base", n1=("log",))
-            member = t.members["n1"]
-            await force(t, member, member)
-            found = member.runtime.store.applied(0)
-            assert member.partition().replica.applied == found.offset
-            wanted = {b"a": [b"2"], b"b": [b"1"], b"c": [b"2"], b"d": [b"2"]}
-            assert state(member) == wanted
-            for n in range(writes):
-                await put(member, **{"efghijklm"[n]: b"3"})
-                wanted[b"efghijklm"[n : n + 1]] = [b"3"]
-            await put(member, a=b"4")
-            wanted[b"a"] = [b"4"]
-            await eventually(lambda: not member.runtime.store.needs_replay())
-            assert state(member) == wanted
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path / "cluster", 1, factor=1, min_isr=1, **ASYNC) as t:
+        await put(await t.led(), a=b"1", b=b"1")
+        await keep(t, tmp_path / "base")
+        await put(await t.led(), a=b"2", c=b"2", d=b"2")
+        await dark(t, tmp_path / "base", n1=("log",))
+        member = t.members["n1"]
+        await force(t, member, member)
+        found = member.runtime.store.applied(0)
+        assert member.partition().replica.applied == found.offset
+        wanted = {b"a": [b"2"], b"b": [b"1"], b"c": [b"2"], b"d": [b"2"]}
+        assert state(member) == wanted
+        for n in range(writes):
+            await put(member, **{"efghijklm"[n]: b"3"})
+            wanted[b"efghijklm"[n : n + 1]] = [b"3"]
+        await put(member, a=b"4")
+        wanted[b"a"] = [b"4"]
+        await eventually(lambda: not member.runtime.store.needs_replay())
+        assert state(member) == wanted

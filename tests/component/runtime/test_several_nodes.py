@@ -51,206 +51,188 @@ def fill(member: Node) -> None:
     assert not member.runtime.replog.has_space(0)
 
 
-def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Three nodes, four partitions: what a leader answered comes to be in the stores and logs of all, equal."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=4) as t:
-            for n in range(40):
-                await put(t.members["n1"], b"%d" % n, b"v%d" % n)
-            for partition in range(4):
-                await t.level(partition)
-                logs = [log_of(member, partition) for member in t.members.values()]
-                assert logs[0] == logs[1] == logs[2]
-                assert len(logs[0]) > 1
-            for n in range(40):
-                partition = (key_hash(b"b", b"%d" % n) >> 44) * 4 >> 20
-                assert all(held(member, b"%d" % n, partition) == [b"v%d" % n] for member in t.members.values())
-            assert not any(member.failures for member in t.members.values())
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, partitions=4) as t:
+        for n in range(40):
+            await put(t.members["n1"], b"%d" % n, b"v%d" % n)
+        for partition in range(4):
+            await t.level(partition)
+            logs = [log_of(member, partition) for member in t.members.values()]
+            assert logs[0] == logs[1] == logs[2]
+            assert len(logs[0]) > 1
+        for n in range(40):
+            partition = (key_hash(b"b", b"%d" % n) >> 44) * 4 >> 20
+            assert all(held(member, b"%d" % n, partition) == [b"v%d" % n] for member in t.members.values())
+        assert not any(member.failures for member in t.members.values())
 
 
-def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Writes go on while leaders are killed one after another, and every one that was answered is read afterwards."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            acked: list[bytes] = []
-            stop = asyncio.Event()
+    async with start_cluster(tmp_path) as t:
+        acked: list[bytes] = []
+        stop = asyncio.Event()
 
-            async def client(prefix: bytes) -> None:
-                n = 0
-                while not stop.is_set():
-                    name = b"%s-%d" % (prefix, n)
-                    n += 1
-                    member = t.leader()
-                    if member is None:
-                        await asyncio.sleep(0.01)
-                        continue
-                    try:
-                        await asyncio.wait_for(put(member, name, b"v"), 5)
-                    except (IsthmusError, TimeoutError):
-                        continue
-                    acked.append(name)
+        async def client(prefix: bytes) -> None:
+            n = 0
+            while not stop.is_set():
+                name = b"%s-%d" % (prefix, n)
+                n += 1
+                member = t.leader()
+                if member is None:
+                    await asyncio.sleep(0.01)
+                    continue
+                try:
+                    await asyncio.wait_for(put(member, name, b"v"), 5)
+                except (IsthmusError, TimeoutError):
+                    continue
+                acked.append(name)
 
-            clients = [asyncio.create_task(client(b"c%d" % i)) for i in range(3)]
-            for _ in range(2):
-                before = len(acked)
-                await eventually(lambda before=before: len(acked) > before + 30, 15)
-                leader = await t.led()
-                await t.kill(leader.node)
-                await eventually(lambda: t.leader() is not None, 15)
-                await t.open(leader.node)
-                await t.settled()
-            stop.set()
-            await asyncio.gather(*clients)
-            await t.level()
-            assert len(acked) > 60
+        clients = [asyncio.create_task(client(b"c%d" % i)) for i in range(3)]
+        for _ in range(2):
+            before = len(acked)
+            await eventually(lambda before=before: len(acked) > before + 30, 15)
             leader = await t.led()
-            for name in acked:
-                assert await leader.coordinator.get(key(name)) is not None, name
-            logs = [log_of(member) for member in t.members.values()]
-            assert logs[0] == logs[1] == logs[2]
+            await t.kill(leader.node)
+            await eventually(lambda: t.leader() is not None, 15)
+            await t.open(leader.node)
+            await t.settled()
+        stop.set()
+        await asyncio.gather(*clients)
+        await t.level()
+        assert len(acked) > 60
+        leader = await t.led()
+        for name in acked:
+            assert await leader.coordinator.get(key(name)) is not None, name
+        logs = [log_of(member) for member in t.members.values()]
+        assert logs[0] == logs[1] == logs[2]
 
-    asyncio.run(scenario())
 
-
-def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A restarted follower gets what it missed, read back from the leader's files where it left memory, and rejoins."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            away = t.followers()[0].node
-            await t.kill(away)
-            for n in range(30):
-                await asyncio.gather(*(put(leader, b"%d-%d" % (n, i), b"x" * 20_000) for i in range(10)))
-            read_back = leader.runtime._sender.entries_read_back
-            leader.links._catch_up_limit_bytes = 500_000  # less than one message
-            assert t.leader() is leader
-            await t.open(away)
-            await t.level()
-            assert leader.runtime._sender.entries_read_back >= read_back + 300
-            assert held(t.members[away], b"29-9") == [b"x" * 20_000]
-            assert log_of(t.members[away]) == log_of(leader)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        away = t.followers()[0].node
+        await t.kill(away)
+        for n in range(30):
+            await asyncio.gather(*(put(leader, b"%d-%d" % (n, i), b"x" * 20_000) for i in range(10)))
+        read_back = leader.runtime._sender.entries_read_back
+        leader.links._catch_up_limit_bytes = 500_000  # less than one message
+        assert t.leader() is leader
+        await t.open(away)
+        await t.level()
+        assert leader.runtime._sender.entries_read_back >= read_back + 300
+        assert held(t.members[away], b"29-9") == [b"x" * 20_000]
+        assert log_of(t.members[away]) == log_of(leader)
 
 
-def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """A leader that was cut off appended what nobody else has: its clients get UNKNOWN, the next leader's entries take
     the place in its log, durably, and all copies are equal again, also after another restart."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            old = await t.led()
-            await put(old, b"before", b"1")
-            t.wires.isolate(old.node)
-            orphans = [asyncio.create_task(put(old, b"orphan-%d" % n, b"x")) for n in range(5)]
-            await eventually(
-                lambda: (
-                    old.partition().replica.leo == old.partition().replica.durable > 2
-                    and old.partition().replica.leo >= 7
-                )
+    async with start_cluster(tmp_path) as t:
+        old = await t.led()
+        await put(old, b"before", b"1")
+        t.wires.isolate(old.node)
+        orphans = [asyncio.create_task(put(old, b"orphan-%d" % n, b"x")) for n in range(5)]
+        await eventually(
+            lambda: (
+                old.partition().replica.leo == old.partition().replica.durable > 2 and old.partition().replica.leo >= 7
             )
-            tail = [offset for epoch, offset, _ in log_of(old) if epoch == 1][-1]
-            old.metastore.expire()
-            old.runtime.session_expired()
-            for outcome in await asyncio.gather(*orphans, return_exceptions=True):
-                assert isinstance(outcome, OutcomeUnknown)
-            new = await t.led()
-            assert new is not old
-            await put(new, b"after", b"2")
-            t.wires.heal()
-            old.runtime.session_started(await old.registrar.register())
-            await t.level()
-            assert log_of(old) == log_of(new)
-            assert held(old, b"after") == [b"2"]
-            assert held(old, b"orphan-0") == held(new, b"orphan-0") == []
-            assert [epoch for epoch, offset, _ in log_of(old) if offset == tail] in ([], [2])
-            name = old.node
-            await t.kill(name)
-            again = await t.open(name)
-            assert again.runtime.replog.recovered()[0].damage == ""
-            await t.level()
-            assert log_of(again) == log_of(new)
+        )
+        tail = [offset for epoch, offset, _ in log_of(old) if epoch == 1][-1]
+        old.metastore.expire()
+        old.runtime.session_expired()
+        for outcome in await asyncio.gather(*orphans, return_exceptions=True):
+            assert isinstance(outcome, OutcomeUnknown)
+        new = await t.led()
+        assert new is not old
+        await put(new, b"after", b"2")
+        t.wires.heal()
+        old.runtime.session_started(await old.registrar.register())
+        await t.level()
+        assert log_of(old) == log_of(new)
+        assert held(old, b"after") == [b"2"]
+        assert held(old, b"orphan-0") == held(new, b"orphan-0") == []
+        assert [epoch for epoch, offset, _ in log_of(old) if offset == tail] in ([], [2])
+        name = old.node
+        await t.kill(name)
+        again = await t.open(name)
+        assert again.runtime.replog.recovered()[0].damage == ""
+        await t.level()
+        assert log_of(again) == log_of(new)
 
-    asyncio.run(scenario())
 
-
-def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A leader that others have replaced serves no committed read; the others' leader does, with the newest value."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            old = await t.led()
-            await put(old, b"k", b"old")
-            t.wires.isolate(old.node)
-            old.metastore.disconnect()
-            stale = old.runtime.committed(old.partition())
-            t.ensemble.end_session(old.metastore._memory.current)
-            new = await t.led_by_another(old)
-            data = await new.coordinator.get(key(b"k"))
-            clock = decode_object(data).clock
-            await new.coordinator.write(WriteRequest(key(b"k"), Content(b"new"), clock))
-            assert not stale.done() or stale.exception() is not None
-            old.runtime.session_expired()
-            with pytest.raises(Retryable):
-                await asyncio.wait_for(stale, 5)
-            assert held(old, b"k") == [b"old"]
-            assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        old = await t.led()
+        await put(old, b"k", b"old")
+        t.wires.isolate(old.node)
+        old.metastore.disconnect()
+        stale = old.runtime.committed(old.partition())
+        t.ensemble.end_session(old.metastore._memory.current)
+        new = await t.led_by_another(old)
+        data = await new.coordinator.get(key(b"k"))
+        clock = decode_object(data).clock
+        await new.coordinator.write(WriteRequest(key(b"k"), Content(b"new"), clock))
+        assert not stale.done() or stale.exception() is not None
+        old.runtime.session_expired()
+        with pytest.raises(Retryable):
+            await asyncio.wait_for(stale, 5)
+        assert held(old, b"k") == [b"old"]
+        assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
 
 
-def test_a_node_that_stops_hands_over_first(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_node_that_stops_hands_over_first(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A graceful stop moves leadership to a member in sync before the process goes: no election waits for a session,
     and nothing that was written is unknown."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            writes = [asyncio.create_task(put(leader, b"%d" % n, b"v")) for n in range(20)]
-            await asyncio.sleep(0)
-            await leader.controller.resign()
-            await leader.runtime.resign(10)
-            assert leader.partition().replica.role not in (fx.ReplicaRole.LEADER, fx.ReplicaRole.RESIGNING)
-            assert not (await leader.metastore.registrations())[leader.node].active
-            outcomes = await asyncio.gather(*writes, return_exceptions=True)
-            assert not any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
-            new = await t.led_by_another(leader)
-            for n, outcome in enumerate(outcomes):
-                if outcome is None:
-                    assert await new.coordinator.get(key(b"%d" % n)) is not None
-            with pytest.raises(NotReady):
-                await leader.runtime.committed(leader.partition())
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        writes = [asyncio.create_task(put(leader, b"%d" % n, b"v")) for n in range(20)]
+        await asyncio.sleep(0)
+        await leader.controller.resign()
+        await leader.runtime.resign(10)
+        assert leader.partition().replica.role not in (fx.ReplicaRole.LEADER, fx.ReplicaRole.RESIGNING)
+        assert not (await leader.metastore.registrations())[leader.node].active
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert not any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
+        new = await t.led_by_another(leader)
+        for n, outcome in enumerate(outcomes):
+            if outcome is None:
+                assert await new.coordinator.get(key(b"%d" % n)) is not None
+        with pytest.raises(NotReady):
+            await leader.runtime.committed(leader.partition())
 
 
-def test_copies_are_made_where_records_want_them_while_running(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_copies_are_made_where_records_want_them_while_running(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Nodes that are up hold nothing until a bucket type is created; then each makes its copies under the spare gen
     that it had registered, and the ISR of the records names exactly those."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 3, partitions=6, factor=2, min_isr=1) as t:
-            members = t.members
-            records = members["n1"].controller.records
-            for partition, record in records.items():
-                assert {m.node for m in record.isr} == set(record.replicas)
-                for member in record.isr:
-                    assert members[member.node].identity.spare == member.log_id
-                    assert members[member.node].partition(partition).replica.member == member
-                assert all(partition not in members[n].runtime.partitions for n in members if n not in record.replicas)
-            registrations = await members["n1"].metastore.registrations()
-            assert all(registrations[n].log_ids == members[n].identity.gens() for n in members)
-            for n in range(30):
-                await put(members["n2"], b"%d" % n, b"v")
-            for n in range(30):
-                assert await members["n3"].coordinator.get(key(b"%d" % n)) is not None
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 3, partitions=6, factor=2, min_isr=1) as t:
+        members = t.members
+        records = members["n1"].controller.records
+        for partition, record in records.items():
+            assert {m.node for m in record.isr} == set(record.replicas)
+            for member in record.isr:
+                assert members[member.node].identity.spare == member.log_id
+                assert members[member.node].partition(partition).replica.member == member
+            assert all(partition not in members[n].runtime.partitions for n in members if n not in record.replicas)
+        registrations = await members["n1"].metastore.registrations()
+        assert all(registrations[n].log_ids == members[n].identity.gens() for n in members)
+        for n in range(30):
+            await put(members["n2"], b"%d" % n, b"v")
+        for n in range(30):
+            assert await members["n3"].coordinator.get(key(b"%d" % n)) is not None
 
 
 def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: ClusterFactory) -> None:
@@ -282,60 +264,56 @@ def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: Cl
     asyncio.run(scenario())
 
 
-def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What a queue's cursor was a second ago is in the followers' stores though nothing was written meanwhile, and what
     it is at a hand-over is in the next leader's before it serves."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            await put(leader, b"k", b"v")
-            leader.runtime.soft_cursor(0, b"to-west", b"\x01")
-            others = [member for member in t.members.values() if member is not leader]
-            await eventually(lambda: all(h.runtime.store.cursor(0, b"to-west").soft == b"\x01" for h in others), 10)
-            leader.runtime.soft_cursor(0, b"to-west", b"\x02")
-            seen: list[bytes | None] = []
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        leader.runtime.soft_cursor(0, b"to-west", b"\x01")
+        others = [member for member in t.members.values() if member is not leader]
+        await eventually(lambda: all(h.runtime.store.cursor(0, b"to-west").soft == b"\x01" for h in others), 10)
+        leader.runtime.soft_cursor(0, b"to-west", b"\x02")
+        seen: list[bytes | None] = []
 
-            class Hook:
-                """Looks at the cursor as soon as the new leader serves."""
+        class Hook:
+            """Looks at the cursor as soon as the new leader serves."""
 
-                def __init__(self, member: Node) -> None:
-                    self.member = member
+            def __init__(self, member: Node) -> None:
+                self.member = member
 
-                def applied(self, partition: int, entries: object, leader: bool) -> None:
-                    """Nothing."""
+            def applied(self, partition: int, entries: object, leader: bool) -> None:
+                """Nothing."""
 
-                def leadership(self, partition: int, leading: bool, _applied: int) -> None:
-                    """A leader begins."""
-                    if leading:
-                        seen.append(self.member.runtime.store.cursor(partition, b"to-west").soft)
+            def leadership(self, partition: int, leading: bool, _applied: int) -> None:
+                """A leader begins."""
+                if leading:
+                    seen.append(self.member.runtime.store.cursor(partition, b"to-west").soft)
 
-            for member in others:
-                member.runtime.listeners.add(Hook(member))
-            leader.runtime.hand_over(leader.partition(), None, 5_000)
-            await t.led_by_another(leader)
-            assert seen == [b"\x02"]
-
-    asyncio.run(scenario())
+        for member in others:
+            member.runtime.listeners.add(Hook(member))
+        leader.runtime.hand_over(leader.partition(), None, 5_000)
+        await t.led_by_another(leader)
+        assert seen == [b"\x02"]
 
 
-def test_an_election_does_not_wait_for_what_others_do_in_threads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_an_election_does_not_wait_for_what_others_do_in_threads(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """The loop's own threads are few, and shared: peers of another cluster that do not answer, or a plan of many
     partitions, hold them for seconds. The epoch that nothing may be done before is durable all the same."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            await t.level()
-            loop, free = asyncio.get_running_loop(), threading.Event()
-            pool = ThreadPoolExecutor(1)
-            loop.set_default_executor(pool)
-            busy = [loop.run_in_executor(None, free.wait) for _ in range(2)]
-            try:
-                leader.runtime.hand_over(leader.partition(), None, 5_000)
-                await t.led_by_another(leader, timeout_s=5)
-            finally:
-                free.set()
-                await asyncio.gather(*busy)
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await t.level()
+        loop, free = asyncio.get_running_loop(), threading.Event()
+        pool = ThreadPoolExecutor(1)
+        loop.set_default_executor(pool)
+        busy = [loop.run_in_executor(None, free.wait) for _ in range(2)]
+        try:
+            leader.runtime.hand_over(leader.partition(), None, 5_000)
+            await t.led_by_another(leader, timeout_s=5)
+        finally:
+            free.set()
+            await asyncio.gather(*busy)

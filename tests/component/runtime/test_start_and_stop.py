@@ -60,58 +60,52 @@ async def until(condition) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_registration_that_the_metastore_refuses_is_tried_again(
+async def test_a_registration_that_the_metastore_refuses_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a session ended the node would else live on, and never take part again until somebody restarts it."""
     monkeypatch.setattr(registering, "RETRY_MS", 10)
 
-    async def scenario() -> None:
-        node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
-        await node.start()
-        served = asyncio.create_task(node.serve())
-        metastore = node._metastore
-        assert isinstance(metastore, MemoryMetastore)
-        register, refusals = metastore.register, [LocalFault("ZooKeeper refuses"), Corruption("no standing")]
+    node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    await node.start()
+    served = asyncio.create_task(node.serve())
+    metastore = node._metastore
+    assert isinstance(metastore, MemoryMetastore)
+    register, refusals = metastore.register, [LocalFault("ZooKeeper refuses"), Corruption("no standing")]
 
-        async def refused(registration: Registration, takes: Collection[int] | None = None) -> int:
-            if refusals:
-                raise refusals.pop()
-            return await register(registration, takes)
+    async def refused(registration: Registration, takes: Collection[int] | None = None) -> int:
+        if refusals:
+            raise refusals.pop()
+        return await register(registration, takes)
 
-        async def serves_again() -> bool:
-            return node.services.registrar.inc != before and node.ready()[0]
+    async def serves_again() -> bool:
+        return node.services.registrar.inc != before and node.ready()[0]
 
-        metastore.register = refused  # type: ignore[method-assign]
-        before = node.services.registrar.inc
-        try:
-            metastore.expire()
-            await until(serves_again)
-        finally:
-            node.request_stop("the test is over")
-            await served
-
-    asyncio.run(scenario())
+    metastore.register = refused  # type: ignore[method-assign]
+    before = node.services.registrar.inc
+    try:
+        metastore.expire()
+        await until(serves_again)
+    finally:
+        node.request_stop("the test is over")
+        await served
 
 
-def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
+async def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
     """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
 
-    async def scenario() -> None:
-        node: Node = ComingUp(load_file(file_of(tmp_path)), tmp_path / "node.toml")
-        await node.start()
-        served = asyncio.create_task(node.serve())
-        try:
+    node: Node = ComingUp(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    await node.start()
+    served = asyncio.create_task(node.serve())
+    try:
 
-            async def registered() -> bool:
-                return "n1" in await node._metastore.registrations()
+        async def registered() -> bool:
+            return "n1" in await node._metastore.registrations()
 
-            await until(registered)
-        finally:
-            node.request_stop("the test is over")
-            await served
-
-    asyncio.run(scenario())
+        await until(registered)
+    finally:
+        node.request_stop("the test is over")
+        await served
 
 
 async def answer(url: str, path: str) -> tuple[int, bytes]:

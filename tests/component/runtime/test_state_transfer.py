@@ -112,78 +112,73 @@ async def follower_of(cluster: Cluster) -> Node:
     return next(member for member in cluster.members.values() if member is not leader)
 
 
-def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
+async def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """What it missed comes as rows, deleted change rows included, and its log begins where the round ended."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            leader = await t.led()
-            for n in range(30):
-                await put(leader, b"k%d" % n, b"old")
-            await t.level()
-            away = await follower_of(t)
-            end = away.partition().replica.leo
-            await t.kill(away.node)
-            leader = await t.led()
-            for n in range(0, 30, 2):
-                await put(leader, b"k%d" % n, b"new")
-            await trimmed_beyond(leader, end)
-            back = await t.open(away.node)
-            await same_everywhere(t)
-            assert back.runtime.replog.start_of(0) > end
-            assert back.partition().replica.far_position is None
-            assert back.runtime._transfer_receiver.rounds >= 1
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, **SMALL) as t:
+        leader = await t.led()
+        for n in range(30):
+            await put(leader, b"k%d" % n, b"old")
+        await t.level()
+        away = await follower_of(t)
+        end = away.partition().replica.leo
+        await t.kill(away.node)
+        leader = await t.led()
+        for n in range(0, 30, 2):
+            await put(leader, b"k%d" % n, b"new")
+        await trimmed_beyond(leader, end)
+        back = await t.open(away.node)
+        await same_everywhere(t)
+        assert back.runtime.replog.start_of(0) > end
+        assert back.partition().replica.far_position is None
+        assert back.runtime._transfer_receiver.rounds >= 1
 
 
-def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_follower_that_the_log_is_trimmed_under_takes_rows(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """One that is connected all the while and takes nothing, its disk being full, comes back once there is room, though
     nothing made it say FollowRequest: its leader learns that the log begins above it when it cannot send on."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
-            leader, full = await t.led(), await follower_of(t)
-            await put(leader, b"k", b"v")
-            await t.level()
-            fill(full)
-            await trimmed_beyond(leader, full.partition().replica.leo)
-            begins_at = full.partition().replica.leo
-            await eventually(lambda: full.partition().replica.far_position is not None)
-            refused = full.runtime._disk_full.refused_count
-            await eventually(lambda: full.runtime._disk_full.refused_count > refused)
-            assert full.partition().replica.far_position == begins_at, "rows need room, too"
-            full.disk.free = None
-            full.runtime.replog.has_space(0)
-            await same_everywhere(t)
-            assert full.runtime._transfer_receiver.rounds >= 1
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
+        leader, full = await t.led(), await follower_of(t)
+        await put(leader, b"k", b"v")
+        await t.level()
+        fill(full)
+        await trimmed_beyond(leader, full.partition().replica.leo)
+        begins_at = full.partition().replica.leo
+        await eventually(lambda: full.partition().replica.far_position is not None)
+        refused = full.runtime._disk_full.refused_count
+        await eventually(lambda: full.runtime._disk_full.refused_count > refused)
+        assert full.partition().replica.far_position == begins_at, "rows need room, too"
+        full.disk.free = None
+        full.runtime.replog.has_space(0)
+        await same_everywhere(t)
+        assert full.runtime._transfer_receiver.rounds >= 1
 
 
-def test_a_replaced_data_directory_comes_back_in_sync_under_load(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_replaced_data_directory_comes_back_in_sync_under_load(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """A node that lost everything takes all rows while clients write, restarts, and is elected like any other."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            lost = await follower_of(t)
-            await t.kill(lost.node)
-            leader = await t.led()
-            await trimmed_beyond(leader, lost.partition().replica.leo)
-            shutil.rmtree(tmp_path / lost.node)
-            async with load(t) as acked:
-                await t.open(lost.node)
-                await eventually(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
-                before = len(acked)
-                await eventually(lambda: len(acked) > before + 20, 15)
-            await same_everywhere(t)
-            await t.kill(lost.node)
+    async with start_cluster(tmp_path, **SMALL) as t:
+        lost = await follower_of(t)
+        await t.kill(lost.node)
+        leader = await t.led()
+        await trimmed_beyond(leader, lost.partition().replica.leo)
+        shutil.rmtree(tmp_path / lost.node)
+        async with load(t) as acked:
             await t.open(lost.node)
-            await same_everywhere(t)
-
-    asyncio.run(scenario())
+            await eventually(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
+            before = len(acked)
+            await eventually(lambda: len(acked) > before + 20, 15)
+        await same_everywhere(t)
+        await t.kill(lost.node)
+        await t.open(lost.node)
+        await same_everywhere(t)
 
 
 @pytest.mark.timeout(120)
@@ -237,30 +232,27 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
     asyncio.run(scenario())
 
 
-def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
+async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """The store of that copy is whole: its log begins anew at what is applied, under another gen."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
-            hurt = await follower_of(t)
-            leader = await t.led()
-            for n in range(50):
-                await put(leader, b"k%d" % n, b"v")
-            await t.level()
-            gen = hurt.partition().replica.member.log_id
-            applied = hurt.partition().replica.applied
-            await t.kill(hurt.node)
-            for path in (tmp_path / hurt.node / "log").iterdir():
-                path.unlink()
-            back = await t.open(hurt.node)
-            await same_everywhere(t)
-            assert back.partition().replica.member.log_id != gen
-            assert back.runtime.replog.start_of(0) == applied
-            assert (await t.led()).runtime._transfer_sender.rows_sent == 0
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
+        hurt = await follower_of(t)
+        leader = await t.led()
+        for n in range(50):
+            await put(leader, b"k%d" % n, b"v")
+        await t.level()
+        gen = hurt.partition().replica.member.log_id
+        applied = hurt.partition().replica.applied
+        await t.kill(hurt.node)
+        for path in (tmp_path / hurt.node / "log").iterdir():
+            path.unlink()
+        back = await t.open(hurt.node)
+        await same_everywhere(t)
+        assert back.partition().replica.member.log_id != gen
+        assert back.runtime.replog.start_of(0) == applied
+        assert (await t.led()).runtime._transfer_sender.rows_sent == 0
 
 
 def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
@@ -301,68 +293,62 @@ def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
     asyncio.run(scenario())
 
 
-def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(
+async def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """While the rows of one partition do not come, the log of the node that waits for them stays within its size, for
     all that is written to the other partition; also after a restart."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=2, **SMALL) as t:
-            mine, other = names_in(0), names_in(1)
-            leader = await t.led()
-            for name in islice(mine, 60):
-                await put(leader, name, b"x" * 400)
-            await t.level()
-            away = await follower_of(t)
-            end = away.partition().replica.leo
+    async with start_cluster(tmp_path, partitions=2, **SMALL) as t:
+        mine, other = names_in(0), names_in(1)
+        leader = await t.led()
+        for name in islice(mine, 60):
+            await put(leader, name, b"x" * 400)
+        await t.level()
+        away = await follower_of(t)
+        end = away.partition().replica.leo
+        await t.kill(away.node)
+        while (await t.led()).runtime.replog.start_of(0) <= end:
+            await put(await t.led(), next(mine), b"x" * 1_000)
+        t.wires.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
+        for _ in range(2):
+            back = await t.open(away.node)
+            await eventually(
+                lambda: back in t.followers(1) and back.partition().replica.far_position is not None,  # noqa: B023
+                30,
+            )
+            for name in islice(other, 300):
+                await put(await t.led(1), name, b"y" * 400)
+            leo = (await t.led(1)).partition(1).replica.leo
+            await eventually(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
+            await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
+            assert back.partition().replica.far_position is not None
             await t.kill(away.node)
-            while (await t.led()).runtime.replog.start_of(0) <= end:
-                await put(await t.led(), next(mine), b"x" * 1_000)
-            t.wires.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
-            for _ in range(2):
-                back = await t.open(away.node)
-                await eventually(
-                    lambda: back in t.followers(1) and back.partition().replica.far_position is not None,  # noqa: B023
-                    30,
-                )
-                for name in islice(other, 300):
-                    await put(await t.led(1), name, b"y" * 400)
-                leo = (await t.led(1)).partition(1).replica.leo
-                await eventually(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
-                await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
-                assert back.partition().replica.far_position is not None
-                await t.kill(away.node)
-            t.wires.lost = lambda _sender, _to, _message: False
-            await t.open(away.node)
-            await same_everywhere(t)
-
-    asyncio.run(scenario())
+        t.wires.lost = lambda _sender, _to, _message: False
+        await t.open(away.node)
+        await same_everywhere(t)
 
 
-def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
     rows of its leader."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            hurt = await follower_of(t)
-            leader = await t.led()
-            await trimmed_beyond(leader, 50)
-            await t.level()
-            await eventually(lambda: hurt.runtime.replog.start_of(0) > 0)
-            gen = hurt.partition().replica.member.log_id
-            await t.kill(hurt.node)
-            shutil.rmtree(tmp_path / hurt.node / "store")
-            back = await t.open(hurt.node)
-            await same_everywhere(t)
-            assert back.partition().replica.member.log_id != gen
-            assert back.runtime.store.object(0, b"b", b"fill-1") is not None
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, **SMALL) as t:
+        hurt = await follower_of(t)
+        leader = await t.led()
+        await trimmed_beyond(leader, 50)
+        await t.level()
+        await eventually(lambda: hurt.runtime.replog.start_of(0) > 0)
+        gen = hurt.partition().replica.member.log_id
+        await t.kill(hurt.node)
+        shutil.rmtree(tmp_path / hurt.node / "store")
+        back = await t.open(hurt.node)
+        await same_everywhere(t)
+        assert back.partition().replica.member.log_id != gen
+        assert back.runtime.store.object(0, b"b", b"fill-1") is not None
 
 
-def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
+async def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
@@ -370,38 +356,35 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
     monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
     damaged: list[str] = []
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            leader = await t.led()
-            await put(leader, b"k", b"v")
-            await t.level()
-            away = await follower_of(t)
-            end = away.partition().replica.leo
-            await t.kill(away.node)
-            await trimmed_beyond(await t.led(), end)
-            back = await t.open(away.node)
-            step = back.runtime._receiver._events.feed
+    async with start_cluster(tmp_path, **SMALL) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        away = await follower_of(t)
+        end = away.partition().replica.leo
+        await t.kill(away.node)
+        await trimmed_beyond(await t.led(), end)
+        back = await t.open(away.node)
+        step = back.runtime._receiver._events.feed
 
-            def damages(partition: Partition, event: Event) -> None:
-                if isinstance(event, Received) and isinstance(event.message, TransferRows | TransferMetadata):
-                    message = event.message
-                    name = f"{type(message).__name__} {getattr(message, 'done', '')}"
-                    if name not in damaged and message.rows:
-                        damaged.append(name)
-                        rows = bytes((message.rows[0] ^ 1, *message.rows[1:]))
-                        event = Received(event.node, message._replace(rows=rows))
-                step(partition, event)
+        def damages(partition: Partition, event: Event) -> None:
+            if isinstance(event, Received) and isinstance(event.message, TransferRows | TransferMetadata):
+                message = event.message
+                name = f"{type(message).__name__} {getattr(message, 'done', '')}"
+                if name not in damaged and message.rows:
+                    damaged.append(name)
+                    rows = bytes((message.rows[0] ^ 1, *message.rows[1:]))
+                    event = Received(event.node, message._replace(rows=rows))
+            step(partition, event)
 
-            back.runtime._receiver._events.feed = damages
-            await same_everywhere(t)
-            assert damaged == ["TransferRows ", "TransferMetadata 1"]
-            assert back.runtime._transfer_receiver.chunks_refused == 2
-
-    asyncio.run(scenario())
+        back.runtime._receiver._events.feed = damages
+        await same_everywhere(t)
+        assert damaged == ["TransferRows ", "TransferMetadata 1"]
+        assert back.runtime._transfer_receiver.chunks_refused == 2
 
 
 @pytest.mark.parametrize("change_too", [False, True], ids=["key row", "key row and a change row"])
-def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
+async def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, change_too: bool
 ) -> None:
     """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
@@ -409,67 +392,61 @@ def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
     rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
     monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            leader = await t.led()
-            for n in range(20):
-                await put(leader, b"k%d" % n, b"old")
-            await t.level()
-            away = await follower_of(t)
-            end = away.partition().replica.leo
-            await t.kill(away.node)
-            (place,) = (tmp_path / away.node).rglob("rows")
-            driver = plyvel.DB(str(place))
-            (name,) = [name for name in driver.iterator(include_value=False, prefix=KEY_TAG) if name.endswith(b"k7")]
-            driver.put(name, b"spoiled")
-            if change_too:
-                ((name, _),) = [one for one in driver.iterator(prefix=CHANGE_TAG) if one[1].endswith(b"k3")]
-                driver.put(name, b"x")
-            driver.close()
-            await put(await t.led(), b"k7", b"new")
-            await trimmed_beyond(await t.led(), end)
-            with capture_logs() as logs:
-                back = await t.open(away.node)
-                await same_everywhere(t)
-            unreadable = [one["error"] for one in logs if one["event"] == "far.own_row_unreadable"]
-            assert len(unreadable) == change_too
-            assert all("names no bucket" in error for error in unreadable)
-            assert back.runtime._transfer_receiver.chunks_refused == 0
-            again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
-            assert any("a row here cannot be read" in reason for reason in again) == change_too
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, **SMALL) as t:
+        leader = await t.led()
+        for n in range(20):
+            await put(leader, b"k%d" % n, b"old")
+        await t.level()
+        away = await follower_of(t)
+        end = away.partition().replica.leo
+        await t.kill(away.node)
+        (place,) = (tmp_path / away.node).rglob("rows")
+        driver = plyvel.DB(str(place))
+        (name,) = [name for name in driver.iterator(include_value=False, prefix=KEY_TAG) if name.endswith(b"k7")]
+        driver.put(name, b"spoiled")
+        if change_too:
+            ((name, _),) = [one for one in driver.iterator(prefix=CHANGE_TAG) if one[1].endswith(b"k3")]
+            driver.put(name, b"x")
+        driver.close()
+        await put(await t.led(), b"k7", b"new")
+        await trimmed_beyond(await t.led(), end)
+        with capture_logs() as logs:
+            back = await t.open(away.node)
+            await same_everywhere(t)
+        unreadable = [one["error"] for one in logs if one["event"] == "far.own_row_unreadable"]
+        assert len(unreadable) == change_too
+        assert all("names no bucket" in error for error in unreadable)
+        assert back.runtime._transfer_receiver.chunks_refused == 0
+        again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
+        assert any("a row here cannot be read" in reason for reason in again) == change_too
 
 
-def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A copy shows why it takes rows once more for as long as it does (replication.far.horizon.min.transfer.rounds)."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            leader = await t.led()
-            for n in range(20):
-                await put(leader, b"k%d" % n, b"old")
-            await t.level()
-            away = await follower_of(t)
-            end = away.partition().replica.leo
-            await t.kill(away.node)
-            await trimmed_beyond(await t.led(), end)
-            back = await t.open(away.node)
-            shown: list[str] = []
-            count = back.runtime._transfer_receiver._note_progress
+    async with start_cluster(tmp_path, **SMALL) as t:
+        leader = await t.led()
+        for n in range(20):
+            await put(leader, b"k%d" % n, b"old")
+        await t.level()
+        away = await follower_of(t)
+        end = away.partition().replica.leo
+        await t.kill(away.node)
+        await trimmed_beyond(await t.led(), end)
+        back = await t.open(away.node)
+        shown: list[str] = []
+        count = back.runtime._transfer_receiver._note_progress
 
-            def counted(partition: Partition, rows: bytes, upto: int, end: int) -> None:
-                count(partition, rows, upto, end)
-                shown.append(partition.transfer_note)
+        def counted(partition: Partition, rows: bytes, upto: int, end: int) -> None:
+            count(partition, rows, upto, end)
+            shown.append(partition.transfer_note)
 
-            back.runtime._transfer_receiver._note_progress = counted  # type: ignore[method-assign]
-            await same_everywhere(t)
-            assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
-
-    asyncio.run(scenario())
+        back.runtime._transfer_receiver._note_progress = counted  # type: ignore[method-assign]
+        await same_everywhere(t)
+        assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
 
 
-def test_a_row_that_the_leader_cannot_give_does_not_end_it(
+async def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
@@ -477,50 +454,47 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     it once it is mended."""
     monkeypatch.setattr(transfer_sender, "UNREADABLE_PAUSE_S", 0.05)
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            leader = await t.led()
-            for n in range(20):
-                await put(leader, b"k%d" % n, b"v")
-            await t.level()
-            away = await follower_of(t)
-            end = away.partition().replica.leo
-            await t.kill(away.node)
-            leader = await t.led()
-            await trimmed_beyond(leader, end)
-            reported: list[tuple[int, int | None]] = []
-            leader.runtime.report_damage(lambda partition, segment: reported.append((partition, segment)))
-            driver = leader.runtime.store._db  # type: ignore[attr-defined]
-            serving = leader.runtime._transfer_sender
-            tag = rows.OBJECT_TAG, rows.CHANGE_TAG
-            (name,) = [one for one in driver.iterator(include_value=False, prefix=tag[0]) if one.endswith(b"fill-7")]
-            kept = driver.get(name)
-            driver.delete(name)
-            back = await t.open(away.node)
-            await eventually(lambda: serving.rows_unreadable >= 2)
-            assert set(reported) == {(0, segment_of(key_hash(b"b", b"fill-7")))}
-            driver.put(name, kept)
-            await same_everywhere(t)
+    async with start_cluster(tmp_path, **SMALL) as t:
+        leader = await t.led()
+        for n in range(20):
+            await put(leader, b"k%d" % n, b"v")
+        await t.level()
+        away = await follower_of(t)
+        end = away.partition().replica.leo
+        await t.kill(away.node)
+        leader = await t.led()
+        await trimmed_beyond(leader, end)
+        reported: list[tuple[int, int | None]] = []
+        leader.runtime.report_damage(lambda partition, segment: reported.append((partition, segment)))
+        driver = leader.runtime.store._db  # type: ignore[attr-defined]
+        serving = leader.runtime._transfer_sender
+        tag = rows.OBJECT_TAG, rows.CHANGE_TAG
+        (name,) = [one for one in driver.iterator(include_value=False, prefix=tag[0]) if one.endswith(b"fill-7")]
+        kept = driver.get(name)
+        driver.delete(name)
+        back = await t.open(away.node)
+        await eventually(lambda: serving.rows_unreadable >= 2)
+        assert set(reported) == {(0, segment_of(key_hash(b"b", b"fill-7")))}
+        driver.put(name, kept)
+        await same_everywhere(t)
 
-            end = back.partition().replica.leo
-            await t.kill(away.node)
-            await trimmed_beyond(leader, end)
-            (name, kept) = [one for one in driver.iterator(prefix=tag[1]) if one[1].endswith(b"fill-7")][-1]
-            driver.put(name, b"x")
-            reported.clear()
-            serving.rows_unreadable = 0
-            back_again = await t.open(away.node)
-            await eventually(lambda: serving.rows_unreadable >= 2)
-            assert set(reported) == {(0, None)}
-            await put(leader, b"k3", b"the leader goes on")
-            with ThreadPoolExecutor(1) as pool:
-                mending = lone_repair(leader.runtime.store, pool)
-                for segment in await mending.unreadable_segments(0, 10):
-                    assert (await mending.repair_segment(0, segment)).keys == ((b"b", b"fill-7"),)
-            offset = rows.decode_u64(name[5:])
-            await eventually(lambda: back_again.runtime.store.applied(0).offset > offset)
-            (row,) = back_again.runtime.store.changes(0, offset, 1)
-            assert (row.offset, row.key) == (offset, b"fill-7")
-            assert back_again.runtime.store.changes(0, 0, 999) == leader.runtime.store.changes(0, 0, 999)
-
-    asyncio.run(scenario())
+        end = back.partition().replica.leo
+        await t.kill(away.node)
+        await trimmed_beyond(leader, end)
+        (name, kept) = [one for one in driver.iterator(prefix=tag[1]) if one[1].endswith(b"fill-7")][-1]
+        driver.put(name, b"x")
+        reported.clear()
+        serving.rows_unreadable = 0
+        back_again = await t.open(away.node)
+        await eventually(lambda: serving.rows_unreadable >= 2)
+        assert set(reported) == {(0, None)}
+        await put(leader, b"k3", b"the leader goes on")
+        with ThreadPoolExecutor(1) as pool:
+            mending = lone_repair(leader.runtime.store, pool)
+            for segment in await mending.unreadable_segments(0, 10):
+                assert (await mending.repair_segment(0, segment)).keys == ((b"b", b"fill-7"),)
+        offset = rows.decode_u64(name[5:])
+        await eventually(lambda: back_again.runtime.store.applied(0).offset > offset)
+        (row,) = back_again.runtime.store.changes(0, offset, 1)
+        assert (row.offset, row.key) == (offset, b"fill-7")
+        assert back_again.runtime.store.changes(0, 0, 999) == leader.runtime.store.changes(0, 0, 999)

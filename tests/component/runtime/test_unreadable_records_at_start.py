@@ -26,7 +26,7 @@ def key_of(index: int, count: int) -> Key:
     return next(Key(b"default", b"b", n) for n in names if partition_index(key_hash(b"b", n), count) == index)
 
 
-def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_up(tmp_path: Path) -> None:
+async def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_up(tmp_path: Path) -> None:
     """One partition's keys are refused with the reason, and status names it; all is as before once it is mended."""
     ensemble = MemoryEnsemble()
 
@@ -36,86 +36,77 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
             await metastore.start(self._on_session)
             return metastore
 
-    async def scenario() -> None:
-        file = file_of(tmp_path)
+    file = file_of(tmp_path)
 
-        async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
-            node = OnEnsemble(load_file(file), file)
-            await node.start()
-            return node, asyncio.create_task(node.serve())
+    async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
+        node = OnEnsemble(load_file(file), file)
+        await node.start()
+        return node, asyncio.create_task(node.serve())
 
-        node, served = await up()
+    node, served = await up()
 
-        async def ready() -> bool:
-            return node.ready()[0]
+    async def ready() -> bool:
+        return node.ready()[0]
 
-        async def led() -> bool:
-            place = node.services.runtime.partitions.get(0)
-            return place is not None and place.replica.ready
+    async def led() -> bool:
+        place = node.services.runtime.partitions.get(0)
+        return place is not None and place.replica.ready
 
-        async def knows() -> bool:
-            return not node.services.controller.unread.why and node.ready()[0]
+    async def knows() -> bool:
+        return not node.services.controller.unread.why and node.ready()[0]
 
-        await until(ready)
-        node.request_stop("again")
-        await served
-        was = overwrite(ensemble, "/p/1", b"{")
-        node, served = await up()
-        await until(led)
-        routes = node.services.coordinator.routes
+    await until(ready)
+    node.request_stop("again")
+    await served
+    was = overwrite(ensemble, "/p/1", b"{")
+    node, served = await up()
+    await until(led)
+    routes = node.services.coordinator.routes
 
-        def partition_of(index: int) -> int:
-            return routes.partition_of(b"default", key_hash(b"b", key_of(index, 2).key))
+    def partition_of(index: int) -> int:
+        return routes.partition_of(b"default", key_hash(b"b", key_of(index, 2).key))
 
-        assert partition_of(0) == 0
-        with pytest.raises(NotReady, match="its record in the metastore cannot be read"):
-            partition_of(1)
-        reads = await node.services.coordinator.get_batch([key_of(0, 2), key_of(1, 2)], None, 1000)
-        assert [type(each) is NotReady for each in reads] == [False, True]
-        (problem,) = cluster_status.problems(
-            node.services.controller.records,
-            node.services.controller.registrations,
-            "",
-            unread=node.services.controller.unread.why,
-        )
-        assert "/p/1" in problem
-        assert "this node has never read it and refuses requests for its keys" in problem
-        overwrite(ensemble, "/p/1", was)
-        await until(knows)
-        assert partition_of(1) == 1
-        node.request_stop("the test is over")
-        await served
-
-    asyncio.run(scenario())
+    assert partition_of(0) == 0
+    with pytest.raises(NotReady, match="its record in the metastore cannot be read"):
+        partition_of(1)
+    reads = await node.services.coordinator.get_batch([key_of(0, 2), key_of(1, 2)], None, 1000)
+    assert [type(each) is NotReady for each in reads] == [False, True]
+    (problem,) = cluster_status.problems(
+        node.services.controller.records,
+        node.services.controller.registrations,
+        "",
+        unread=node.services.controller.unread.why,
+    )
+    assert "/p/1" in problem
+    assert "this node has never read it and refuses requests for its keys" in problem
+    overwrite(ensemble, "/p/1", was)
+    await until(knows)
+    assert partition_of(1) == 1
+    node.request_stop("the test is over")
+    await served
 
 
-def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
+async def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
     """It may be the one whose record is damaged: a definite "there is none" would make clients give up."""
 
-    async def scenario() -> None:
-        routes = RoutingTable()
-        record = a_record(0)
-        routes.learn({0: record}, {7})
-        with pytest.raises(NotReady, match="records of 1 partitions"):
-            routes.partitions(b"maps")
-        routes.learn({0: record})
-        with pytest.raises(UnknownBucketType):
-            routes.partitions(b"maps")
-
-    asyncio.run(scenario())
+    routes = RoutingTable()
+    record = a_record(0)
+    routes.learn({0: record}, {7})
+    with pytest.raises(NotReady, match="records of 1 partitions"):
+        routes.partitions(b"maps")
+    routes.learn({0: record})
+    with pytest.raises(UnknownBucketType):
+        routes.partitions(b"maps")
 
 
-def test_records_that_contradict_each_other_route_nothing() -> None:
+async def test_records_that_contradict_each_other_route_nothing() -> None:
     """By another number of partitions a key would be written where nobody looks for it afterwards."""
 
-    async def scenario() -> None:
-        routes = RoutingTable()
-        one, two = a_record(0), a_record(1)
-        routes.learn({0: one, 1: replace(two, partition_count=2)})
-        with pytest.raises(NotReady):
-            routes.partition_of(b"default", 0)
-        routes.learn({0: one, 1: replace(two, index=0)})
-        with pytest.raises(NotReady):
-            routes.partition_of(b"default", 0)
-
-    asyncio.run(scenario())
+    routes = RoutingTable()
+    one, two = a_record(0), a_record(1)
+    routes.learn({0: one, 1: replace(two, partition_count=2)})
+    with pytest.raises(NotReady):
+        routes.partition_of(b"default", 0)
+    routes.learn({0: one, 1: replace(two, index=0)})
+    with pytest.raises(NotReady):
+        routes.partition_of(b"default", 0)

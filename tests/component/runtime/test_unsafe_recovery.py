@@ -69,50 +69,47 @@ async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -
     return sent[0]["status"], json.loads(body) if sent[0]["status"] < 400 else {"text": body.decode()}
 
 
-def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(
+async def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
-            leader = await t.led()
-            await put(leader, b"one")
-            last = t.followers()[0]
-            t.wires.isolate(last.node)
-            await put(leader, b"two")
-            status, refused = await ask(t, leader, "/admin/partitions/0/force-leader", {"node": last.node})
-            assert (status, "nothing to force" in refused["text"]) == (409, True)
-            for node in [node for node in t.members if node != last.node]:
-                await t.kill(node)
-            await eventually(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
-            before = last.controller.records[0]
-            path = "/admin/partitions/0/force-leader"
-            status, plan = await ask(t, last, path, {"node": last.node, "dry_run": True})
-            assert (status, plan["outcome"], plan["version"]) == (200, "would be ordered", before.version)
-            assert [row["node"] for row in plan["replicas"] if row["leo"] is None] == sorted(
-                {"n1", "n2", "n3"} - {last.node}
-            )
-            assert any("did not answer" in note for note in plan["notes"])
-            assert last.controller.records[0] == before
-            status, _ = await ask(t, last, path, {"node": last.node, "version": plan["version"] - 1})
-            assert status == 409
-            with capture_logs() as logs:
-                status, done = await ask(t, last, path, {"node": last.node, "version": plan["version"], "by": "ann"})
-            assert (status, done["lineage"], done["epoch"]) == (200, 1, before.epoch + 1)
-            assert [each["by"] for each in logs if each["event"] == "UNCLEAN_ELECTION"] == ["ann"]
-            await eventually(lambda: last.partition().leads)
-            assert last.coordinator.lineage(0) == 1
-            samples = {name: value for name, _, value in last.runtime.metrics() if name == "isthmus_unclean_elections"}
-            assert samples == {"isthmus_unclean_elections": 1}
-            assert not last.partition().replica.ready, "min-ISR is 2"
-            await change_option(last.metastore, "replication.min.isr", None, Setting(1, "ann", 1))
-            await eventually(lambda: last.partition().replica.ready)
-            await put(last, b"three")
-            assert last.runtime.store.object(0, b"b", b"one") is not None
-            assert last.runtime.store.object(0, b"b", b"two") is None
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
+        leader = await t.led()
+        await put(leader, b"one")
+        last = t.followers()[0]
+        t.wires.isolate(last.node)
+        await put(leader, b"two")
+        status, refused = await ask(t, leader, "/admin/partitions/0/force-leader", {"node": last.node})
+        assert (status, "nothing to force" in refused["text"]) == (409, True)
+        for node in [node for node in t.members if node != last.node]:
+            await t.kill(node)
+        await eventually(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
+        before = last.controller.records[0]
+        path = "/admin/partitions/0/force-leader"
+        status, plan = await ask(t, last, path, {"node": last.node, "dry_run": True})
+        assert (status, plan["outcome"], plan["version"]) == (200, "would be ordered", before.version)
+        assert [row["node"] for row in plan["replicas"] if row["leo"] is None] == sorted(
+            {"n1", "n2", "n3"} - {last.node}
+        )
+        assert any("did not answer" in note for note in plan["notes"])
+        assert last.controller.records[0] == before
+        status, _ = await ask(t, last, path, {"node": last.node, "version": plan["version"] - 1})
+        assert status == 409
+        with capture_logs() as logs:
+            status, done = await ask(t, last, path, {"node": last.node, "version": plan["version"], "by": "ann"})
+        assert (status, done["lineage"], done["epoch"]) == (200, 1, before.epoch + 1)
+        assert [each["by"] for each in logs if each["event"] == "UNCLEAN_ELECTION"] == ["ann"]
+        await eventually(lambda: last.partition().leads)
+        assert last.coordinator.lineage(0) == 1
+        samples = {name: value for name, _, value in last.runtime.metrics() if name == "isthmus_unclean_elections"}
+        assert samples == {"isthmus_unclean_elections": 1}
+        assert not last.partition().replica.ready, "min-ISR is 2"
+        await change_option(last.metastore, "replication.min.isr", None, Setting(1, "ann", 1))
+        await eventually(lambda: last.partition().replica.ready)
+        await put(last, b"three")
+        assert last.runtime.store.object(0, b"b", b"one") is not None
+        assert last.runtime.store.object(0, b"b", b"two") is None
 
 
 async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
@@ -146,50 +143,44 @@ async def force(t: Cluster, asked: Node, chosen: Node) -> None:
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"], ids=["killed", "power_lost"])
-def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
+async def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
     tmp_path: Path, start_cluster: ClusterFactory, boot_id: str
 ) -> None:
     """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody,
     also where its rows were to be replayed; once its replica is taken away it is deleted without a restart, and given
     back it is filled from its leader."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
-            back = await diverged(t, boot_id)
-            gen = back.partition().replica.member.log_id
-            assert back.runtime.store.object(0, b"b", b"two") is not None
-            await change(t, (), (back.node,))
-            await eventually(lambda: nothing_left(back), 20.0)
-            await change(t, (back.node,), ())
-            await changed(t, *t.members)
-            await t.level()
-            assert back.partition().replica.member.log_id != gen
-            assert back.runtime.store.object(0, b"b", b"three") is not None
-            assert back.runtime.store.object(0, b"b", b"two") is None
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
+        back = await diverged(t, boot_id)
+        gen = back.partition().replica.member.log_id
+        assert back.runtime.store.object(0, b"b", b"two") is not None
+        await change(t, (), (back.node,))
+        await eventually(lambda: nothing_left(back), 20.0)
+        await change(t, (back.node,), ())
+        await changed(t, *t.members)
+        await t.level()
+        assert back.partition().replica.member.log_id != gen
+        assert back.runtime.store.object(0, b"b", b"three") is not None
+        assert back.runtime.store.object(0, b"b", b"two") is None
 
 
-def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(
+async def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """It may be all that is left; nominated as it is it would never stand, so that is refused and says what helps."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
-            back = await diverged(t)
-            for node in [node for node in t.members if node != back.node]:
-                await t.kill(node)
-            await eventually(lambda: back.controller.records[0].status is PartitionStatus.OFFLINE)
-            status, refused = await ask(t, back, "/admin/partitions/0/force-leader", {"node": back.node})
-            assert (status, "until its process is started again" in refused["text"]) == (409, True)
-            await t.kill(back.node)
-            back = await t.open(back.node)
-            await eventually(lambda: 0 in back.controller.records)
-            await force(t, back, back)
-            assert back.runtime.store.object(0, b"b", b"two") is not None
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
+        back = await diverged(t)
+        for node in [node for node in t.members if node != back.node]:
+            await t.kill(node)
+        await eventually(lambda: back.controller.records[0].status is PartitionStatus.OFFLINE)
+        status, refused = await ask(t, back, "/admin/partitions/0/force-leader", {"node": back.node})
+        assert (status, "until its process is started again" in refused["text"]) == (409, True)
+        await t.kill(back.node)
+        back = await t.open(back.node)
+        await eventually(lambda: 0 in back.controller.records)
+        await force(t, back, back)
+        assert back.runtime.store.object(0, b"b", b"two") is not None
 
 
 def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
@@ -227,124 +218,115 @@ def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, start_cluster: Clu
     assert most_complete([far, whole]) == whole
 
 
-def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
+async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Nobody leads by an old record; re-seeded, all that was acknowledged is served, and no gen is given twice."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, partitions=2) as t:
-            first = await t.led()
-            old = dict(await first.metastore.records())
-            await put(first, b"one")
-            await t.kill(first.node)
-            member = next(iter(t.members.values()))
-            for partition in (0, 1):
-                await t.led(partition)
-            await eventually(
-                lambda: all(
-                    r.epoch > old[p].epoch
-                    for p, r in member.controller.records.items()
-                    if old[p].leader and old[p].leader.node == first.node
-                )
+    async with start_cluster(tmp_path, partitions=2) as t:
+        first = await t.led()
+        old = dict(await first.metastore.records())
+        await put(first, b"one")
+        await t.kill(first.node)
+        member = next(iter(t.members.values()))
+        for partition in (0, 1):
+            await t.led(partition)
+        await eventually(
+            lambda: all(
+                r.epoch > old[p].epoch
+                for p, r in member.controller.records.items()
+                if old[p].leader and old[p].leader.node == first.node
             )
-            await put(member, b"two")
-            await t.open(first.node)
-            await t.settled()
-            for partition in (0, 1):
-                await t.level(partition)
-            moved = [p for p, r in (await member.metastore.records()).items() if r.epoch > old[p].epoch]
-            assert moved
-            for partition, now in (await member.metastore.records()).items():
-                await member.metastore.write_record(replace(old[partition], version=now.version))
+        )
+        await put(member, b"two")
+        await t.open(first.node)
+        await t.settled()
+        for partition in (0, 1):
+            await t.level(partition)
+        moved = [p for p, r in (await member.metastore.records()).items() if r.epoch > old[p].epoch]
+        assert moved
+        for partition, now in (await member.metastore.records()).items():
+            await member.metastore.write_record(replace(old[partition], version=now.version))
 
-            def refusing() -> bool:
-                return all(h.partition(p).reason.startswith(ROLLED_BACK) for h in t.members.values() for p in moved)
+        def refusing() -> bool:
+            return all(h.partition(p).reason.startswith(ROLLED_BACK) for h in t.members.values() for p in moved)
 
-            await eventually(refusing)
-            status, plan = await ask(t, member, "/admin/cluster/reseed", {"dry_run": True})
-            assert status == 200
-            assert [each["partition"] for each in plan["partitions"]] == moved
-            gens = [h.partition(0).replica.member.log_id for h in t.members.values()]
-            counter = await member.metastore.get("/gen")
-            assert counter is not None
-            await member.metastore.put("/gen", b"1", counter.version)
-            status, done = await ask(t, member, "/admin/cluster/reseed", {"by": "ann"})
-            assert status == 200
-            assert [each["outcome"] for each in done["partitions"]] == ["ordered"] * len(moved)
-            for partition in (0, 1):
-                await t.led(partition)
-                await t.level(partition)
-            assert await member.metastore.allocate_gen() > max(gens)
-            for name in (b"one", b"two"):
-                assert await member.coordinator.get(Key(b"default", b"b", name)) is not None
-            assert all(member.controller.records[p].lineage == 1 for p in moved)
-            await put(member, b"three")
-            status, again = await ask(t, member, "/admin/cluster/reseed", {"by": "ann"})
-            assert again["partitions"] == []
-
-    asyncio.run(scenario())
+        await eventually(refusing)
+        status, plan = await ask(t, member, "/admin/cluster/reseed", {"dry_run": True})
+        assert status == 200
+        assert [each["partition"] for each in plan["partitions"]] == moved
+        gens = [h.partition(0).replica.member.log_id for h in t.members.values()]
+        counter = await member.metastore.get("/gen")
+        assert counter is not None
+        await member.metastore.put("/gen", b"1", counter.version)
+        status, done = await ask(t, member, "/admin/cluster/reseed", {"by": "ann"})
+        assert status == 200
+        assert [each["outcome"] for each in done["partitions"]] == ["ordered"] * len(moved)
+        for partition in (0, 1):
+            await t.led(partition)
+            await t.level(partition)
+        assert await member.metastore.allocate_gen() > max(gens)
+        for name in (b"one", b"two"):
+            assert await member.coordinator.get(Key(b"default", b"b", name)) is not None
+        assert all(member.controller.records[p].lineage == 1 for p in moved)
+        await put(member, b"three")
+        status, again = await ask(t, member, "/admin/cluster/reseed", {"by": "ann"})
+        assert again["partitions"] == []
 
 
-def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_back_to(
+async def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_back_to(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """It knows nothing of the epochs that the metastore forgot, and by the old record it is in sync: it would lead
     without what was acknowledged since. One replica that knows better is enough, and the record tells all others, also
     when that one is gone."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, min_isr=1) as t:
-            first = await t.led()
-            await t.level()
-            old = (await first.metastore.records())[0]
-            away = next(name for name in t.members if name != first.node)
-            await t.kill(away)
-            await t.kill(first.node)
-            member = await t.led()
-            await eventually(lambda: member.controller.records[0].epoch > old.epoch)
-            await put(member, b"two")
-            now = (await member.metastore.records())[0]
-            await member.metastore.write_record(replace(old, version=now.version))
-            await eventually(lambda: member.controller.records[0].overtaken == now.epoch)
-            await t.kill(member.node)
-            for name in (away, first.node):
-                await t.open(name)
-            await asyncio.sleep(2 * ASK_MS / 1000)  # what an election takes that waits for nobody
-            for name in (away, first.node):
-                record = t.members[name].controller.records[0]
-                assert (record.status, record.overtaken) == (PartitionStatus.OFFLINE, now.epoch)
-                assert t.members[name].partition().reason.startswith(ROLLED_BACK)
-            member = await t.open(member.node)
-            await eventually(lambda: len(member.controller.registrations) == 3 and 0 in member.controller.records)
-            _, done = await ask(t, member, "/admin/cluster/reseed", {})
-            assert [(each["outcome"], each["node"]) for each in done["partitions"]] == [("ordered", member.node)]
-            await t.led()
-            assert await member.coordinator.get(Key(b"default", b"b", b"two")) is not None
-            assert member.controller.records[0].overtaken == 0
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, min_isr=1) as t:
+        first = await t.led()
+        await t.level()
+        old = (await first.metastore.records())[0]
+        away = next(name for name in t.members if name != first.node)
+        await t.kill(away)
+        await t.kill(first.node)
+        member = await t.led()
+        await eventually(lambda: member.controller.records[0].epoch > old.epoch)
+        await put(member, b"two")
+        now = (await member.metastore.records())[0]
+        await member.metastore.write_record(replace(old, version=now.version))
+        await eventually(lambda: member.controller.records[0].overtaken == now.epoch)
+        await t.kill(member.node)
+        for name in (away, first.node):
+            await t.open(name)
+        await asyncio.sleep(2 * ASK_MS / 1000)  # what an election takes that waits for nobody
+        for name in (away, first.node):
+            record = t.members[name].controller.records[0]
+            assert (record.status, record.overtaken) == (PartitionStatus.OFFLINE, now.epoch)
+            assert t.members[name].partition().reason.startswith(ROLLED_BACK)
+        member = await t.open(member.node)
+        await eventually(lambda: len(member.controller.registrations) == 3 and 0 in member.controller.records)
+        _, done = await ask(t, member, "/admin/cluster/reseed", {})
+        assert [(each["outcome"], each["node"]) for each in done["partitions"]] == [("ordered", member.node)]
+        await t.led()
+        assert await member.coordinator.get(Key(b"default", b"b", b"two")) is not None
+        assert member.controller.records[0].overtaken == 0
 
 
-def test_a_partition_whose_copies_do_not_all_answer_is_left_as_it_is(
+async def test_a_partition_whose_copies_do_not_all_answer_is_left_as_it_is(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """A re-seed waits for silent replicas, which may hold more, unless it is told to go on without them."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            first = await t.led()
-            old = (await first.metastore.records())[0]
-            await t.kill(first.node)
-            member = await t.led()
-            now = (await member.metastore.records())[0]
-            await member.metastore.write_record(replace(old, version=now.version))
-            await eventually(lambda: all(h.partition().reason.startswith(ROLLED_BACK) for h in t.members.values()))
-            _, left = await ask(t, member, "/admin/cluster/reseed", {})
-            assert [each["outcome"] for each in left["partitions"]] == ["left"]
-            assert f"{first.node} did not answer" in left["partitions"][0]["reason"]
-            _, done = await ask(t, member, "/admin/cluster/reseed", {"incomplete": True})
-            assert [each["outcome"] for each in done["partitions"]] == ["ordered"], done["partitions"][0]["reason"]
-            await t.led()
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        first = await t.led()
+        old = (await first.metastore.records())[0]
+        await t.kill(first.node)
+        member = await t.led()
+        now = (await member.metastore.records())[0]
+        await member.metastore.write_record(replace(old, version=now.version))
+        await eventually(lambda: all(h.partition().reason.startswith(ROLLED_BACK) for h in t.members.values()))
+        _, left = await ask(t, member, "/admin/cluster/reseed", {})
+        assert [each["outcome"] for each in left["partitions"]] == ["left"]
+        assert f"{first.node} did not answer" in left["partitions"][0]["reason"]
+        _, done = await ask(t, member, "/admin/cluster/reseed", {"incomplete": True})
+        assert [each["outcome"] for each in done["partitions"]] == ["ordered"], done["partitions"][0]["reason"]
+        await t.led()

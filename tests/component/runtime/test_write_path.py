@@ -49,51 +49,45 @@ def foreign(current: Object | None, context: Clock, value: bytes, counter: int) 
     return write(current, context, Content(value), (actor_of(OTHER, 1), counter), 1_700_000_000_000)
 
 
-def test_what_was_answered_is_there_after_a_restart(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_what_was_answered_is_there_after_a_restart(tmp_path: Path, start_node: NodeFactory) -> None:
     """Written, read back, and read back again after a clean stop and after a kill, with the clock unchanged."""
 
-    async def scenario() -> None:
-        ensemble = MemoryEnsemble()
-        async with start_node(tmp_path, ensemble) as h:
-            first = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
-            await h.coordinator.write(WriteRequest(key(b"gone"), Content(b"x")))
-            await h.coordinator.write(WriteRequest(key(b"gone"), TOMBSTONE))
-        async with start_node(tmp_path, ensemble, stop=False) as h:
-            data = await h.coordinator.get(key(b"k"))
-            assert values(data) == [b"one"]
-            assert decode_object(data).clock == decode_clock(first.clock)
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"two"), decode_clock(first.clock)))
-            await h.coordinator.write(WriteRequest(key(b"after kill"), Content(b"y")))
-        async with start_node(tmp_path, ensemble) as h:
-            assert values(await h.coordinator.get(key(b"k"))) == [b"two"]
-            assert values(await h.coordinator.get(key(b"after kill"))) == [b"y"]
-            assert decode_object(await h.coordinator.get(key(b"gone"))).deleted
-            listed = [k async for batch in h.coordinator.list_keys(b"default", b"b") for k in batch]
-            assert sorted(listed) == [b"after kill", b"k"]
-            assert [b async for batch in h.coordinator.list_buckets(b"default") for b in batch] == [b"b"]
-
-    asyncio.run(scenario())
+    ensemble = MemoryEnsemble()
+    async with start_node(tmp_path, ensemble) as h:
+        first = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
+        await h.coordinator.write(WriteRequest(key(b"gone"), Content(b"x")))
+        await h.coordinator.write(WriteRequest(key(b"gone"), TOMBSTONE))
+    async with start_node(tmp_path, ensemble, stop=False) as h:
+        data = await h.coordinator.get(key(b"k"))
+        assert values(data) == [b"one"]
+        assert decode_object(data).clock == decode_clock(first.clock)
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"two"), decode_clock(first.clock)))
+        await h.coordinator.write(WriteRequest(key(b"after kill"), Content(b"y")))
+    async with start_node(tmp_path, ensemble) as h:
+        assert values(await h.coordinator.get(key(b"k"))) == [b"two"]
+        assert values(await h.coordinator.get(key(b"after kill"))) == [b"y"]
+        assert decode_object(await h.coordinator.get(key(b"gone"))).deleted
+        listed = [k async for batch in h.coordinator.list_keys(b"default", b"b") for k in batch]
+        assert sorted(listed) == [b"after kill", b"k"]
+        assert [b async for batch in h.coordinator.list_buckets(b"default") for b in batch] == [b"b"]
 
 
-def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
+async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
     """After another boot the log is replayed from the floor, and the store no longer asks for it afterwards."""
 
-    async def scenario() -> None:
-        ensemble = MemoryEnsemble()
-        async with start_node(tmp_path, ensemble, stop=False) as h:
-            for n in range(50):
-                await h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v%d" % n)))
-        async with start_node(tmp_path, ensemble, boot_id="boot-2") as h:
-            for n in range(50):
-                assert values(await h.coordinator.get(key(b"%d" % n))) == [b"v%d" % n]
-            async with asyncio.timeout(5):
-                while h.runtime.store.needs_replay():
-                    await asyncio.sleep(0.005)
-            assert not h.failures
-
-    asyncio.run(scenario())
+    ensemble = MemoryEnsemble()
+    async with start_node(tmp_path, ensemble, stop=False) as h:
+        for n in range(50):
+            await h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v%d" % n)))
+    async with start_node(tmp_path, ensemble, boot_id="boot-2") as h:
+        for n in range(50):
+            assert values(await h.coordinator.get(key(b"%d" % n))) == [b"v%d" % n]
+        async with asyncio.timeout(5):
+            while h.runtime.store.needs_replay():
+                await asyncio.sleep(0.005)
+        assert not h.failures
 
 
 def test_what_a_checkpoint_notes_stands_on_a_log_that_is_on_disk(
@@ -119,143 +113,130 @@ def test_what_a_checkpoint_notes_stands_on_a_log_that_is_on_disk(
     assert durable_then == end_then == end
 
 
-def test_concurrent_writes_of_one_key_each_see_the_one_before(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_concurrent_writes_of_one_key_each_see_the_one_before(tmp_path: Path, start_node: NodeFactory) -> None:
     """Blind writes that arrive together become siblings, none is lost; a write with the context resolves them."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            await asyncio.gather(*(h.coordinator.write(WriteRequest(key(b"k"), Content(b"%d" % n))) for n in range(5)))
-            data = await h.coordinator.get(key(b"k"))
-            assert values(data) == [b"0", b"1", b"2", b"3", b"4"]
-            with pytest.raises(BadInput, match="6 siblings"):
-                await h.coordinator.write(WriteRequest(key(b"k"), Content(b"5")))
-            clock = decode_object(data).clock
-            assert len(clock) == 1
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"all"), clock))
-            assert values(await h.coordinator.get(key(b"k"))) == [b"all"]
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        await asyncio.gather(*(h.coordinator.write(WriteRequest(key(b"k"), Content(b"%d" % n))) for n in range(5)))
+        data = await h.coordinator.get(key(b"k"))
+        assert values(data) == [b"0", b"1", b"2", b"3", b"4"]
+        with pytest.raises(BadInput, match="6 siblings"):
+            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"5")))
+        clock = decode_object(data).clock
+        assert len(clock) == 1
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"all"), clock))
+        assert values(await h.coordinator.get(key(b"k"))) == [b"all"]
 
 
-def test_a_batch_answers_item_by_item(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_batch_answers_item_by_item(tmp_path: Path, start_node: NodeFactory) -> None:
     """One bad item of a batch is refused by itself; the same key twice in a batch is written in order."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            results = await h.coordinator.write_batch(
-                [
-                    WriteRequest(key(b"a"), Content(b"1")),
-                    WriteRequest(key(b""), Content(b"1")),
-                    WriteRequest(Key(b"nope", b"b", b"k"), Content(b"1")),
-                    WriteRequest(key(b"x" * 101), Content(b"1")),
-                    WriteRequest(key(b"big"), Content(b"x" * 1_000_001)),
-                    WriteRequest(key(b"a"), Content(b"2")),
-                    WriteRequest(key(b"never"), TOMBSTONE),
-                ]
-            )
-            kinds = [r.reason if isinstance(r, IsthmusError) else "written" for r in results]
-            assert kinds == [
-                "written",
-                "bad-input",
-                "unknown-bucket-type",
-                "bad-input",
-                "too-large",
-                "written",
-                "written",
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        results = await h.coordinator.write_batch(
+            [
+                WriteRequest(key(b"a"), Content(b"1")),
+                WriteRequest(key(b""), Content(b"1")),
+                WriteRequest(Key(b"nope", b"b", b"k"), Content(b"1")),
+                WriteRequest(key(b"x" * 101), Content(b"1")),
+                WriteRequest(key(b"big"), Content(b"x" * 1_000_001)),
+                WriteRequest(key(b"a"), Content(b"2")),
+                WriteRequest(key(b"never"), TOMBSTONE),
             ]
-            assert isinstance(results[4], TooLarge)
-            last = results[-1]
-            assert isinstance(last, WriteResult)
-            assert not last.created
-            assert values(await h.coordinator.get(key(b"a"))) == [b"1", b"2"]
+        )
+        kinds = [r.reason if isinstance(r, IsthmusError) else "written" for r in results]
+        assert kinds == [
+            "written",
+            "bad-input",
+            "unknown-bucket-type",
+            "bad-input",
+            "too-large",
+            "written",
+            "written",
+        ]
+        assert isinstance(results[4], TooLarge)
+        last = results[-1]
+        assert isinstance(last, WriteResult)
+        assert not last.created
+        assert values(await h.coordinator.get(key(b"a"))) == [b"1", b"2"]
 
-    asyncio.run(scenario())
 
-
-def test_a_context_from_the_future_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_context_from_the_future_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
     """A clock that claims writes of this cluster that were never made would make later ones vanish: 400."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"1")))
-            for partition in range(4):
-                ahead: Clock = ((actor_of(b"east-cluster-016", partition), pack_counter(900, 5), 1),)
-                results = await h.coordinator.write_batch(
-                    [WriteRequest(key(b"%d" % n), Content(b"x"), ahead) for n in range(40)]
-                )
-                refused = [r for r in results if isinstance(r, BadInput)]
-                assert refused
-                assert "has not made" in str(refused[0])
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"1")))
+        for partition in range(4):
+            ahead: Clock = ((actor_of(b"east-cluster-016", partition), pack_counter(900, 5), 1),)
+            results = await h.coordinator.write_batch(
+                [WriteRequest(key(b"%d" % n), Content(b"x"), ahead) for n in range(40)]
+            )
+            refused = [r for r in results if isinstance(r, BadInput)]
+            assert refused
+            assert "has not made" in str(refused[0])
 
 
-def test_pushes_are_judged_by_their_clocks(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_pushes_are_judged_by_their_clocks(tmp_path: Path, start_node: NodeFactory) -> None:
     """A newer push is stored as it came, an older or repeated one changes nothing, a concurrent one merges."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            one = foreign(None, (), b"one", 1)
-            two = foreign(one, one.clock, b"two", 2)
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        one = foreign(None, (), b"one", 1)
+        two = foreign(one, one.clock, b"two", 2)
 
-            async def push(obj: Object, name: bytes = b"k") -> PushOutcome:
-                (result,) = await h.coordinator.push([PushItem(key(name), OTHER, encode_object(obj))])
-                assert result.error is None
-                return result.outcome
+        async def push(obj: Object, name: bytes = b"k") -> PushOutcome:
+            (result,) = await h.coordinator.push([PushItem(key(name), OTHER, encode_object(obj))])
+            assert result.error is None
+            return result.outcome
 
-            assert await push(one) is PushOutcome.APPLIED
-            assert await push(one) is PushOutcome.SUPERSEDED
-            assert await push(two) is PushOutcome.APPLIED
-            assert await push(one) is PushOutcome.SUPERSEDED
-            assert await h.coordinator.get(key(b"k")) == encode_object(two)
-            mine = await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))
-            assert await push(one, b"m") is PushOutcome.MERGED
-            data = await h.coordinator.get(key(b"m"))
-            assert values(data) == [b"mine", b"one"]
-            assert decode_object(data) == merge(decode_object(mine.payload), one)
-            (bad,) = await h.coordinator.push([PushItem(key(b"k"), OTHER, b"\x93junk")])
-            assert bad.outcome is PushOutcome.REJECTED
-            forged = Object(two.clock, (two.siblings[0]._replace(value=b"forged"),))
-            (corrupt,) = await h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(forged))])
-            assert corrupt.outcome is PushOutcome.REJECTED
-            assert corrupt.error is not None
-            assert corrupt.error.reason == "corruption"
-            together = await h.coordinator.push(
-                [PushItem(key(b"n"), OTHER, encode_object(o)) for o in (one, one, two, one)]
-            )
-            assert [r.outcome.value for r in together] == ["applied", "superseded", "applied", "superseded"]
-
-    asyncio.run(scenario())
+        assert await push(one) is PushOutcome.APPLIED
+        assert await push(one) is PushOutcome.SUPERSEDED
+        assert await push(two) is PushOutcome.APPLIED
+        assert await push(one) is PushOutcome.SUPERSEDED
+        assert await h.coordinator.get(key(b"k")) == encode_object(two)
+        mine = await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))
+        assert await push(one, b"m") is PushOutcome.MERGED
+        data = await h.coordinator.get(key(b"m"))
+        assert values(data) == [b"mine", b"one"]
+        assert decode_object(data) == merge(decode_object(mine.payload), one)
+        (bad,) = await h.coordinator.push([PushItem(key(b"k"), OTHER, b"\x93junk")])
+        assert bad.outcome is PushOutcome.REJECTED
+        forged = Object(two.clock, (two.siblings[0]._replace(value=b"forged"),))
+        (corrupt,) = await h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(forged))])
+        assert corrupt.outcome is PushOutcome.REJECTED
+        assert corrupt.error is not None
+        assert corrupt.error.reason == "corruption"
+        together = await h.coordinator.push(
+            [PushItem(key(b"n"), OTHER, encode_object(o)) for o in (one, one, two, one)]
+        )
+        assert [r.outcome.value for r in together] == ["applied", "superseded", "applied", "superseded"]
 
 
-def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(
+    tmp_path: Path, start_node: NodeFactory
+) -> None:
     """A write that is to be merged with it is refused as corruption, which is this node's; one that has seen all of it
     takes its place."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            written = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
-            store = h.runtime.store
-            (found,) = [
-                (partition, row, change)
-                for partition in h.runtime.partitions
-                for _, _, name, row in store.key_rows(partition, 0, 1 << 20)
-                for change in store.changes(partition, 0, 100)
-                if name == change.key == b"k"
-            ]
-            partition, row, change = found
-            head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
-            broken = (change.offset, head + bucket_head(change.bucket) + change.key, row, b"\xc1")
-            assert store.transfers.mend(partition, row_codec.encode([broken]), row, change.offset + 1)
-            with pytest.raises(Corruption, match="b'k' cannot be read"):
-                await h.coordinator.write(WriteRequest(key(b"k"), Content(b"blind")))
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"anew"), decode_object(written.payload).clock))
-            assert values(await h.coordinator.get(key(b"k"))) == [b"anew"]
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        written = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
+        store = h.runtime.store
+        (found,) = [
+            (partition, row, change)
+            for partition in h.runtime.partitions
+            for _, _, name, row in store.key_rows(partition, 0, 1 << 20)
+            for change in store.changes(partition, 0, 100)
+            if name == change.key == b"k"
+        ]
+        partition, row, change = found
+        head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
+        broken = (change.offset, head + bucket_head(change.bucket) + change.key, row, b"\xc1")
+        assert store.transfers.mend(partition, row_codec.encode([broken]), row, change.offset + 1)
+        with pytest.raises(Corruption, match="b'k' cannot be read"):
+            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"blind")))
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"anew"), decode_object(written.payload).clock))
+        assert values(await h.coordinator.get(key(b"k"))) == [b"anew"]
 
 
-def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """The origin is the pusher's when its object was stored as it came, else this cluster's."""
 
     class Seen:
@@ -269,132 +250,114 @@ def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, st
         def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
             self.led.append((partition, leading))
 
-    async def scenario() -> None:
-        seen = Seen()
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            h.runtime.listeners.add(seen)
-            await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))
-            one = encode_object(foreign(None, (), b"one", 1))
-            await h.coordinator.push([PushItem(key(b"k"), OTHER, one), PushItem(key(b"m"), OTHER, one)])
-            ours = h.runtime.cluster_uuid
-            assert seen.origins[0] == (b"m", ours)
-            assert sorted(seen.origins[1:]) == sorted([(b"k", OTHER), (b"m", ours)])
-        assert sorted(seen.led) == [(p, False) for p in range(4)]
-
-    asyncio.run(scenario())
+    seen = Seen()
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        h.runtime.listeners.add(seen)
+        await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))
+        one = encode_object(foreign(None, (), b"one", 1))
+        await h.coordinator.push([PushItem(key(b"k"), OTHER, one), PushItem(key(b"m"), OTHER, one)])
+        ours = h.runtime.cluster_uuid
+        assert seen.origins[0] == (b"m", ours)
+        assert sorted(seen.origins[1:]) == sorted([(b"k", OTHER), (b"m", ours)])
+    assert sorted(seen.led) == [(p, False) for p in range(4)]
 
 
-def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, start_node: NodeFactory) -> None:
     """More than the window in one turn is refused as overloaded, definitely; what was answered is there."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
-            results = await asyncio.gather(
-                *(h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))) for n in range(300)),
-                return_exceptions=True,
-            )
-            refused = [n for n, r in enumerate(results) if isinstance(r, Overloaded)]
-            assert refused
-            for n, result in enumerate(results):
-                data = await h.coordinator.get(key(b"%d" % n))
-                assert (data is None) == isinstance(result, Overloaded), n
-            await h.coordinator.write(WriteRequest(key(b"again"), Content(b"v")))
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
+        results = await asyncio.gather(
+            *(h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))) for n in range(300)),
+            return_exceptions=True,
+        )
+        refused = [n for n, r in enumerate(results) if isinstance(r, Overloaded)]
+        assert refused
+        for n, result in enumerate(results):
+            data = await h.coordinator.get(key(b"%d" % n))
+            assert (data is None) == isinstance(result, Overloaded), n
+        await h.coordinator.write(WriteRequest(key(b"again"), Content(b"v")))
 
 
-def test_a_full_disk_refuses_writes_and_serves_reads(
+async def test_a_full_disk_refuses_writes_and_serves_reads(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without room for the log, writes are refused before anything happens; reads go on; room ends it."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
-            with monkeypatch.context() as patch:
-                patch.setattr(h.runtime.replog, "has_space", lambda _size: False)
-                with pytest.raises(OutOfStorage):
-                    await h.coordinator.write(WriteRequest(key(b"k2"), Content(b"v")))
-                assert values(await h.coordinator.get(key(b"k"))) == [b"v"]
-            await h.coordinator.write(WriteRequest(key(b"k2"), Content(b"v")))
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
+        with monkeypatch.context() as patch:
+            patch.setattr(h.runtime.replog, "has_space", lambda _size: False)
+            with pytest.raises(OutOfStorage):
+                await h.coordinator.write(WriteRequest(key(b"k2"), Content(b"v")))
+            assert values(await h.coordinator.get(key(b"k"))) == [b"v"]
+        await h.coordinator.write(WriteRequest(key(b"k2"), Content(b"v")))
 
 
-def test_nothing_is_served_without_a_leader(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_nothing_is_served_without_a_leader(tmp_path: Path, start_node: NodeFactory) -> None:
     """After the session expired and until a new epoch is led, reads and writes are refused as not ready."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
-            await h.controller.stop()
-            h.runtime.dispatch_all(ev.SessionExpired())
-            for ask in (h.coordinator.get(key(b"k")), h.coordinator.write(WriteRequest(key(b"k"), Content(b"w")))):
-                with pytest.raises(NotReady):
-                    await ask
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
+        await h.controller.stop()
+        h.runtime.dispatch_all(ev.SessionExpired())
+        for ask in (h.coordinator.get(key(b"k")), h.coordinator.write(WriteRequest(key(b"k"), Content(b"w")))):
+            with pytest.raises(NotReady):
+                await ask
 
 
-def test_a_write_without_an_outcome_in_time_is_unknown(
+async def test_a_write_without_an_outcome_in_time_is_unknown(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the store does not come back in time the write's outcome is unknown, and it takes effect all the same."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            h.coordinator._timeouts._timeout_s = 0.3
-            held = threading.Event()
-            commit = h.runtime.store.commit
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        h.coordinator._timeouts._timeout_s = 0.3
+        held = threading.Event()
+        commit = h.runtime.store.commit
 
-            def slow(prepared: object) -> None:
-                held.wait(10)
-                commit(prepared)
+        def slow(prepared: object) -> None:
+            held.wait(10)
+            commit(prepared)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(h.runtime.store, "commit", slow)
-                patch.setattr(h.runtime.store, "takes_at_once", lambda _prepared: False)
-                with pytest.raises(OutcomeUnknown):
-                    await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
-                held.set()
-            async with asyncio.timeout(5):
-                while await h.coordinator.get(key(b"k")) is None:
-                    await asyncio.sleep(0.005)
-
-    asyncio.run(scenario())
+        with monkeypatch.context() as patch:
+            patch.setattr(h.runtime.store, "commit", slow)
+            patch.setattr(h.runtime.store, "takes_at_once", lambda _prepared: False)
+            with pytest.raises(OutcomeUnknown):
+                await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
+            held.set()
+        async with asyncio.timeout(5):
+            while await h.coordinator.get(key(b"k")) is None:
+                await asyncio.sleep(0.005)
 
 
-def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
+async def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-WAIT: a push that a pending write supersedes, and a delete of what is being deleted, are answered only once
     the entry that they were judged against is applied."""
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble()) as h:
-            one = foreign(None, (), b"one", 1)
-            await h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))])
-            held = threading.Event()
-            commit = h.runtime.store.commit
+    async with start_node(tmp_path, MemoryEnsemble()) as h:
+        one = foreign(None, (), b"one", 1)
+        await h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))])
+        held = threading.Event()
+        commit = h.runtime.store.commit
 
-            def slow(prepared: object) -> None:
-                held.wait(10)
-                commit(prepared)
+        def slow(prepared: object) -> None:
+            held.wait(10)
+            commit(prepared)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(h.runtime.store, "commit", slow)
-                patch.setattr(h.runtime.store, "takes_at_once", lambda _prepared: False)
-                first = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
-                await asyncio.sleep(0.05)
-                second = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
-                push = asyncio.create_task(h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))]))
-                await asyncio.sleep(0.1)
-                assert not first.done()
-                assert not second.done()
-                assert not push.done()
-                held.set()
-                assert (await first).created
-                assert not (await second).created
-                assert [r.outcome for r in await push] == [PushOutcome.SUPERSEDED]
-
-    asyncio.run(scenario())
+        with monkeypatch.context() as patch:
+            patch.setattr(h.runtime.store, "commit", slow)
+            patch.setattr(h.runtime.store, "takes_at_once", lambda _prepared: False)
+            first = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
+            await asyncio.sleep(0.05)
+            second = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
+            push = asyncio.create_task(h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))]))
+            await asyncio.sleep(0.1)
+            assert not first.done()
+            assert not second.done()
+            assert not push.done()
+            held.set()
+            assert (await first).created
+            assert not (await second).created
+            assert [r.outcome for r in await push] == [PushOutcome.SUPERSEDED]

@@ -52,38 +52,35 @@ async def goes(home: Home) -> int:
     return len(await home.drain(count=1_000))
 
 
-def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty references fill the memory, the rest waits in the store; keys of both are written again: each still counts
     once, as it goes once."""
 
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
-    async def run() -> None:
-        home = Home(SMALL)
-        await home.start()
-        await owned(home)
-        names = [b"%03d" % n for n in range(60)]
-        home.put(*names)
-        assert await counted(home) == 60
-        home.put(*names[:10], *names[40:50], *names[:5])
-        assert home.served()[0].machine.incomplete_windows()
-        assert await counted(home) == 60
-        peeked = [item[5] for item in await home.acts.peek("q", 100)]
-        assert sorted(peeked) == names, "each once"
-        reply = await home.fetch(count=7)
-        home.put(*(item[5] for item in reply.items[:3]), b"new")
-        assert await counted(home) == 60 - 7 + 4
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
-        assert await counted(home) == 57
-        assert await goes(home) == 57
-        assert await counted(home) == 0
-        await home.close()
-
-    asyncio.run(run())
+    home = Home(SMALL)
+    await home.start()
+    await owned(home)
+    names = [b"%03d" % n for n in range(60)]
+    home.put(*names)
+    assert await counted(home) == 60
+    home.put(*names[:10], *names[40:50], *names[:5])
+    assert home.served()[0].machine.incomplete_windows()
+    assert await counted(home) == 60
+    peeked = [item[5] for item in await home.acts.peek("q", 100)]
+    assert sorted(peeked) == names, "each once"
+    reply = await home.fetch(count=7)
+    home.put(*(item[5] for item in reply.items[:3]), b"new")
+    assert await counted(home) == 60 - 7 + 4
+    await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+    assert await counted(home) == 57
+    assert await goes(home) == 57
+    assert await counted(home) == 0
+    await home.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
+async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are read slowly while keys are written over, pushed from elsewhere, fetched and acknowledged; the number,
@@ -91,77 +88,73 @@ def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     monkeypatch.setattr(backlog_count, "STEP_ROWS", 10)
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
-    async def run() -> None:
-        rng = Random(seed)
-        home = Home(SMALL)
-        await home.start()
-        await owned(home)
-        plain = home.store.changes
+    rng = Random(seed)
+    home = Home(SMALL)
+    await home.start()
+    await owned(home)
+    plain = home.store.changes
 
-        def slow(partition: int, from_offset: int, limit: int) -> list:  # type: ignore[type-arg]
-            time.sleep(0.003)
-            return plain(partition, from_offset, limit)
+    def slow(partition: int, from_offset: int, limit: int) -> list:  # type: ignore[type-arg]
+        time.sleep(0.003)
+        return plain(partition, from_offset, limit)
 
-        told = 0
-        machine = home.served()[0].machine
-        plain_oldest = machine.oldest_ms
-        truths: list[int] = []
+    told = 0
+    machine = home.served()[0].machine
+    plain_oldest = machine.oldest_ms
+    truths: list[int] = []
 
-        def at_the_moment() -> int | None:
-            """Looks, where the count takes its moment, at the whole change index."""
-            truths.append(sum(len(waiting_rows(w, plain(w.partition, 0, 10_000))) for w in machine.windows.values()))
-            return plain_oldest()
+    def at_the_moment() -> int | None:
+        """Looks, where the count takes its moment, at the whole change index."""
+        truths.append(sum(len(waiting_rows(w, plain(w.partition, 0, 10_000))) for w in machine.windows.values()))
+        return plain_oldest()
 
-        machine.oldest_ms = at_the_moment  # type: ignore[method-assign]
-        for _ in range(6):
-            for _ in range(40):
-                home.put(
-                    b"%02d" % rng.randrange(70),
-                    partition=rng.choice(PARTITIONS),
-                    origin=rng.choice((home.queues.cluster_uuid,) * 4 + (SINK, THIRD)),
-                )
-            home.store.changes = slow  # type: ignore[method-assign]
-            count = asyncio.ensure_future(counted(home))
-            acks: list[BatchAck] = []
-            while not count.done():
-                await asyncio.sleep(0.001)
-                if rng.random() < 0.7:
-                    home.put(*(b"%02d" % rng.randrange(90) for _ in range(3)), partition=rng.choice(PARTITIONS))
-                else:
-                    reply = await home.fetch(acks=acks, count=5, wait_ms=0)
-                    acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
-            home.store.changes = plain  # type: ignore[method-assign]
-            assert count.result() in (None, truths[-1])
-            told += count.result() is not None
-            quiet = await counted(home)
-            await home.fetch(acks=acks, count=0, wait_ms=0)
-            assert await counted(home) == quiet
-            assert await goes(home) == quiet
-        assert told, "no count came to an end"
-        await home.close()
-
-    asyncio.run(run())
+    machine.oldest_ms = at_the_moment  # type: ignore[method-assign]
+    for _ in range(6):
+        for _ in range(40):
+            home.put(
+                b"%02d" % rng.randrange(70),
+                partition=rng.choice(PARTITIONS),
+                origin=rng.choice((home.queues.cluster_uuid,) * 4 + (SINK, THIRD)),
+            )
+        home.store.changes = slow  # type: ignore[method-assign]
+        count = asyncio.ensure_future(counted(home))
+        acks: list[BatchAck] = []
+        while not count.done():
+            await asyncio.sleep(0.001)
+            if rng.random() < 0.7:
+                home.put(*(b"%02d" % rng.randrange(90) for _ in range(3)), partition=rng.choice(PARTITIONS))
+            else:
+                reply = await home.fetch(acks=acks, count=5, wait_ms=0)
+                acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
+        home.store.changes = plain  # type: ignore[method-assign]
+        assert count.result() in (None, truths[-1])
+        told += count.result() is not None
+        quiet = await counted(home)
+        await home.fetch(acks=acks, count=0, wait_ms=0)
+        assert await counted(home) == quiet
+        assert await goes(home) == quiet
+    assert told, "no count came to an end"
+    await home.close()
 
 
-def test_more_rows_than_may_be_read_are_unknown_and_so_is_a_window_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_rows_than_may_be_read_are_unknown_and_so_is_a_window_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beyond its bound a count says nothing; so does one during which the queue took another place."""
 
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
-    async def run() -> None:
-        home = Home(SMALL)
-        await home.start()
-        await owned(home)
-        home.put(*(b"%03d" % n for n in range(60)))
-        monkeypatch.setattr(backlog_count, "STEP_ROWS", 4)
-        for bound, limit in (("ROWS_MAX", 10), ("NOTES_MAX", -1)):
-            with monkeypatch.context() as bounded:
-                bounded.setattr(backlog_count, bound, limit)
-                assert await counted(home) is None
-        assert await counted(home) == 60
-        home.queues.leadership(PARTITIONS[0], False, 0)
-        home.lead(PARTITIONS[0])
-        assert await counted(home) is None, "a partition where the queue does not stand yet"
-        await home.close()
-
-    asyncio.run(run())
+    home = Home(SMALL)
+    await home.start()
+    await owned(home)
+    home.put(*(b"%03d" % n for n in range(60)))
+    monkeypatch.setattr(backlog_count, "STEP_ROWS", 4)
+    for bound, limit in (("ROWS_MAX", 10), ("NOTES_MAX", -1)):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(backlog_count, bound, limit)
+            assert await counted(home) is None
+    assert await counted(home) == 60
+    home.queues.leadership(PARTITIONS[0], False, 0)
+    home.lead(PARTITIONS[0])
+    assert await counted(home) is None, "a partition where the queue does not stand yet"
+    await home.close()

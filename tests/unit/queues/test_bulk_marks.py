@@ -200,41 +200,38 @@ def test_a_stop_and_a_mark_are_one_record() -> None:
     story(test)
 
 
-def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
+async def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
     """The first of the live nodes does it, after a while and not for one that lives; a node that was taken for dead and
     still holds its references marks them again."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
-        live = {"e1", "e2", "e3"}
-        for home in homes:
-            await home.start()
-            home.facts.live = live
-        one, two, three = homes
-        await one.acts.push("q", keys(3), FULL_SYNC, 0)
-        for home in (two, three):
-            await home.until(lambda home=home: marks(home))
-        await ticked(two, 10 * AWAY_MS)
-        assert two.acts.gaps("q") == []
-        live.discard("e1")
-        for home in (three, two):
-            await ticked(home)
-            await ticked(home, AWAY_MS - 1_000)
-        assert three.acts.gaps("q") == two.acts.gaps("q") == []
-        await ticked(three, 2_000)
-        assert three.acts.gaps("q") == [], "the second one leaves it to the first"
-        await ticked(two, 2_000)
-        await two.until(lambda: two.acts.gaps("q"))
-        (gap,) = two.acts.gaps("q")
-        assert (gap["what"], gap["node"], gap["count_at_most"]) == (CRASHED, "e1", FIRST_BOUND)
-        await one.until(lambda: not marks(one))
-        await ticked(one)
-        await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_BOUND)])
-        for home in homes:
-            await home.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
+    live = {"e1", "e2", "e3"}
+    for home in homes:
+        await home.start()
+        home.facts.live = live
+    one, two, three = homes
+    await one.acts.push("q", keys(3), FULL_SYNC, 0)
+    for home in (two, three):
+        await home.until(lambda home=home: marks(home))
+    await ticked(two, 10 * AWAY_MS)
+    assert two.acts.gaps("q") == []
+    live.discard("e1")
+    for home in (three, two):
+        await ticked(home)
+        await ticked(home, AWAY_MS - 1_000)
+    assert three.acts.gaps("q") == two.acts.gaps("q") == []
+    await ticked(three, 2_000)
+    assert three.acts.gaps("q") == [], "the second one leaves it to the first"
+    await ticked(two, 2_000)
+    await two.until(lambda: two.acts.gaps("q"))
+    (gap,) = two.acts.gaps("q")
+    assert (gap["what"], gap["node"], gap["count_at_most"]) == (CRASHED, "e1", FIRST_BOUND)
+    await one.until(lambda: not marks(one))
+    await ticked(one)
+    await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_BOUND)])
+    for home in homes:
+        await home.close()
 
 
 async def left(home: Home, what: str = "held", name: str = "q") -> str:
@@ -243,38 +240,35 @@ async def left(home: Home, what: str = "held", name: str = "q") -> str:
     return "" if found is None else found.value.decode()
 
 
-def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
+async def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
     """Its marks, though the node that made them was down when it was delisted, and its records of losses; and when a
     queue of that name is registered again, it keeps what it then holds."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
-        for home in homes:
-            await home.start(lead=home is one)
-            home.facts.live = ("e1", "e2")
-        await two.acts.push("q", keys(3), FULL_SYNC, 0)
-        await two.crash()
-        two.queues._queues.clear()  # its process hears of nothing any more
-        one.facts.live = ("e1",)
-        await one.acts.delist("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
-        await one.until(lambda: not one.served())
-        assert "e2" in await left(one)
-        await ticked(one, SWEEP_MS)
-        await asyncio.sleep(0.05)
-        assert (await left(one), await left(one, "lost")) == ("", "")
-        await two.start(lead=False)
-        await ticked(two)
-        assert not two.served()
-        await one.acts.register("q", {}, 0, AuditInfo("ann", one.clock.wall_ms(), "again"))
-        await one.until(lambda: one.served())
-        await one.acts.push("q", keys(2), FULL_SYNC, 0)
-        await ticked(one, SWEEP_MS)
-        assert "e1" in await left(one)
-        for home in homes:
-            await home.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
+    for home in homes:
+        await home.start(lead=home is one)
+        home.facts.live = ("e1", "e2")
+    await two.acts.push("q", keys(3), FULL_SYNC, 0)
+    await two.crash()
+    two.queues._queues.clear()  # its process hears of nothing any more
+    one.facts.live = ("e1",)
+    await one.acts.delist("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
+    await one.until(lambda: not one.served())
+    assert "e2" in await left(one)
+    await ticked(one, SWEEP_MS)
+    await asyncio.sleep(0.05)
+    assert (await left(one), await left(one, "lost")) == ("", "")
+    await two.start(lead=False)
+    await ticked(two)
+    assert not two.served()
+    await one.acts.register("q", {}, 0, AuditInfo("ann", one.clock.wall_ms(), "again"))
+    await one.until(lambda: one.served())
+    await one.acts.push("q", keys(2), FULL_SYNC, 0)
+    await ticked(one, SWEEP_MS)
+    assert "e1" in await left(one)
+    for home in homes:
+        await home.close()
 
 
 def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes_with_it() -> None:
@@ -303,110 +297,101 @@ def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes
     story(test)
 
 
-def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
+async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
     """A node that begins again without the queue in its file writes down what its life before held, for those who have
     the queue; what one held that stays away is written down by the first of the live ones, though that has no such
     queue."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        homes = [Home(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
-        one, two = homes
-        for home in homes:
-            await home.start(lead=home is one)
-            home.facts.live = ("e1", "e2")
-            await home.acts.push("q", keys(3), FULL_SYNC, 0)
-        await one.crash()
-        one.settings = (QueueSettings("other"),)
-        await one.start()
-        await ticked(one)
-        await asyncio.sleep(0.05)
-        assert "e1" not in await left(one)
-        assert '"e1"' in await left(one, "lost")
-        await two.until(lambda: two.acts.gaps("q"))
-        (gap,) = two.acts.gaps("q")
-        assert (gap["node"], gap["what"], gap["count_at_most"]) == ("e1", CRASHED, FIRST_BOUND)
-        await two.crash()
-        one.facts.live = ("e1",)
-        await ticked(one, SWEEP_MS)
-        await asyncio.sleep(0.05)
-        assert "e2" in await left(one), "it may only be restarting"
-        await ticked(one, SWEEP_MS)
-        await asyncio.sleep(0.05)
-        assert '"held": []' in await left(one)
-        assert '"e2"' in await left(one, "lost")
-        for home in homes:
-            await home.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    homes = [Home(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
+    one, two = homes
+    for home in homes:
+        await home.start(lead=home is one)
+        home.facts.live = ("e1", "e2")
+        await home.acts.push("q", keys(3), FULL_SYNC, 0)
+    await one.crash()
+    one.settings = (QueueSettings("other"),)
+    await one.start()
+    await ticked(one)
+    await asyncio.sleep(0.05)
+    assert "e1" not in await left(one)
+    assert '"e1"' in await left(one, "lost")
+    await two.until(lambda: two.acts.gaps("q"))
+    (gap,) = two.acts.gaps("q")
+    assert (gap["node"], gap["what"], gap["count_at_most"]) == ("e1", CRASHED, FIRST_BOUND)
+    await two.crash()
+    one.facts.live = ("e1",)
+    await ticked(one, SWEEP_MS)
+    await asyncio.sleep(0.05)
+    assert "e2" in await left(one), "it may only be restarting"
+    await ticked(one, SWEEP_MS)
+    await asyncio.sleep(0.05)
+    assert '"held": []' in await left(one)
+    assert '"e2"' in await left(one, "lost")
+    for home in homes:
+        await home.close()
 
 
-def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
+async def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
     """One node is told; what another one holds goes, too, each as a gap of its own."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
-        for home in homes:
-            await home.start(lead=home is one)
-        await one.acts.push("q", keys(3), FULL_SYNC, 0)
-        await two.acts.push("q", keys(4), FOLD, 0)
-        await one.acts.clear("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
-        await two.until(lambda: len(gaps_of_lower(two)) == 2)
-        gaps = gaps_of_lower(two)
-        assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
-        for home in homes:
-            assert all(lower.held_count == 0 for lower in home.served()[0].machine.bulk_queues)
-        for home in homes:
-            await home.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
+    for home in homes:
+        await home.start(lead=home is one)
+    await one.acts.push("q", keys(3), FULL_SYNC, 0)
+    await two.acts.push("q", keys(4), FOLD, 0)
+    await one.acts.clear("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
+    await two.until(lambda: len(gaps_of_lower(two)) == 2)
+    gaps = gaps_of_lower(two)
+    assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
+    for home in homes:
+        assert all(lower.held_count == 0 for lower in home.served()[0].machine.bulk_queues)
+    for home in homes:
+        await home.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> None:
+async def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> None:
     """Pushes, fetches, ticks, crashes and lost writes in random order: at every step what is held is not more than what
     the metastore says, and a crash that takes something leaves a gap that is not smaller."""
 
-    async def run() -> None:
-        rng = Random(seed)
-        home = Home(QueueSettings("q", queue_limit_count=3_000))
-        await home.start()
-        number = crashes = 0
-        home.put(*(key.key for key in keys(5_000)))
-        await home.drain()
-        acks: list[BatchAck] = []
-        for _ in range(90):
-            match rng.randrange(6):
-                case 0 | 1:
-                    count = rng.choice((1, 40, 400))
-                    number = (number + count) % 4_000
-                    if rng.random() < 0.3:
-                        home.metastore.spoil(rng.choice(list(WriteFault)))
-                    with contextlib.suppress(IsthmusError):
-                        await home.acts.push("q", keys(count, number), rng.choice((FULL_SYNC, FOLD)), 0)
-                case 2 | 3:
-                    reply = await home.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
-                    acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
-                case 4:
-                    await ticked(home, rng.choice((0, LOWER_AFTER_MS)))
-                case _:
-                    held = {lower.priority: lower.held_count for lower in home.served()[0].machine.bulk_queues}
-                    before = len(home.acts.gaps("q"))
-                    await home.crash()
-                    await home.start()
-                    gaps = home.acts.gaps("q")[before:]
-                    at_most = {gap["priority"]: gap["count_at_most"] for gap in gaps}
-                    assert all(at_most.get(p, 0) >= count for p, count in held.items()), (held, at_most)
-                    crashes += any(held.values())
-                    acks = []
-            written = {mark.priority: mark.at_most for mark in await QueuePaths("q").held.read(home.metastore)}
-            for lower in home.served()[0].machine.bulk_queues:
-                assert lower.held_count <= written.get(lower.priority, 0)
-        assert crashes, "the seed shows nothing"
-        await home.close()
-
-    asyncio.run(run())
+    rng = Random(seed)
+    home = Home(QueueSettings("q", queue_limit_count=3_000))
+    await home.start()
+    number = crashes = 0
+    home.put(*(key.key for key in keys(5_000)))
+    await home.drain()
+    acks: list[BatchAck] = []
+    for _ in range(90):
+        match rng.randrange(6):
+            case 0 | 1:
+                count = rng.choice((1, 40, 400))
+                number = (number + count) % 4_000
+                if rng.random() < 0.3:
+                    home.metastore.spoil(rng.choice(list(WriteFault)))
+                with contextlib.suppress(IsthmusError):
+                    await home.acts.push("q", keys(count, number), rng.choice((FULL_SYNC, FOLD)), 0)
+            case 2 | 3:
+                reply = await home.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
+                acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
+            case 4:
+                await ticked(home, rng.choice((0, LOWER_AFTER_MS)))
+            case _:
+                held = {lower.priority: lower.held_count for lower in home.served()[0].machine.bulk_queues}
+                before = len(home.acts.gaps("q"))
+                await home.crash()
+                await home.start()
+                gaps = home.acts.gaps("q")[before:]
+                at_most = {gap["priority"]: gap["count_at_most"] for gap in gaps}
+                assert all(at_most.get(p, 0) >= count for p, count in held.items()), (held, at_most)
+                crashes += any(held.values())
+                acks = []
+        written = {mark.priority: mark.at_most for mark in await QueuePaths("q").held.read(home.metastore)}
+        for lower in home.served()[0].machine.bulk_queues:
+            assert lower.held_count <= written.get(lower.priority, 0)
+    assert crashes, "the seed shows nothing"
+    await home.close()
 
 
 def test_bounds_rise_in_steps_up_to_the_room() -> None:
@@ -431,38 +416,33 @@ def test_what_is_no_list_of_marks_is_refused(value: bytes) -> None:
         decode_held(value)
 
 
-def test_marks_and_records_of_losses_are_bounded() -> None:
+async def test_marks_and_records_of_losses_are_bounded() -> None:
     """More marks than there can be are refused; records beyond their number are made one, bounds added up; records of
     before there were bounds are read."""
 
-    async def run() -> None:
-        metastore = MemoryMetastore()
-        await metastore.start(lambda state: None)
-        steering = QueueStore(metastore, {})
-        full = encode_held([BulkMark(f"n{n}", 2, 256, 7) for n in range(MARKS_MAX)])
-        await metastore.put("/queues/q/held", full, None)
-        with pytest.raises(Overloaded):
-            await steering.set_marks("q", "more", [BulkMark("more", 2, 256, 7)])
-        for n in range(3):
-            assert await steering.record_crash("q", f"n{n}", 100) == 1
-            assert await steering.record_crash("q", f"n{n}", 100) == 0
-        await steering.record_lost(
-            "q", [LostReferences("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)]
-        )
-        lost = await QueuePaths("q").lost.read(metastore)
-        assert len(lost) == LOST_MAX
-        assert [(one.node, one.left_out, one.at_most) for one in lost[:4]] == [
-            ("n0", 0, 256), ("n1", 0, 256), ("n2", 0, 256), ("m", 10, None),
-        ]  # fmt: skip
-        value = await metastore.get("/queues/q/lost")
-        assert value is not None
-        old = value.value.replace(b', "at_most": null', b"")
-        assert old != value.value
-        await metastore.put("/queues/q/lost", old, value.version)
-        assert await QueuePaths("q").lost.read(metastore) == lost
-        await metastore.stop()
-
-    asyncio.run(run())
+    metastore = MemoryMetastore()
+    await metastore.start(lambda state: None)
+    steering = QueueStore(metastore, {})
+    full = encode_held([BulkMark(f"n{n}", 2, 256, 7) for n in range(MARKS_MAX)])
+    await metastore.put("/queues/q/held", full, None)
+    with pytest.raises(Overloaded):
+        await steering.set_marks("q", "more", [BulkMark("more", 2, 256, 7)])
+    for n in range(3):
+        assert await steering.record_crash("q", f"n{n}", 100) == 1
+        assert await steering.record_crash("q", f"n{n}", 100) == 0
+    await steering.record_lost("q", [LostReferences("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)])
+    lost = await QueuePaths("q").lost.read(metastore)
+    assert len(lost) == LOST_MAX
+    assert [(one.node, one.left_out, one.at_most) for one in lost[:4]] == [
+        ("n0", 0, 256), ("n1", 0, 256), ("n2", 0, 256), ("m", 10, None),
+    ]  # fmt: skip
+    value = await metastore.get("/queues/q/lost")
+    assert value is not None
+    old = value.value.replace(b', "at_most": null', b"")
+    assert old != value.value
+    await metastore.put("/queues/q/lost", old, value.version)
+    assert await QueuePaths("q").lost.read(metastore) == lost
+    await metastore.stop()
 
 
 def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> None:
@@ -482,26 +462,21 @@ def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> 
     story(test)
 
 
-def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
+async def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
     """Beyond their number the oldest two of the same node and priority become one: no node is said to have lost what
     another one did."""
 
-    async def work() -> None:
-        metastore = MemoryMetastore(MemoryEnsemble())
-        await metastore.start(lambda state: None)
-        steering = QueueStore(metastore, {"q": QueueSettings("q")})
-        noted = [LostReferences("nm"[n % 2], 1 + n // 2 % 2, n, n, n, "stopped", "", n) for n in range(LOST_MAX + 9)]
-        for one in noted:
-            await steering.record_lost("q", [one])
-        lost = await QueuePaths("q").lost.read(metastore)
-        assert len(lost) == LOST_MAX
-        for whose in {(one.node, one.priority) for one in noted}:
-            mine = [[one for one in found if (one.node, one.priority) == whose] for found in (noted, lost)]
-            assert sum(one.left_out for one in mine[0]) == sum(one.left_out for one in mine[1])
-            assert min(one.from_ms for one in mine[0]) == min(one.from_ms for one in mine[1])
-        await steering.record_lost(
-            "q", [LostReferences(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)]
-        )
-        assert len(await QueuePaths("q").lost.read(metastore)) == LOST_MAX, "however many nodes there are"
-
-    asyncio.run(work())
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda state: None)
+    steering = QueueStore(metastore, {"q": QueueSettings("q")})
+    noted = [LostReferences("nm"[n % 2], 1 + n // 2 % 2, n, n, n, "stopped", "", n) for n in range(LOST_MAX + 9)]
+    for one in noted:
+        await steering.record_lost("q", [one])
+    lost = await QueuePaths("q").lost.read(metastore)
+    assert len(lost) == LOST_MAX
+    for whose in {(one.node, one.priority) for one in noted}:
+        mine = [[one for one in found if (one.node, one.priority) == whose] for found in (noted, lost)]
+        assert sum(one.left_out for one in mine[0]) == sum(one.left_out for one in mine[1])
+        assert min(one.from_ms for one in mine[0]) == min(one.from_ms for one in mine[1])
+    await steering.record_lost("q", [LostReferences(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)])
+    assert len(await QueuePaths("q").lost.read(metastore)) == LOST_MAX, "however many nodes there are"

@@ -335,37 +335,34 @@ def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
     alive(run)
 
 
-def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a key row is damaged, bytes that wait are not known and their number still is; a foreign change that may
     have a write of ours in it is offered; the segment is reported to be mended, each time."""
 
-    async def run() -> None:
-        home = Home(QueueSettings("q"))
-        await home.start(lead=False)
-        reported: list[tuple[int, int | None]] = []
-        home.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
-        damaged: set[bytes] = {b"ours", b"theirs"}
-        read = home.store.key_row
+    home = Home(QueueSettings("q"))
+    await home.start(lead=False)
+    reported: list[tuple[int, int | None]] = []
+    home.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    damaged: set[bytes] = {b"ours", b"theirs"}
+    read = home.store.key_row
 
-        def key_row(partition: int, hashed: int, bucket: bytes, key: bytes) -> bytes | None:
-            return b"\xc1 no row" if key in damaged else read(partition, hashed, bucket, key)
+    def key_row(partition: int, hashed: int, bucket: bytes, key: bytes) -> bytes | None:
+        return b"\xc1 no row" if key in damaged else read(partition, hashed, bucket, key)
 
-        monkeypatch.setattr(home.store, "key_row", key_row)
-        try:
-            home.put(b"ours")
-            home.put(b"theirs", b"other", origin=THIRD)
-            for partition in PARTITIONS:
-                home.lead(partition)
-            await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
-            found = await lag(home)
-            assert (found["objects"], found["bytes"]) == (2, None)
-            await home.until(lambda: len({segment for _, segment in reported}) == 2)
-            wanted = {(P, segment_of(key_hash(BUCKET, key))) for key in damaged}
-            assert set(reported) == wanted
-            assert (await home.queues.backlog(home.queues.named("q"))).changes == 2
-            damaged.remove(b"ours")
-            assert sorted(await home.drain()) == [b"ours", b"theirs"]
-        finally:
-            await home.close()
-
-    asyncio.run(run())
+    monkeypatch.setattr(home.store, "key_row", key_row)
+    try:
+        home.put(b"ours")
+        home.put(b"theirs", b"other", origin=THIRD)
+        for partition in PARTITIONS:
+            home.lead(partition)
+        await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
+        found = await lag(home)
+        assert (found["objects"], found["bytes"]) == (2, None)
+        await home.until(lambda: len({segment for _, segment in reported}) == 2)
+        wanted = {(P, segment_of(key_hash(BUCKET, key))) for key in damaged}
+        assert set(reported) == wanted
+        assert (await home.queues.backlog(home.queues.named("q"))).changes == 2
+        damaged.remove(b"ours")
+        assert sorted(await home.drain()) == [b"ours", b"theirs"]
+    finally:
+        await home.close()

@@ -21,24 +21,21 @@ P = PARTITIONS[0]
 KEY = Key(b"default", BUCKET, b"a")
 
 
-def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> None:
+async def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> None:
     """A queue that was registered at run time may be among those that cannot be read: it would miss the write."""
 
-    async def run() -> None:
-        home = Home(QueueSettings("q", filter="block_rtq"))
+    home = Home(QueueSettings("q", filter="block_rtq"))
+    await home.start()
+    try:
+        home.put(b"a")
+        assert not home.queues.owed(P, 1, THIRD, KEY)
+        await home.crash()
+        await home.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
         await home.start()
-        try:
-            home.put(b"a")
-            assert not home.queues.owed(P, 1, THIRD, KEY)
-            await home.crash()
-            await home.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
-            await home.start()
-            assert home.queues.queue_store.unread
-            assert home.queues.owed(P, 1, THIRD, KEY)
-        finally:
-            await home.close()
-
-    asyncio.run(run())
+        assert home.queues.queue_store.unread
+        assert home.queues.owed(P, 1, THIRD, KEY)
+    finally:
+        await home.close()
 
 
 @pytest.mark.parametrize(
@@ -79,34 +76,31 @@ def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
     alive(test)
 
 
-def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> None:
+async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> None:
     """Lag, the count of what waits, peek, explain and the ledger see it as the window does; a foreign row with nothing
     of ours is passed over."""
 
-    async def run() -> None:
-        home = Home(QueueSettings("q"))
-        await home.start(lead=False)
-        try:
-            home.put(b"a")
-            home.put(b"a", origin=THIRD, seen=((actor_of(OURS, P), pack_counter(1, 0) + 1, 0),))
-            home.put(b"b", origin=THIRD)
-            for partition in PARTITIONS:
-                home.lead(partition)
-            await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
-            queue = home.queues.named("q")
-            (lag,) = await home.acts.lags()
-            assert [part["objects"] for part in lag["partitions"] if part["partition"] == P] == [1]
-            assert (await home.queues.backlog(queue)).changes == 1
-            assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a"]
-            rows = {row.key: row for row in home.store.changes(P, 0, 10)}
-            states = {key: home.acts.explain(KEY._replace(key=key), P, rows[key])["queues"][0]["state"] for key in rows}
-            assert states == {b"a": "not-read", b"b": "origin"}
-            assert await home.drain() == [b"a"]
-            await home.until(lambda: all(window.contiguous for window in queue.machine.windows.values()))
-            ledger = await home.acts.ledger("q")
-            assert ledger["closes"]
-            assert not ledger["lost"]
-        finally:
-            await home.close()
-
-    asyncio.run(run())
+    home = Home(QueueSettings("q"))
+    await home.start(lead=False)
+    try:
+        home.put(b"a")
+        home.put(b"a", origin=THIRD, seen=((actor_of(OURS, P), pack_counter(1, 0) + 1, 0),))
+        home.put(b"b", origin=THIRD)
+        for partition in PARTITIONS:
+            home.lead(partition)
+        await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
+        queue = home.queues.named("q")
+        (lag,) = await home.acts.lags()
+        assert [part["objects"] for part in lag["partitions"] if part["partition"] == P] == [1]
+        assert (await home.queues.backlog(queue)).changes == 1
+        assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a"]
+        rows = {row.key: row for row in home.store.changes(P, 0, 10)}
+        states = {key: home.acts.explain(KEY._replace(key=key), P, rows[key])["queues"][0]["state"] for key in rows}
+        assert states == {b"a": "not-read", b"b": "origin"}
+        assert await home.drain() == [b"a"]
+        await home.until(lambda: all(window.contiguous for window in queue.machine.windows.values()))
+        ledger = await home.acts.ledger("q")
+        assert ledger["closes"]
+        assert not ledger["lost"]
+    finally:
+        await home.close()

@@ -31,65 +31,56 @@ async def until_equal(conflicts: Conflicts, numbers: list[int]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
+async def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Newest first, at most the limit, with what is not written yet; a new process has those of the one before."""
     monkeypatch.setattr(room, "WRITE_INTERVAL_S", 0.01)
 
-    async def run() -> None:
-        conflicts = Conflicts(tmp_path / "c.sqlite", 3)
-        assert await conflicts.newest(10) == []
-        conflicts.add([one(1), one(2)])
-        assert await conflicts.newest(10) == [one(2), one(1)]
-        assert await conflicts.newest(1) == [one(2)]
-        await asyncio.sleep(0.1)
-        conflicts.add([one(3), one(4)])
-        await until_equal(conflicts, [4, 3, 2])
-        await conflicts.stop()
-        assert (conflicts.noted, conflicts.dropped) == (4, 1)
-        again = Conflicts(tmp_path / "c.sqlite", 3)
-        assert [found.at_ms for found in await again.newest(10)] == [4, 3, 2]
-        again.add([one(n) for n in range(10, 20)])
-        await again.stop()
-        assert again.dropped == 10
-        assert [found.at_ms for found in await Conflicts(tmp_path / "c.sqlite", 3).newest(10)] == [19, 18, 17]
-
-    asyncio.run(run())
+    conflicts = Conflicts(tmp_path / "c.sqlite", 3)
+    assert await conflicts.newest(10) == []
+    conflicts.add([one(1), one(2)])
+    assert await conflicts.newest(10) == [one(2), one(1)]
+    assert await conflicts.newest(1) == [one(2)]
+    await asyncio.sleep(0.1)
+    conflicts.add([one(3), one(4)])
+    await until_equal(conflicts, [4, 3, 2])
+    await conflicts.stop()
+    assert (conflicts.noted, conflicts.dropped) == (4, 1)
+    again = Conflicts(tmp_path / "c.sqlite", 3)
+    assert [found.at_ms for found in await again.newest(10)] == [4, 3, 2]
+    again.add([one(n) for n in range(10, 20)])
+    await again.stop()
+    assert again.dropped == 10
+    assert [found.at_ms for found in await Conflicts(tmp_path / "c.sqlite", 3).newest(10)] == [19, 18, 17]
 
 
-def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None:
+async def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None:
     """They are counted all the same."""
 
-    async def run() -> None:
-        conflicts = Conflicts(tmp_path / "c.sqlite", 0)
-        conflicts.add([one(1)])
-        await conflicts.stop()
-        assert (conflicts.noted, conflicts.dropped) == (1, 1)
-        assert not (tmp_path / "c.sqlite").exists()
-
-    asyncio.run(run())
+    conflicts = Conflicts(tmp_path / "c.sqlite", 0)
+    conflicts.add([one(1)])
+    await conflicts.stop()
+    assert (conflicts.noted, conflicts.dropped) == (1, 1)
+    assert not (tmp_path / "c.sqlite").exists()
 
 
-def test_a_damaged_file_is_begun_anew_and_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_begun_anew_and_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     """Nothing depends on the list, so neither stops anything; the rows that went are counted."""
 
-    async def run() -> None:
-        file = tmp_path / "c.sqlite"
-        file.write_bytes(b"no database" * 100)
-        conflicts = Conflicts(file, 3)
-        with capture_logs() as logs:
-            assert await conflicts.newest(5) == []
-        assert [log["event"] for log in logs] == ["sink.conflicts_unwritten"]
-        conflicts.add([one(1)])
-        await conflicts.stop()
-        assert await Conflicts(file, 3).newest(5) == [one(1)]
-        nowhere = Conflicts(tmp_path / "missing" / "c.sqlite", 3)
-        nowhere.add([one(1)])
-        await nowhere.stop()
-        assert nowhere.dropped == 1
-
-    asyncio.run(run())
+    file = tmp_path / "c.sqlite"
+    file.write_bytes(b"no database" * 100)
+    conflicts = Conflicts(file, 3)
+    with capture_logs() as logs:
+        assert await conflicts.newest(5) == []
+    assert [log["event"] for log in logs] == ["sink.conflicts_unwritten"]
+    conflicts.add([one(1)])
+    await conflicts.stop()
+    assert await Conflicts(file, 3).newest(5) == [one(1)]
+    nowhere = Conflicts(tmp_path / "missing" / "c.sqlite", 3)
+    nowhere.add([one(1)])
+    await nowhere.stop()
+    assert nowhere.dropped == 1
 
 
 def test_what_a_merged_push_met_goes_between_nodes() -> None:
@@ -100,29 +91,26 @@ def test_what_a_merged_push_met_goes_between_nodes() -> None:
     assert decode_pushed((PushOutcome.MERGED.value,)) == PushResult(PushOutcome.MERGED)
 
 
-def test_a_change_that_meets_one_that_it_has_not_seen_is_listed_with_both_clocks() -> None:
+async def test_a_change_that_meets_one_that_it_has_not_seen_is_listed_with_both_clocks() -> None:
     """Key, queue, peer, source, siblings since, and the clocks of both sides of before; what is applied or superseded
     is not in the list. There is an event in the log."""
 
-    async def run() -> None:
-        async with Pair() as pair:
-            home = pair.home
-            home.put(b"k", b"plain")
-            (pushed,) = [decode_object(o) for (_, key), o in home.shelf.objects.items() if key == b"k"]
-            ours = write(None, (), Content(b"ours"), (actor_of(SINK, 3), pack_counter(1, 0)), 5)
-            pair.cluster.objects[Key(b"default", b"bucket", b"k")] = ours
-            with capture_logs() as logs:
-                sink = await pair.sink()
-                deadline = time.monotonic() + 10
-                while not (found := (await sink.conflicts(10))["conflicts"]):
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.01)
-            (conflict,) = found
-            assert (conflict.key.key, conflict.queue, conflict.peer) == (b"k", "q", pair.bridge.url)
-            assert (conflict.source, conflict.source_name, conflict.siblings) == (OURS, "east", 2)
-            assert decode_clock(conflict.theirs) == pushed.clock
-            assert conflict.ours == encode_clock(ours.clock)
-            (event,) = [log for log in logs if log["event"] == "sink.conflicts"]
-            assert (event["count"], event["first_key"][2]) == (1, "k")
-
-    asyncio.run(run())
+    async with Pair() as pair:
+        home = pair.home
+        home.put(b"k", b"plain")
+        (pushed,) = [decode_object(o) for (_, key), o in home.shelf.objects.items() if key == b"k"]
+        ours = write(None, (), Content(b"ours"), (actor_of(SINK, 3), pack_counter(1, 0)), 5)
+        pair.cluster.objects[Key(b"default", b"bucket", b"k")] = ours
+        with capture_logs() as logs:
+            sink = await pair.sink()
+            deadline = time.monotonic() + 10
+            while not (found := (await sink.conflicts(10))["conflicts"]):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        (conflict,) = found
+        assert (conflict.key.key, conflict.queue, conflict.peer) == (b"k", "q", pair.bridge.url)
+        assert (conflict.source, conflict.source_name, conflict.siblings) == (OURS, "east", 2)
+        assert decode_clock(conflict.theirs) == pushed.clock
+        assert conflict.ours == encode_clock(ours.clock)
+        (event,) = [log for log in logs if log["event"] == "sink.conflicts"]
+        assert (event["count"], event["first_key"][2]) == (1, "k")

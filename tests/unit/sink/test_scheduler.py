@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from random import Random
@@ -379,32 +378,29 @@ def test_the_limit_that_binds_is_named_and_a_new_one_counts_at_once() -> None:
 # ---------------------------------------------------------------- limits
 
 
-def test_limits_of_a_node_count_before_those_of_all_and_those_before_the_file() -> None:
+async def test_limits_of_a_node_count_before_those_of_all_and_those_before_the_file() -> None:
     """Field by field; what was set is kept in the metastore, and unsetting the last field takes the entry away."""
 
-    async def run() -> None:
-        metastore = MemoryMetastore()
-        await metastore.start(lambda state: None)
-        default = EffectiveLimits(24, 0, 0, 0, None)
+    metastore = MemoryMetastore()
+    await metastore.start(lambda state: None)
+    default = EffectiveLimits(24, 0, 0, 0, None)
 
-        async def change(node: str, new: SinkLimits, *, unset: bool = False) -> dict[str, SinkLimits]:
-            return (await LIMITS.change(metastore, lambda before: with_limits(before, node, new, unset=unset))).value
+    async def change(node: str, new: SinkLimits, *, unset: bool = False) -> dict[str, SinkLimits]:
+        return (await LIMITS.change(metastore, lambda before: with_limits(before, node, new, unset=unset))).value
 
-        await change(ALL_NODES, SinkLimits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
-        entries = await change("w1", SinkLimits(workers=7, by="bob", at_ms=2))
-        assert entries == await LIMITS.read(metastore)
-        mine, others = limits_for("w1", entries, default), limits_for("w2", entries, default)
-        assert mine[:4] == (7, 0, 100, 0)
-        assert others[:4] == (5, 0, 100, 0)
-        assert mine.set_by is not None
-        assert (mine.set_by.by, default.set_by) == ("bob", None)
-        entries = await change("w1", SinkLimits(workers=1, by="bob"), unset=True)
-        assert set(entries) == {ALL_NODES}
-        for bad in (b"[]", b"x", b'{"*": 7}', b'{"*": {"workers": -1}}', b'{"*": {"workers": "7"}}'):
-            with pytest.raises(CodecError):
-                decode_limits(bad)
-
-    asyncio.run(run())
+    await change(ALL_NODES, SinkLimits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
+    entries = await change("w1", SinkLimits(workers=7, by="bob", at_ms=2))
+    assert entries == await LIMITS.read(metastore)
+    mine, others = limits_for("w1", entries, default), limits_for("w2", entries, default)
+    assert mine[:4] == (7, 0, 100, 0)
+    assert others[:4] == (5, 0, 100, 0)
+    assert mine.set_by is not None
+    assert (mine.set_by.by, default.set_by) == ("bob", None)
+    entries = await change("w1", SinkLimits(workers=1, by="bob"), unset=True)
+    assert set(entries) == {ALL_NODES}
+    for bad in (b"[]", b"x", b'{"*": 7}', b'{"*": {"workers": -1}}', b'{"*": {"workers": "7"}}'):
+        with pytest.raises(CodecError):
+            decode_limits(bad)
 
 
 # ---------------------------------------------------------------- discovery
@@ -638,23 +634,20 @@ def test_a_value_that_is_no_list_of_suspensions_is_told(value: bytes) -> None:
         decode(value)
 
 
-def test_a_suspension_is_written_through_conflicts_and_lost_answers() -> None:
+async def test_a_suspension_is_written_through_conflicts_and_lost_answers() -> None:
     """Whatever becomes of single writes, an act is kept once or refused in words."""
 
-    async def run() -> None:
-        metastore = MemoryMetastore()
-        await metastore.start(lambda state: None)
-        for number, fault in enumerate(WriteFault):
-            metastore.spoil(fault)
-            act = SinkSuspension(f"q{number}", None, "ann", 5, "why")
-            held = (await SUSPENSIONS.change(metastore, lambda before, act=act: added(before, act))).value
-            assert held.count(act) == 1
-            metastore.deliver_late()
-            assert await SUSPENSIONS.read(metastore) == held
-        assert (await SUSPENSIONS.change(metastore, lambda before: without(before, None, None))).value == ()
-        assert await SUSPENSIONS.read(metastore) == ()
-        metastore.disconnect()
-        with pytest.raises(Overloaded, match="metastore"), overloaded_when_away():
-            await SUSPENSIONS.change(metastore, lambda before: without(before, None, None))
-
-    asyncio.run(run())
+    metastore = MemoryMetastore()
+    await metastore.start(lambda state: None)
+    for number, fault in enumerate(WriteFault):
+        metastore.spoil(fault)
+        act = SinkSuspension(f"q{number}", None, "ann", 5, "why")
+        held = (await SUSPENSIONS.change(metastore, lambda before, act=act: added(before, act))).value
+        assert held.count(act) == 1
+        metastore.deliver_late()
+        assert await SUSPENSIONS.read(metastore) == held
+    assert (await SUSPENSIONS.change(metastore, lambda before: without(before, None, None))).value == ()
+    assert await SUSPENSIONS.read(metastore) == ()
+    metastore.disconnect()
+    with pytest.raises(Overloaded, match="metastore"), overloaded_when_away():
+        await SUSPENSIONS.change(metastore, lambda before: without(before, None, None))

@@ -80,28 +80,25 @@ class Kept:
         (LEASE_MS, None, True),
     ],
 )
-def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_ms: int | None, pushed: bool) -> None:
+async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_ms: int | None, pushed: bool) -> None:
     """The source has taken it back, so its values may be from before a tombstone that was reaped meanwhile
     (I-NO-RESURRECT). Its age is told by durations alone, without the time that the source waited before it took the
     batch; a source of an older version does not tell that. What is dropped is not acknowledged; the link says why."""
 
-    async def run() -> None:
-        clock, kept = Clock(), Kept()
-        name = LinkName("q", "http://e1")
-        link = Link(name, LinkTarget(None, name), "", 0)
-        counters = SourceCounters(OURS, "east", "q")
-        sources = SimpleNamespace(counters_of=lambda *_: counters)
-        context = SinkContext(kept, clock, None, None, sources, asyncio.Event())  # type: ignore[arg-type]
-        slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), context)  # type: ignore[arg-type]
-        result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
-        assert len(kept.pushed) == pushed
-        assert result is (CycleResult.ITEMS if pushed else CycleResult.FAILED)
-        assert slot.fetcher.ack is not None
-        assert slot.fetcher.ack.failed == (() if pushed else (0,))
-        assert link.last_error_reason == ("" if pushed else "lease-over")
-        assert counters.as_dict()["under_way"] == 0
-
-    asyncio.run(run())
+    clock, kept = Clock(), Kept()
+    name = LinkName("q", "http://e1")
+    link = Link(name, LinkTarget(None, name), "", 0)
+    counters = SourceCounters(OURS, "east", "q")
+    sources = SimpleNamespace(counters_of=lambda *_: counters)
+    context = SinkContext(kept, clock, None, None, sources, asyncio.Event())  # type: ignore[arg-type]
+    slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), context)  # type: ignore[arg-type]
+    result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
+    assert len(kept.pushed) == pushed
+    assert result is (CycleResult.ITEMS if pushed else CycleResult.FAILED)
+    assert slot.fetcher.ack is not None
+    assert slot.fetcher.ack.failed == (() if pushed else (0,))
+    assert link.last_error_reason == ("" if pushed else "lease-over")
+    assert counters.as_dict()["under_way"] == 0
 
 
 def test_a_source_says_how_long_it_waited_before_it_took_a_batch() -> None:

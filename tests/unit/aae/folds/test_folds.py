@@ -283,27 +283,24 @@ def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> None:
     assert fixture.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
 
 
-def test_pages_are_passed_on_to_the_leader(fixture: FoldFixture) -> None:
+async def test_pages_are_passed_on_to_the_leader(fixture: FoldFixture) -> None:
     """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
 
-    async def scenario() -> None:
-        leaders: dict[int, str] = {PARTITION: "n2"}
-        n2 = FoldRouter(fixture.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())
+    leaders: dict[int, str] = {PARTITION: "n2"}
+    n2 = FoldRouter(fixture.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())
 
-        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            assert (node, timeout_ms > 0) == ("n2", True)
-            return await n2.request_handlers()[method]("n1", body)
+    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        assert (node, timeout_ms > 0) == ("n2", True)
+        return await n2.request_handlers()[method]("n1", body)
 
-        n1 = FoldRouter(fixture.folds, node="n1", leaders=Routes(leaders), rpc=FakeRpc(request))
-        asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope(segments=(0, 1 << 19)))
-        assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
-        with pytest.raises(NotReady, match="no leader"):
-            await n1.page(99, asked)
-        leaders[98] = "n1"
-        with pytest.raises(NotLeader):
-            await n1.page(98, asked)
-
-    asyncio.run(scenario())
+    n1 = FoldRouter(fixture.folds, node="n1", leaders=Routes(leaders), rpc=FakeRpc(request))
+    asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope(segments=(0, 1 << 19)))
+    assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
+    with pytest.raises(NotReady, match="no leader"):
+        await n1.page(99, asked)
+    leaders[98] = "n1"
+    with pytest.raises(NotLeader):
+        await n1.page(98, asked)
 
 
 class Routes(Leaders):

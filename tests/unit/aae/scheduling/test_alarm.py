@@ -9,31 +9,28 @@ import time
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
 
 
-def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:
+async def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:
     """Also for a date that has gone; and not at all once it is stopped."""
 
-    async def scenario() -> None:
-        rung: list[tuple[str, int]] = []
-        heard = asyncio.Event()
+    rung: list[tuple[str, int]] = []
+    heard = asyncio.Event()
 
-        def ring(name: str) -> None:
-            asyncio.get_running_loop()
-            rung.append((name, threading.get_ident()))
-            heard.set()
+    def ring(name: str) -> None:
+        asyncio.get_running_loop()
+        rung.append((name, threading.get_ident()))
+        heard.set()
 
-        alarm = SchedulerAlarm()
-        now_ms = int(time.time() * 1000)
-        alarm.set_at(now_ms + 3_600_000, lambda: ring("never"))
-        alarm.set_at(now_ms - 60_000, lambda: ring("gone"))
-        async with asyncio.timeout(10):
-            await heard.wait()
-        heard.clear()
-        alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("soon"))
-        async with asyncio.timeout(10):
-            await heard.wait()
-        alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("stopped"))
-        alarm.stop()
-        await asyncio.sleep(0.2)
-        assert rung == [("gone", threading.get_ident()), ("soon", threading.get_ident())]
-
-    asyncio.run(scenario())
+    alarm = SchedulerAlarm()
+    now_ms = int(time.time() * 1000)
+    alarm.set_at(now_ms + 3_600_000, lambda: ring("never"))
+    alarm.set_at(now_ms - 60_000, lambda: ring("gone"))
+    async with asyncio.timeout(10):
+        await heard.wait()
+    heard.clear()
+    alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("soon"))
+    async with asyncio.timeout(10):
+        await heard.wait()
+    alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("stopped"))
+    alarm.stop()
+    await asyncio.sleep(0.2)
+    assert rung == [("gone", threading.get_ident()), ("soon", threading.get_ident())]

@@ -166,262 +166,233 @@ def scheduler_of(
 
 
 @pytest.mark.parametrize("explained", [True, False])
-def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) -> None:
+async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) -> None:
     """A gap opens a check of its times, after repairs another one a while later, or one of everything when its times
     did not explain what differs; once in sync it is closed; one that grows stays, and a suspended peer."""
 
-    async def work() -> None:
-        clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
-        checker = FakeChecker(
-            [ExchangeVerdict.REPAIRED if explained else ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC]
-        )
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        healer = GapHealer(scheduler, gaps, clock)
-        await scheduler.suspend("west", "me", "")
+    clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
+    checker = FakeChecker(
+        [ExchangeVerdict.REPAIRED if explained else ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC]
+    )
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    await scheduler.suspend("west", "me", "")
+    await healer.heal("west")
+    assert checker.checks == []
+    await scheduler.resume("west")
+    await scheduler.set_range("west", TimeRange(1, 2))
+    for _ in range(3):
         await healer.heal("west")
-        assert checker.checks == []
-        await scheduler.resume("west")
-        await scheduler.set_range("west", TimeRange(1, 2))
-        for _ in range(3):
-            await healer.heal("west")
-        assert len(checker.checks) == 1, "the next one waits"
-        assert healer.peers["west"].open_count == 2
-        clock.ms += WAIT_MS + 1_000 * int(POLL_S)
-        await healer.heal("west")
-        assert [check.kind for check in checker.checks] == [
-            CheckKind.RANGE,
-            CheckKind.RANGE if explained else CheckKind.ALL,
-        ]
-        assert checker.checks[0].times == TimeRange(START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS)
-        assert gaps.gaps == [GROWING]
-        assert (healer.peers["west"].open_count, healer.peers["west"].closed_count) == (1, 1)
-        assert scheduler.peer("west").history.schedule_state.learned == TimeRange(1, 2), (
-            "the operator's range is unused"
-        )
-        await healer.heal("west")
-        await healer.stop()
-        await scheduler.stop()
-
-    asyncio.run(work())
+    assert len(checker.checks) == 1, "the next one waits"
+    assert healer.peers["west"].open_count == 2
+    clock.ms += WAIT_MS + 1_000 * int(POLL_S)
+    await healer.heal("west")
+    assert [check.kind for check in checker.checks] == [
+        CheckKind.RANGE,
+        CheckKind.RANGE if explained else CheckKind.ALL,
+    ]
+    assert checker.checks[0].times == TimeRange(START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS)
+    assert gaps.gaps == [GROWING]
+    assert (healer.peers["west"].open_count, healer.peers["west"].closed_count) == (1, 1)
+    assert scheduler.peer("west").history.schedule_state.learned == TimeRange(1, 2), "the operator's range is unused"
+    await healer.heal("west")
+    await healer.stop()
+    await scheduler.stop()
 
 
-def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_everything(tmp_path: Path) -> None:
+async def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_everything(tmp_path: Path) -> None:
     """A check of a gap's times that queues what it finds, and knows of segments that differ by other changes, does not
     explain what differs: were there always something new in that range, those others would never be looked at."""
 
-    async def work() -> None:
-        clock, checker = Clock(), FakeChecker([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
-        checker.queues, checker.unexplained = 1, 1
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        healer = GapHealer(scheduler, FakeGaps(ENDED), clock)
-        await healer.heal("west")
-        clock.ms += WAIT_MS
-        await healer.heal("west")
-        assert [check.kind for check in checker.checks] == [CheckKind.RANGE, CheckKind.ALL]
-        await scheduler.stop()
-
-    asyncio.run(work())
+    clock, checker = Clock(), FakeChecker([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
+    checker.queues, checker.unexplained = 1, 1
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    healer = GapHealer(scheduler, FakeGaps(ENDED), clock)
+    await healer.heal("west")
+    clock.ms += WAIT_MS
+    await healer.heal("west")
+    assert [check.kind for check in checker.checks] == [CheckKind.RANGE, CheckKind.ALL]
+    await scheduler.stop()
 
 
-def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
+async def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
     """Whoever ran one and is told that both are equal does not find gaps that nothing has proven; one that proved
     nothing closes nothing, and neither begins another check."""
 
-    async def work() -> None:
-        clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
-        checker = FakeChecker([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        healer = GapHealer(scheduler, gaps, clock)
-        healer.start()
-        async with asyncio.timeout(5):
-            while not checker.checks or scheduler.running is not None:
-                await asyncio.sleep(0)
-            assert len(checker.checks) == 1, "its own look"
-            await scheduler.run("west", CheckKind.ALL, "ann")
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert gaps.gaps == [ENDED, GROWING]
-            await scheduler.run("west", CheckKind.ALL, "ann")
-            while ENDED in gaps.gaps:
-                await asyncio.sleep(0)
-        assert gaps.gaps == [GROWING]
-        assert len(checker.checks) == 3
-        await healer.stop()
-        await scheduler.stop()
-
-    asyncio.run(work())
+    clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
+    checker = FakeChecker([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    healer.start()
+    async with asyncio.timeout(5):
+        while not checker.checks or scheduler.running is not None:
+            await asyncio.sleep(0)
+        assert len(checker.checks) == 1, "its own look"
+        await scheduler.run("west", CheckKind.ALL, "ann")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert gaps.gaps == [ENDED, GROWING]
+        await scheduler.run("west", CheckKind.ALL, "ann")
+        while ENDED in gaps.gaps:
+            await asyncio.sleep(0)
+    assert gaps.gaps == [GROWING]
+    assert len(checker.checks) == 3
+    await healer.stop()
+    await scheduler.stop()
 
 
-def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: Path) -> None:
+async def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: Path) -> None:
     """A proof closes the gaps of every queue that the cluster owns, each by its queue and id; of references that may be
     of two bucket types, two proofs do. A gap of the real-time queue begins a check by itself."""
 
-    async def work() -> None:
-        real_time, lower = ENDED._replace(queue="rt"), LOWER._replace(queue="rt", upto_ms=START - 50_000)
-        clock, gaps = Clock(), FakeGaps(ENDED, real_time, lower)
-        checker = FakeChecker(
-            [ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC]
-        )
-        scheduler = scheduler_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
-        healer = GapHealer(scheduler, gaps, clock)
-        await healer.heal("west")
-        assert [check.bucket_type for check in checker.checks] == ["default", "other"]
-        assert gaps.gaps == [lower], "of one of its types nothing is proven"
-        assert (healer.peers["west"].open_count, healer.peers["west"].open_queues) == (1, ("rt",))
-        clock.ms += WAIT_MS
-        await healer.heal("west")
-        assert gaps.gaps == []
-        await scheduler.stop()
-
-    asyncio.run(work())
+    real_time, lower = ENDED._replace(queue="rt"), LOWER._replace(queue="rt", upto_ms=START - 50_000)
+    clock, gaps = Clock(), FakeGaps(ENDED, real_time, lower)
+    checker = FakeChecker(
+        [ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC]
+    )
+    scheduler = scheduler_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert [check.bucket_type for check in checker.checks] == ["default", "other"]
+    assert gaps.gaps == [lower], "of one of its types nothing is proven"
+    assert (healer.peers["west"].open_count, healer.peers["west"].open_queues) == (1, ("rt",))
+    clock.ms += WAIT_MS
+    await healer.heal("west")
+    assert gaps.gaps == []
+    await scheduler.stop()
 
 
-def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> None:
+async def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> None:
     """The other cluster was made anew behind the same address: its first answer ends what was proven of the old one,
     also after a restart."""
 
-    async def work() -> None:
-        clock, checker = Clock(), FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE])
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        await scheduler.run("west", CheckKind.ALL, "ann")
-        await scheduler.stop()
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        history = scheduler.peer("west").history
-        assert (history.cluster, history.proven_ms) == (WEST_UUID.hex(), {"default": START})
-        checker.uuid = b"\xb1" * 16
-        await scheduler.run("west", CheckKind.ALL, "ann")
-        assert (history.cluster, history.proven_ms) == (checker.uuid.hex(), {})
-        await scheduler.stop()
-
-    asyncio.run(work())
+    clock, checker = Clock(), FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE])
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    await scheduler.run("west", CheckKind.ALL, "ann")
+    await scheduler.stop()
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    history = scheduler.peer("west").history
+    assert (history.cluster, history.proven_ms) == (WEST_UUID.hex(), {"default": START})
+    checker.uuid = b"\xb1" * 16
+    await scheduler.run("west", CheckKind.ALL, "ann")
+    assert (history.cluster, history.proven_ms) == (checker.uuid.hex(), {})
+    await scheduler.stop()
 
 
-def test_it_stops_at_whatever_moment_a_check_ends(tmp_path: Path) -> None:
+async def test_it_stops_at_whatever_moment_a_check_ends(tmp_path: Path) -> None:
     """A node that stops just when a check has ended does not wait for anything more."""
 
-    async def work() -> None:
-        scheduler = scheduler_of(tmp_path, FakeChecker([]), Clock())
-        for turns in range(6):
-            healer = GapHealer(scheduler, FakeGaps(), Clock())
-            healer.start()
-            for _ in range(10):
-                await asyncio.sleep(0)
-            scheduler.on_checked()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            async with asyncio.timeout(1):
-                await healer.stop()
-        await scheduler.stop()
-
-    asyncio.run(work())
+    scheduler = scheduler_of(tmp_path, FakeChecker([]), Clock())
+    for turns in range(6):
+        healer = GapHealer(scheduler, FakeGaps(), Clock())
+        healer.start()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        scheduler.on_checked()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(1):
+            await healer.stop()
+    await scheduler.stop()
 
 
-def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path: Path) -> None:
+async def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path: Path) -> None:
     """The clock was ten days ahead when a check was in sync, and is right now: a gap of today is checked before it is
     closed, repairs of today are followed, and the next slot is within the day, not in ten days."""
 
-    async def work() -> None:
-        clock, gaps, checker = (
-            Clock(),
-            FakeGaps(),
-            FakeChecker([ExchangeVerdict.IN_SYNC] * 2 + [ExchangeVerdict.REPAIRED] + [ExchangeVerdict.IN_SYNC] * 9),
-        )
-        checker.queues = 1
-        clock.ms += 10 * DAY_MS
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        await scheduler.run("west", CheckKind.ALL, "ann")
-        clock.ms -= 10 * DAY_MS
-        gaps.gaps = [ENDED]
-        healer = GapHealer(scheduler, gaps, clock)
-        await healer.close_proven("west")
-        assert gaps.gaps == [ENDED]
-        assert scheduler.upcoming("west")[0][0] > START + 9 * DAY_MS
-        healer.start()
-        async with asyncio.timeout(5):
-            while gaps.gaps:
-                await asyncio.sleep(0)
-        assert len(checker.checks) == 2
-        assert scheduler.upcoming("west")[0][0] <= START + DAY_MS
-        await healer.stop()
-        scheduler.peer("west").history.proven_ms["default"] = START + 9 * DAY_MS
-        await scheduler.run("west", CheckKind.ALL, "ann")
-        clock.ms += WAIT_MS
-        await healer.heal("west")
-        assert len(checker.checks) == 4, "what was queued is followed"
-        await scheduler.stop()
-
-    asyncio.run(work())
+    clock, gaps, checker = (
+        Clock(),
+        FakeGaps(),
+        FakeChecker([ExchangeVerdict.IN_SYNC] * 2 + [ExchangeVerdict.REPAIRED] + [ExchangeVerdict.IN_SYNC] * 9),
+    )
+    checker.queues = 1
+    clock.ms += 10 * DAY_MS
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    await scheduler.run("west", CheckKind.ALL, "ann")
+    clock.ms -= 10 * DAY_MS
+    gaps.gaps = [ENDED]
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.close_proven("west")
+    assert gaps.gaps == [ENDED]
+    assert scheduler.upcoming("west")[0][0] > START + 9 * DAY_MS
+    healer.start()
+    async with asyncio.timeout(5):
+        while gaps.gaps:
+            await asyncio.sleep(0)
+    assert len(checker.checks) == 2
+    assert scheduler.upcoming("west")[0][0] <= START + DAY_MS
+    await healer.stop()
+    scheduler.peer("west").history.proven_ms["default"] = START + 9 * DAY_MS
+    await scheduler.run("west", CheckKind.ALL, "ann")
+    clock.ms += WAIT_MS
+    await healer.heal("west")
+    assert len(checker.checks) == 4, "what was queued is followed"
+    await scheduler.stop()
 
 
-def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path) -> None:
+async def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path) -> None:
     """An overflow that goes on, or more gaps than are kept, make a gap longer under the same id: what was left out
     since the check began is not closed with it, but by the next proof."""
 
-    async def work() -> None:
-        clock, gaps = Clock(), FakeGaps(ENDED)
-        checker = FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
+    clock, gaps = Clock(), FakeGaps(ENDED)
+    checker = FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
 
-        def grow() -> None:
-            gaps.gaps = [ENDED._replace(upto_ms=clock.ms + 500)]
+    def grow() -> None:
+        gaps.gaps = [ENDED._replace(upto_ms=clock.ms + 500)]
 
-        checker.meanwhile = grow
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        healer = GapHealer(scheduler, gaps, clock)
-        await healer.heal("west")
-        assert len(checker.checks) == 1
-        assert gaps.gaps == [ENDED._replace(upto_ms=START + 500)]
-        checker.meanwhile = lambda: None
-        clock.ms += WAIT_MS + 1_000 * int(POLL_S)
-        await healer.heal("west")
-        assert gaps.gaps == []
-        await scheduler.stop()
-
-    asyncio.run(work())
+    checker.meanwhile = grow
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert len(checker.checks) == 1
+    assert gaps.gaps == [ENDED._replace(upto_ms=START + 500)]
+    checker.meanwhile = lambda: None
+    clock.ms += WAIT_MS + 1_000 * int(POLL_S)
+    await healer.heal("west")
+    assert gaps.gaps == []
+    await scheduler.stop()
 
 
-def test_references_that_went_with_their_process_are_looked_for_at_once_after_its_return(tmp_path: Path) -> None:
+async def test_references_that_went_with_their_process_are_looked_for_at_once_after_its_return(tmp_path: Path) -> None:
     """A check queued repairs: while they wait nothing is done; when they have gone, delivered or with a process that
     was killed, everything is checked at the next look, or at the first one of the next process; what could not look at
     everything (trees are built) is tried again a minute later, what repaired again is followed at growing distances,
     and a proof ends it. So what a queue lost is queued again within two looks of the node's return."""
 
-    async def work() -> None:
-        clock, gaps = Clock(), FakeGaps()
-        checker = FakeChecker([ExchangeVerdict.REPAIRED])
-        checker.queues = 9
-        scheduler = scheduler_of(tmp_path, checker, clock)
-        await scheduler.run("west", CheckKind.HOUR, "ann")
-        gaps.references = 9
-        healer = GapHealer(scheduler, gaps, clock)
+    clock, gaps = Clock(), FakeGaps()
+    checker = FakeChecker([ExchangeVerdict.REPAIRED])
+    checker.queues = 9
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    await scheduler.run("west", CheckKind.HOUR, "ann")
+    gaps.references = 9
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert len(checker.checks) == 1, "they wait for their sink"
+    await scheduler.stop()
+
+    clock.ms += 5_000
+    gaps.references = 0
+    again = FakeChecker(
+        [ExchangeVerdict.INCOMPLETE, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC]
+    )
+    again.queues = 9
+    scheduler = scheduler_of(tmp_path, again, clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    begun = clock.ms
+    seconds: list[int] = []
+    while len(again.checks) < 4:
         await healer.heal("west")
-        assert len(checker.checks) == 1, "they wait for their sink"
-        await scheduler.stop()
-
-        clock.ms += 5_000
-        gaps.references = 0
-        again = FakeChecker(
-            [ExchangeVerdict.INCOMPLETE, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC]
-        )
-        again.queues = 9
-        scheduler = scheduler_of(tmp_path, again, clock)
-        healer = GapHealer(scheduler, gaps, clock)
-        begun = clock.ms
-        seconds: list[int] = []
-        while len(again.checks) < 4:
-            await healer.heal("west")
-            while len(seconds) < len(again.checks):
-                seconds.append((clock.ms - begun) // 1000)
-            clock.ms += int(1000 * POLL_S)
-            assert clock.ms < begun + 3_600_000
-        assert seconds == [0, 60, 180, 420]
-        assert {(check.kind, check.by) for check in again.checks} == {(CheckKind.ALL, FOLLOWING)}
-        for _ in range(10):
-            await healer.heal("west")
-            clock.ms += int(1000 * POLL_S)
-        assert len(again.checks) == 4
-        await scheduler.stop()
-
-    asyncio.run(work())
+        while len(seconds) < len(again.checks):
+            seconds.append((clock.ms - begun) // 1000)
+        clock.ms += int(1000 * POLL_S)
+        assert clock.ms < begun + 3_600_000
+    assert seconds == [0, 60, 180, 420]
+    assert {(check.kind, check.by) for check in again.checks} == {(CheckKind.ALL, FOLLOWING)}
+    for _ in range(10):
+        await healer.heal("west")
+        clock.ms += int(1000 * POLL_S)
+    assert len(again.checks) == 4
+    await scheduler.stop()
 
 
 def test_what_only_the_other_side_can_mend_is_not_followed() -> None:

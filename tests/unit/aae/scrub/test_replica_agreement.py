@@ -67,144 +67,128 @@ def pair(tmp_path: Path) -> tuple[Replica, Replica, list[Entry]]:
     return leader, follower, [history.put(b"b", b"%d" % chance.randrange(30), b"x") for _ in range(60)]
 
 
-def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path) -> None:
+async def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path) -> None:
     """It is compared at the leader's offset, although more comes to both meanwhile."""
 
-    async def scenario() -> None:
-        leader, follower, entries = pair(tmp_path)
-        leader.apply(entries[:40])
-        follower.apply(entries[:25])
-        comparing = asyncio.create_task(leader.agreement.compare(PARTITION, "n2"))
-        await asyncio.sleep(0.01)
-        leader.apply(entries[40:])
-        assert not comparing.done()
-        follower.apply(entries[25:])
-        assert await comparing is True
-        assert leader.agreement.compared_total == 1
-        assert not leader.trees.mismatches
-
-    asyncio.run(scenario())
+    leader, follower, entries = pair(tmp_path)
+    leader.apply(entries[:40])
+    follower.apply(entries[:25])
+    comparing = asyncio.create_task(leader.agreement.compare(PARTITION, "n2"))
+    await asyncio.sleep(0.01)
+    leader.apply(entries[40:])
+    assert not comparing.done()
+    follower.apply(entries[25:])
+    assert await comparing is True
+    assert leader.agreement.compared_total == 1
+    assert not leader.trees.mismatches
 
 
-def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_program_ends_one_comparison_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next partitions are compared all the same, and this one in its next turn."""
     monkeypatch.setattr(replica_agreement, "ROUND_S", 0.01)
 
-    async def scenario() -> None:
-        leader, _, entries = pair(tmp_path)
-        leader.apply(entries)
-        asked: list[str] = []
+    leader, _, entries = pair(tmp_path)
+    leader.apply(entries)
+    asked: list[str] = []
 
-        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            asked.append(node)
-            raise ValueError("a fault")
+    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        asked.append(node)
+        raise ValueError("a fault")
 
-        comparing = ReplicaTreeCheck(
-            leader.trees,
-            leader.store,
-            repair=leader.mending,
-            replicas=FakeReplicas(followers=lambda: [(PARTITION, ("n2", "n3"))]),
-            rpc=FakeRpc(request),
-        )
-        comparing.start()
-        async with asyncio.timeout(5):
-            while len(asked) < 5:
-                await asyncio.sleep(0.005)
-        await comparing.stop()
-        assert set(asked) == {"n2", "n3"}
-
-    asyncio.run(scenario())
+    comparing = ReplicaTreeCheck(
+        leader.trees,
+        leader.store,
+        repair=leader.mending,
+        replicas=FakeReplicas(followers=lambda: [(PARTITION, ("n2", "n3"))]),
+        rpc=FakeRpc(request),
+    )
+    comparing.start()
+    async with asyncio.timeout(5):
+        while len(asked) < 5:
+            await asyncio.sleep(0.005)
+    await comparing.stop()
+    assert set(asked) == {"n2", "n3"}
 
 
-def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
+async def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
     """The leader names partition, segment and node, and has the other one look for damage of its own."""
 
-    async def scenario() -> None:
-        leader, follower, entries = pair(tmp_path)
-        leader.apply(entries)
-        follower.apply(entries)
-        wrong = entries[7].key_hash >> 44
-        tree = follower.trees.cached[PARTITION].tree
-        assert tree is not None
-        tree.change(wrong, 9)
-        assert await leader.agreement.compare(PARTITION, "n2") is False
-        assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
-        assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
-        leader.pool.shutdown()
-
-    asyncio.run(scenario())
+    leader, follower, entries = pair(tmp_path)
+    leader.apply(entries)
+    follower.apply(entries)
+    wrong = entries[7].key_hash >> 44
+    tree = follower.trees.cached[PARTITION].tree
+    assert tree is not None
+    tree.change(wrong, 9)
+    assert await leader.agreement.compare(PARTITION, "n2") is False
+    assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
+    assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
+    leader.pool.shutdown()
 
 
-def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the keys of a segment cannot be named, since the leader's own block is damaged, the alarm comes without
     them, and the other one has a look all the same."""
 
-    async def scenario() -> None:
-        leader, follower, entries = pair(tmp_path)
-        leader.apply(entries)
-        follower.apply(entries)
-        wrong = entries[7].key_hash >> 44
-        tree = follower.trees.cached[PARTITION].tree
-        assert tree is not None
-        tree.change(wrong, 9)
+    leader, follower, entries = pair(tmp_path)
+    leader.apply(entries)
+    follower.apply(entries)
+    wrong = entries[7].key_hash >> 44
+    tree = follower.trees.cached[PARTITION].tree
+    assert tree is not None
+    tree.change(wrong, 9)
 
-        def damaged(*_: object) -> NoReturn:
-            raise Corruption("a table cannot be read")
+    def damaged(*_: object) -> NoReturn:
+        raise Corruption("a table cannot be read")
 
-        monkeypatch.setattr(leader.store, "key_rows", damaged)
-        assert await leader.agreement.compare(PARTITION, "n2") is False
-        assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
-        assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
-        leader.pool.shutdown()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(leader.store, "key_rows", damaged)
+    assert await leader.agreement.compare(PARTITION, "n2") is False
+    assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
+    assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
+    leader.pool.shutdown()
 
 
-def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
+async def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the other one is too slow to look at the first segment, those of other branches are alarms all the same,
     and it is asked to look at each."""
 
-    async def scenario() -> None:
-        leader, follower, entries = pair(tmp_path)
-        leader.apply(entries)
-        follower.apply(entries)
-        tree = follower.trees.cached[PARTITION].tree
-        assert tree is not None
-        for wrong in (5, 5_000, 500_000):
-            tree.change(wrong, 9)
-        asked: list[int] = []
+    leader, follower, entries = pair(tmp_path)
+    leader.apply(entries)
+    follower.apply(entries)
+    tree = follower.trees.cached[PARTITION].tree
+    assert tree is not None
+    for wrong in (5, 5_000, 500_000):
+        tree.change(wrong, 9)
+    asked: list[int] = []
 
-        async def slow(_node: str, _partition: int, segment: int) -> None:
-            asked.append(segment)
-            raise OutcomeUnknown("node n2 did not answer aae.look_again within 10000 ms")
+    async def slow(_node: str, _partition: int, segment: int) -> None:
+        asked.append(segment)
+        raise OutcomeUnknown("node n2 did not answer aae.look_again within 10000 ms")
 
-        monkeypatch.setattr(leader.mending, "request_check", slow)
-        assert await leader.agreement.compare(PARTITION, "n2") is False
-        assert [m.segment for m in leader.trees.mismatches] == asked == [5, 5_000, 500_000]
-        leader.pool.shutdown()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(leader.mending, "request_check", slow)
+    assert await leader.agreement.compare(PARTITION, "n2") is False
+    assert [m.segment for m in leader.trees.mismatches] == asked == [5, 5_000, 500_000]
+    leader.pool.shutdown()
 
 
-def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is away, ahead, without a tree, or too slow: nothing is known, and nothing is said."""
     monkeypatch.setattr(replica_agreement, "TIMEOUT_MS", 30)
 
-    async def scenario() -> None:
-        leader, follower, entries = pair(tmp_path)
-        leader.apply(entries[:10])
-        assert await leader.agreement.compare(PARTITION, "n2") is None  # too slow
-        follower.apply(entries[:20])
-        assert await leader.agreement.compare(PARTITION, "n2") is None  # ahead: leads by now, perhaps
-        leader.apply(entries[10:20])
-        follower.trees.cached[PARTITION].tree = None
-        assert await leader.agreement.compare(PARTITION, "n2") is None
-        leader.other = None
-        assert await leader.agreement.compare(PARTITION, "n2") is None
-        assert not leader.trees.mismatches
-        with pytest.raises(CodecError):
-            await follower.agreement.request_handlers()[replica_agreement.TREE_AT]("n1", b"\x93\x01\x02\x03")
-
-    asyncio.run(scenario())
+    leader, follower, entries = pair(tmp_path)
+    leader.apply(entries[:10])
+    assert await leader.agreement.compare(PARTITION, "n2") is None  # too slow
+    follower.apply(entries[:20])
+    assert await leader.agreement.compare(PARTITION, "n2") is None  # ahead: leads by now, perhaps
+    leader.apply(entries[10:20])
+    follower.trees.cached[PARTITION].tree = None
+    assert await leader.agreement.compare(PARTITION, "n2") is None
+    leader.other = None
+    assert await leader.agreement.compare(PARTITION, "n2") is None
+    assert not leader.trees.mismatches
+    with pytest.raises(CodecError):
+        await follower.agreement.request_handlers()[replica_agreement.TREE_AT]("n1", b"\x93\x01\x02\x03")

@@ -239,33 +239,27 @@ def query_of(answers: dict[str, bytes | IsthmusError]) -> ClusterQuery:
     return query
 
 
-def test_facts_are_gathered_from_all_who_answer() -> None:
+async def test_facts_are_gathered_from_all_who_answer() -> None:
     """This node answers without a request, the others' answers arrive unchanged; a node that does not answer is
     unknown, with the reason."""
 
-    async def scenario() -> None:
-        other = await query_of({}).request_handlers()["replicas"]("a", b"out")
-        answers = {"a": other, "c": NotReady("x"), "d": OutcomeUnknown("y")}
-        found, unknown = await query_of(answers).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a", "b", "c", "d", "a"])
-        full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room", log_epoch=5)
-        full = structs.replace(full, out={"c": "stalled at 7"})
-        well = structs.replace(full, reason="follows: a")
-        assert found == {"a": {0: full, 3: well}, "b": {0: full, 3: well}, "c": None, "d": None}
-        assert unknown == {"c": "not-ready: x", "d": "outcome-unknown: y"}
-
-    asyncio.run(scenario())
+    other = await query_of({}).request_handlers()["replicas"]("a", b"out")
+    answers = {"a": other, "c": NotReady("x"), "d": OutcomeUnknown("y")}
+    found, unknown = await query_of(answers).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a", "b", "c", "d", "a"])
+    full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room", log_epoch=5)
+    full = structs.replace(full, out={"c": "stalled at 7"})
+    well = structs.replace(full, reason="follows: a")
+    assert found == {"a": {0: full, 3: well}, "b": {0: full, 3: well}, "c": None, "d": None}
+    assert unknown == {"c": "not-ready: x", "d": "outcome-unknown: y"}
 
 
-def test_what_a_node_of_the_version_before_says_is_understood() -> None:
+async def test_what_a_node_of_the_version_before_says_is_understood() -> None:
     """It says nothing of why replicas are out of sync; the rest is as it said it."""
 
-    async def scenario() -> None:
-        said = ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False]
-        found = await query_of({"a": msgpack.packb({0: said})}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"])
-        assert found.by_node == {"a": {0: ReplicaFacts(*said)}}
-        assert ReplicaFacts(*said).out == {}
-
-    asyncio.run(scenario())
+    said = ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False]
+    found = await query_of({"a": msgpack.packb({0: said})}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"])
+    assert found.by_node == {"a": {0: ReplicaFacts(*said)}}
+    assert ReplicaFacts(*said).out == {}
 
 
 def test_a_node_of_the_version_before_gets_an_answer_that_it_understands() -> None:

@@ -101,45 +101,42 @@ def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
     alive(test, QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket"))
 
 
-def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all_nodes() -> None:
+async def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all_nodes() -> None:
     """Registered from now it gives later changes only, from 0 everything; it is there after a restart and on another
     node, and delisted it is nowhere."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-        await home.start()
-        await other.start()
-        home.put(b"old")
-        home.clock.skew_ms += 5_000
-        await home.acts.register("now", {"filter": "any"}, home.clock.wall_ms(), told(home))
+    ensemble = MemoryEnsemble()
+    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+    await home.start()
+    await other.start()
+    home.put(b"old")
+    home.clock.skew_ms += 5_000
+    await home.acts.register("now", {"filter": "any"}, home.clock.wall_ms(), told(home))
+    await home.acts.register("all", {}, 0, told(home))
+    await other.until(lambda: len(other.served()) == 3)
+    await settled(home, "now")
+    await settled(home, "all")
+    home.clock.skew_ms += 5_000
+    home.put(b"new")
+    assert await home.drain(queue="now") == [b"new"]
+    await home.crash()
+    await home.start(lead=False)
+    assert [q.settings.name for q in home.served()] == ["q", "now", "all"]
+    for partition in PARTITIONS:
+        home.lead(partition)
+    await settled(home, "all")
+    assert await home.drain(queue="all") == [b"old", b"new"]
+    with pytest.raises(BadInput, match="there is one already, which stays as it is"):
         await home.acts.register("all", {}, 0, told(home))
-        await other.until(lambda: len(other.served()) == 3)
-        await settled(home, "now")
-        await settled(home, "all")
-        home.clock.skew_ms += 5_000
-        home.put(b"new")
-        assert await home.drain(queue="now") == [b"new"]
-        await home.crash()
-        await home.start(lead=False)
-        assert [q.settings.name for q in home.served()] == ["q", "now", "all"]
-        for partition in PARTITIONS:
-            home.lead(partition)
-        await settled(home, "all")
-        assert await home.drain(queue="all") == [b"old", b"new"]
-        with pytest.raises(BadInput, match="there is one already, which stays as it is"):
-            await home.acts.register("all", {}, 0, told(home))
-        with pytest.raises(BadInput, match="is no rule of a filter"):
-            await home.acts.register("odd", {"filter": "bucket:x"}, 0, told(home))
-        for name in ("now", "q"):
-            await home.acts.delist(name, told(home))
-        await other.until(lambda: [q.settings.name for q in other.served()] == ["all"])
-        with pytest.raises(UnknownQueue):
-            await home.fetch(queue="q")
-        await home.close()
-        await other.close()
-
-    asyncio.run(run())
+    with pytest.raises(BadInput, match="is no rule of a filter"):
+        await home.acts.register("odd", {"filter": "bucket:x"}, 0, told(home))
+    for name in ("now", "q"):
+        await home.acts.delist(name, told(home))
+    await other.until(lambda: [q.settings.name for q in other.served()] == ["all"])
+    with pytest.raises(UnknownQueue):
+        await home.fetch(queue="q")
+    await home.close()
+    await other.close()
 
 
 def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
@@ -312,24 +309,21 @@ def test_clear_gives_up_what_waits_and_says_so() -> None:
     alive(test)
 
 
-def test_what_a_queue_never_began_to_give_is_in_the_gap_when_it_is_cleared() -> None:
+async def test_what_a_queue_never_began_to_give_is_in_the_gap_when_it_is_cleared() -> None:
     """A partition that had no leader since the queue was registered learns of both at once; what the clear gave up
     there is a gap, as it is where the queue stood already."""
 
-    async def story() -> None:
-        home = Home()
-        await home.start(lead=False)
-        home.put(b"a", b"b")
-        await home.acts.clear("q", told(home))
-        home.clock.skew_ms += 2_000
-        home.lead(PARTITIONS[0])
-        await home.until(lambda: PARTITIONS[0] in home.queues.machines()["q"].windows)
-        (gap,) = home.queues.machines()["q"].windows[PARTITIONS[0]].state.gaps
-        assert (gap.start, gap.what) == (0, "cleared")
-        assert gap.end >= 2
-        await home.close()
-
-    asyncio.run(story())
+    home = Home()
+    await home.start(lead=False)
+    home.put(b"a", b"b")
+    await home.acts.clear("q", told(home))
+    home.clock.skew_ms += 2_000
+    home.lead(PARTITIONS[0])
+    await home.until(lambda: PARTITIONS[0] in home.queues.machines()["q"].windows)
+    (gap,) = home.queues.machines()["q"].windows[PARTITIONS[0]].state.gaps
+    assert (gap.start, gap.what) == (0, "cleared")
+    assert gap.end >= 2
+    await home.close()
 
 
 def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said() -> None:
@@ -495,20 +489,17 @@ def test_lower_priorities_go_last_and_are_bounded() -> None:
     alive(test, QueueSettings("q", queue_limit_count=10))
 
 
-def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
+async def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
     """References of lower priorities that wait when a node stops are on record when it is back."""
 
-    async def run() -> None:
-        home = Home()
-        await home.start()
-        await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
-        await home.queues.stop()
-        await home.start()
-        (gap,) = home.acts.gaps()
-        assert (gap["what"], gap["count_at_least"], gap["priority"], gap["node"]) == ("stopped", 2, FULL_SYNC, "e1")
-        await home.close()
-
-    asyncio.run(run())
+    home = Home()
+    await home.start()
+    await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
+    await home.queues.stop()
+    await home.start()
+    (gap,) = home.acts.gaps()
+    assert (gap["what"], gap["count_at_least"], gap["priority"], gap["node"]) == ("stopped", 2, FULL_SYNC, "e1")
+    await home.close()
 
 
 def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
@@ -829,29 +820,26 @@ def test_a_later_act_does_not_hide_that_a_partition_has_not_learnt_of_a_wider_fi
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
 
-def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first() -> None:
+async def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first() -> None:
     """What the partition has obeyed is newer than what the node knows: it does not go by the filter of before."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        home = Home(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)
-        await home.start()
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        await home.acts.change_settings("q", {"filter": "any"}, told(home))
-        await settled(home)
-        home.queues.leadership(PARTITIONS[0], False, 0)
-        queue = home.served()[0]
-        queue.apply_state(queue.stored._replace(command=None), "e1")  # as of before the watch told of it
-        assert str(queue.filter) != "any"
-        put_in(home, b"other", b"b")
-        home.lead(PARTITIONS[0])
-        await settled(home)
-        assert str(queue.filter) == "any"
-        assert await home.drain() == [b"b"]
-        await home.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    home = Home(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)
+    await home.start()
+    home.put(b"a")
+    assert await home.drain() == [b"a"]
+    await home.acts.change_settings("q", {"filter": "any"}, told(home))
+    await settled(home)
+    home.queues.leadership(PARTITIONS[0], False, 0)
+    queue = home.served()[0]
+    queue.apply_state(queue.stored._replace(command=None), "e1")  # as of before the watch told of it
+    assert str(queue.filter) != "any"
+    put_in(home, b"other", b"b")
+    home.lead(PARTITIONS[0])
+    await settled(home)
+    assert str(queue.filter) == "any"
+    assert await home.drain() == [b"b"]
+    await home.close()
 
 
 def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:

@@ -191,28 +191,25 @@ def test_a_clear_that_is_obeyed_late_says_until_when_it_left_changes_out() -> No
     alive(test)
 
 
-def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
+async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
     """What it held before is not known yet: whoever pushes is told to come back."""
 
-    async def run() -> None:
-        home = Home()
-        read, gate = home.metastore.get, asyncio.Event()
+    home = Home()
+    read, gate = home.metastore.get, asyncio.Event()
 
-        async def slow(path: str) -> Versioned | None:
-            await gate.wait()
-            return await read(path)
+    async def slow(path: str) -> Versioned | None:
+        await gate.wait()
+        return await read(path)
 
-        home.metastore.get = slow  # type: ignore[method-assign]
-        starting = asyncio.create_task(home.start())
-        await asyncio.sleep(0.02)
-        with pytest.raises(NotReady, match="beginning"):
-            await home.acts.push("q", keys(b"a"), FULL_SYNC, 0)
-        gate.set()
-        await starting
-        assert await home.acts.push("q", keys(b"a"), FULL_SYNC, 0) == 1
-        await home.close()
-
-    asyncio.run(run())
+    home.metastore.get = slow  # type: ignore[method-assign]
+    starting = asyncio.create_task(home.start())
+    await asyncio.sleep(0.02)
+    with pytest.raises(NotReady, match="beginning"):
+        await home.acts.push("q", keys(b"a"), FULL_SYNC, 0)
+    gate.set()
+    await starting
+    assert await home.acts.push("q", keys(b"a"), FULL_SYNC, 0) == 1
+    await home.close()
 
 
 def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:

@@ -38,61 +38,55 @@ def test_what_is_given_up_while_an_entry_is_under_way_is_counted_once() -> None:
     assert desk.queue.windows[P].ledger_error() == 0
 
 
-def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
+async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
     """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries say all of the
     queue's state, and the one that comes last must not forget the new gap, whichever it is."""
 
-    async def test() -> None:
-        home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
-        await home.start()
-        (queue,) = home.served()
-        await home.drain()
-        for turn in range(2):
-            home.put(*(b"%d/%d" % (turn, number) for number in range(LIMIT + 5)))
-            if not turn:
-                await home.until(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
-                assert len(await home.drain()) == LIMIT
-        (old,) = home.acts.gaps("q")
-        home.queues._go_on(queue)
-        await asyncio.sleep(0)
-        assert PARTITIONS[0] in queue.writing_cursor
-        with contextlib.suppress(NotReady):
-            await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
-        assert len(await home.drain()) == LIMIT
-        await home.until(lambda: not queue.writing_cursor)
-        left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
-        assert [gap["count_at_least"] for gap in left] == [5]
+    home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+    await home.start()
+    (queue,) = home.served()
+    await home.drain()
+    for turn in range(2):
+        home.put(*(b"%d/%d" % (turn, number) for number in range(LIMIT + 5)))
+        if not turn:
+            await home.until(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
+            assert len(await home.drain()) == LIMIT
+    (old,) = home.acts.gaps("q")
+    home.queues._go_on(queue)
+    await asyncio.sleep(0)
+    assert PARTITIONS[0] in queue.writing_cursor
+    with contextlib.suppress(NotReady):
         await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
-        assert home.acts.gaps("q") == left
-        await home.close()
+    assert len(await home.drain()) == LIMIT
+    await home.until(lambda: not queue.writing_cursor)
+    left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
+    assert [gap["count_at_least"] for gap in left] == [5]
+    await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+    assert home.acts.gaps("q") == left
+    await home.close()
 
-    asyncio.run(test())
 
-
-def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each CURSOR entry says the whole state, so one entry closes the old gap and records the new one: an entry of the
     new one that was written before, and of which nobody knows what became, may be applied on either side of it."""
 
-    async def test() -> None:
-        home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
-        await home.start()
-        (queue,) = home.served()
-        await home.drain()
-        window = queue.machine.windows[PARTITIONS[0]]
-        home.put(*(b"0/%d" % number for number in range(LIMIT + 5)))
-        await home.until(lambda: window.state.gaps)
-        assert len(await home.drain()) == LIMIT
-        (old,) = home.acts.gaps("q")
-        monkeypatch.setattr(home.queues._cursors, "write_pending_cursors", lambda _queue: None)
-        home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
-        assert window.unrecorded_gaps()
-        await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
-        window = queue.machine.windows[PARTITIONS[0]]
-        assert [gap.left_out for gap in window.state.gaps] == [5]
-        assert not window.unrecorded_gaps()
-        await home.close()
-
-    asyncio.run(test())
+    home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+    await home.start()
+    (queue,) = home.served()
+    await home.drain()
+    window = queue.machine.windows[PARTITIONS[0]]
+    home.put(*(b"0/%d" % number for number in range(LIMIT + 5)))
+    await home.until(lambda: window.state.gaps)
+    assert len(await home.drain()) == LIMIT
+    (old,) = home.acts.gaps("q")
+    monkeypatch.setattr(home.queues._cursors, "write_pending_cursors", lambda _queue: None)
+    home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
+    assert window.unrecorded_gaps()
+    await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+    window = queue.machine.windows[PARTITIONS[0]]
+    assert [gap.left_out for gap in window.state.gaps] == [5]
+    assert not window.unrecorded_gaps()
+    await home.close()
 
 
 def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not_lost() -> None:

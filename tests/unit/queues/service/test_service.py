@@ -57,19 +57,16 @@ def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
     alive(test)
 
 
-def test_what_was_written_before_the_queue_existed_is_offered() -> None:
+async def test_what_was_written_before_the_queue_existed_is_offered() -> None:
     """A queue registered later starts at 0 and gets what is there, each key once."""
 
-    async def run() -> None:
-        home = Home()
-        await home.start(lead=False)
-        home.put(b"a", b"b", b"a")
-        for partition in PARTITIONS:
-            home.lead(partition)
-        assert sorted(await home.drain()) == [b"a", b"b"]
-        await home.close()
-
-    asyncio.run(run())
+    home = Home()
+    await home.start(lead=False)
+    home.put(b"a", b"b", b"a")
+    for partition in PARTITIONS:
+        home.lead(partition)
+    assert sorted(await home.drain()) == [b"a", b"b"]
+    await home.close()
 
 
 def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_name() -> None:
@@ -341,125 +338,110 @@ def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -
     alive(test)
 
 
-def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() -> None:
+async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() -> None:
     """Suspensions live in the metastore with who, when and why, and reach every node of the cluster."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-        await home.start()
-        await other.start()
-        home.put(b"a")
-        waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
-        await waiting
-        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
-        await other.until(lambda: other.served()[0].serving_suspension is not None)
-        await home.crash()
-        await home.start()
-        for house in (home, other):
-            listing = (await house.queues.listing())[0]
-            assert listing["serving"] == "suspended"
-            assert (listing["suspended"]["by"], listing["suspended"]["reason"]) == ("ann", "maintenance")
-            assert "maintenance" in listing["reason"]
-            assert house.queues.status()["reason"] == "suspended: q"
-        home.put(b"b")
-        reply = await home.fetch(wait_ms=50)
-        assert (reply.items, reply.state) == ([], SUSPENDED)
-        poll = asyncio.ensure_future(home.fetch(wait_ms=20_000))
-        await home.until(lambda: home.served()[0].waiters)
-        await other.acts.resume("q", "serving", None, AuditInfo("bob", 2, ""))
-        reply = await poll
-        assert b"b" in keys(reply)
-        assert reply.state == SERVING
-        with pytest.raises(BadInput, match="publishing"):
-            await home.acts.suspend("q", "everything", None, AuditInfo("ann", 3, ""))
-        with pytest.raises(UnknownQueue):
-            await home.acts.suspend("x", "serving", None, AuditInfo("ann", 3, ""))
-        await home.close()
-        await other.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+    await home.start()
+    await other.start()
+    home.put(b"a")
+    waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
+    await waiting
+    await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
+    await other.until(lambda: other.served()[0].serving_suspension is not None)
+    await home.crash()
+    await home.start()
+    for house in (home, other):
+        listing = (await house.queues.listing())[0]
+        assert listing["serving"] == "suspended"
+        assert (listing["suspended"]["by"], listing["suspended"]["reason"]) == ("ann", "maintenance")
+        assert "maintenance" in listing["reason"]
+        assert house.queues.status()["reason"] == "suspended: q"
+    home.put(b"b")
+    reply = await home.fetch(wait_ms=50)
+    assert (reply.items, reply.state) == ([], SUSPENDED)
+    poll = asyncio.ensure_future(home.fetch(wait_ms=20_000))
+    await home.until(lambda: home.served()[0].waiters)
+    await other.acts.resume("q", "serving", None, AuditInfo("bob", 2, ""))
+    reply = await poll
+    assert b"b" in keys(reply)
+    assert reply.state == SERVING
+    with pytest.raises(BadInput, match="publishing"):
+        await home.acts.suspend("q", "everything", None, AuditInfo("ann", 3, ""))
+    with pytest.raises(UnknownQueue):
+        await home.acts.suspend("x", "serving", None, AuditInfo("ann", 3, ""))
+    await home.close()
+    await other.close()
 
 
-def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> None:
+async def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> None:
     """Any node of the owner may fetch at any node of the source; a stranger is refused at all of them."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-        await home.start()
-        await other.start()
-        await home.fetch(wait_ms=0)
-        with pytest.raises(OwnedByOther):
-            await other.fetch(cluster=THIRD, wait_ms=0)
-        other.put(b"a")
-        assert keys(await other.fetch()) == [b"a"]
-        await home.close()
-        await other.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+    await home.start()
+    await other.start()
+    await home.fetch(wait_ms=0)
+    with pytest.raises(OwnedByOther):
+        await other.fetch(cluster=THIRD, wait_ms=0)
+    other.put(b"a")
+    assert keys(await other.fetch()) == [b"a"]
+    await home.close()
+    await other.close()
 
 
-def test_refused_cursor_entries_are_tried_again() -> None:
+async def test_refused_cursor_entries_are_tried_again() -> None:
     """A write path that is not ready, or does not know, delays a queue and loses nothing."""
 
-    async def run() -> None:
-        home = Home()
-        home.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
-        await home.start()
-        home.refusals = [NotReady("election")]
-        home.put(b"a")
-        home.put(b"b", partition=Q)
-        assert sorted(await home.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
-        home.clock.skew_ms += 1_000
-        home.queues.tick()
-        await home.until(lambda: not home.served()[0].machine.wanted_cursors(0))
-        await home.drain()
-        for partition in PARTITIONS:
-            assert home.served()[0].machine.windows[partition].advance() == home.shelf.ends[partition]
-        await home.close()
-
-    asyncio.run(run())
+    home = Home()
+    home.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
+    await home.start()
+    home.refusals = [NotReady("election")]
+    home.put(b"a")
+    home.put(b"b", partition=Q)
+    assert sorted(await home.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
+    home.clock.skew_ms += 1_000
+    home.queues.tick()
+    await home.until(lambda: not home.served()[0].machine.wanted_cursors(0))
+    await home.drain()
+    for partition in PARTITIONS:
+        assert home.served()[0].machine.windows[partition].advance() == home.shelf.ends[partition]
+    await home.close()
 
 
-def test_without_the_metastore_owned_queues_serve_and_others_wait() -> None:
+async def test_without_the_metastore_owned_queues_serve_and_others_wait() -> None:
     """H31: source queues go on during an outage; only what needs a decision is refused, as retryable."""
 
-    async def run() -> None:
-        home = Home(QueueSettings("q"), QueueSettings("new"))
-        await home.start()
-        await home.fetch(wait_ms=0)
-        home.metastore.disconnect()
-        home.put(b"a")
-        assert keys(await home.fetch()) == [b"a"]
-        with pytest.raises(NotReady):
-            await home.fetch(queue="new")
-        with pytest.raises(NotReady):
-            await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
-        home.metastore.reconnect()
-        assert keys(await home.fetch(queue="new")) == [b"a"]
-        await home.close()
-
-    asyncio.run(run())
+    home = Home(QueueSettings("q"), QueueSettings("new"))
+    await home.start()
+    await home.fetch(wait_ms=0)
+    home.metastore.disconnect()
+    home.put(b"a")
+    assert keys(await home.fetch()) == [b"a"]
+    with pytest.raises(NotReady):
+        await home.fetch(queue="new")
+    with pytest.raises(NotReady):
+        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
+    home.metastore.reconnect()
+    assert keys(await home.fetch(queue="new")) == [b"a"]
+    await home.close()
 
 
-def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
+async def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
     """A hint that came while the metastore was away is followed once it is back."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-        await home.start()
-        await other.start()
-        await other.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
-        home.metastore.disconnect()
-        await asyncio.sleep(0.02)
-        home.metastore.reconnect()
-        await home.until(lambda: home.served()[0].serving_suspension is not None)
-        await home.close()
-        await other.close()
-
-    asyncio.run(run())
+    ensemble = MemoryEnsemble()
+    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+    await home.start()
+    await other.start()
+    await other.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
+    home.metastore.disconnect()
+    await asyncio.sleep(0.02)
+    home.metastore.reconnect()
+    await home.until(lambda: home.served()[0].serving_suspension is not None)
+    await home.close()
+    await other.close()
 
 
 def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:

@@ -100,33 +100,30 @@ def test_what_is_given_out_is_what_its_reference_says_or_newer(seed: int) -> Non
 
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
-def test_a_write_waits_for_no_queue(overflow: str) -> None:
+async def test_a_write_waits_for_no_queue(overflow: str) -> None:
     """I-Q-NOBLOCK: while real time is at its limit, lower priorities are full, a producer waits for them, the metastore
     is away and no sink comes, what apply tells the queues is taken in without the loop; memory stays at its bounds."""
 
-    async def run() -> None:
-        home = Home(QueueSettings("q", overflow=overflow, queue_limit_count=10))
-        await home.start()
-        await home.fetch(wait_ms=0)
-        assert await home.acts.push("q", named(b"p", range(20)), FOLD, 20) == 10
-        waiting = asyncio.ensure_future(home.acts.push("q", named(b"x", range(5)), FOLD, 10_000))
-        await home.until(lambda: home.served()[0]._producers)
-        home.metastore.disconnect()
-        (queue,) = home.served()
-        turns: list[int] = []
-        ticker = asyncio.get_running_loop().call_soon(turns.append, 1)
-        for number in range(500):
-            home.put(b"%d" % number)
-        assert not turns, "nobody gave the loop a turn meanwhile"
-        ticker.cancel()
-        assert queue.machine.budget.references <= 10
-        assert not waiting.done()
-        home.metastore.reconnect()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await home.close()
-
-    asyncio.run(run())
+    home = Home(QueueSettings("q", overflow=overflow, queue_limit_count=10))
+    await home.start()
+    await home.fetch(wait_ms=0)
+    assert await home.acts.push("q", named(b"p", range(20)), FOLD, 20) == 10
+    waiting = asyncio.ensure_future(home.acts.push("q", named(b"x", range(5)), FOLD, 10_000))
+    await home.until(lambda: home.served()[0]._producers)
+    home.metastore.disconnect()
+    (queue,) = home.served()
+    turns: list[int] = []
+    ticker = asyncio.get_running_loop().call_soon(turns.append, 1)
+    for number in range(500):
+        home.put(b"%d" % number)
+    assert not turns, "nobody gave the loop a turn meanwhile"
+    ticker.cancel()
+    assert queue.machine.budget.references <= 10
+    assert not waiting.done()
+    home.metastore.reconnect()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await home.close()
 
 
 def test_the_bounds_are_those_of_the_source_texts() -> None:

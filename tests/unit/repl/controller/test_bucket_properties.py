@@ -80,113 +80,95 @@ def test_a_buckets_own_setting_comes_before_its_types() -> None:
     assert ODD not in settings.places
 
 
-def test_every_node_goes_by_a_change_at_once() -> None:
+async def test_every_node_goes_by_a_change_at_once() -> None:
     """One conditional write at one node; books of all nodes have it by their watch, and lose it when it is taken
     back."""
 
-    async def scenario() -> None:
-        metastores = await nodes(3)
-        books = [PropertyCache(metastore) for metastore in metastores]
-        told: list[int] = []
-        books[2].on_change.append(lambda: told.append(1))
-        for book in books:
-            await book.start()
-        await change_properties(metastores[0], PropertyScope("notes"), {"last_write_wins": a_setting(True)})
-        await eventually(lambda: all(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
-        assert books[1].settings.own(PropertyScope("notes"))["last_write_wins"].by == "ann@desk"
-        assert told
-        assert not books[0].of_type(b"default").of(b"b").last_write_wins
-        await change_properties(metastores[1], PropertyScope("notes"), {}, alone=True)
-        await eventually(lambda: not any(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
-        for book in books:
-            await book.stop()
-
-    asyncio.run(scenario())
+    metastores = await nodes(3)
+    books = [PropertyCache(metastore) for metastore in metastores]
+    told: list[int] = []
+    books[2].on_change.append(lambda: told.append(1))
+    for book in books:
+        await book.start()
+    await change_properties(metastores[0], PropertyScope("notes"), {"last_write_wins": a_setting(True)})
+    await eventually(lambda: all(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
+    assert books[1].settings.own(PropertyScope("notes"))["last_write_wins"].by == "ann@desk"
+    assert told
+    assert not books[0].of_type(b"default").of(b"b").last_write_wins
+    await change_properties(metastores[1], PropertyScope("notes"), {}, alone=True)
+    await eventually(lambda: not any(book.of_type(b"notes").of(b"b").last_write_wins for book in books))
+    for book in books:
+        await book.stop()
 
 
-def test_two_changes_at_the_same_time_are_both_kept() -> None:
+async def test_two_changes_at_the_same_time_are_both_kept() -> None:
     """Each is made on what the other left."""
 
-    async def scenario() -> None:
-        one, two = await nodes(2)
-        await asyncio.gather(
-            *(change_properties(one, PropertyScope("t"), {"max_siblings": a_setting(n)}) for n in (1,)),
-            *(
-                change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": a_setting(False)})
-                for n in range(4)
-            ),
-        )
-        found = await read_properties(one)
-        assert len(found.places) == 5
-
-    asyncio.run(scenario())
+    one, two = await nodes(2)
+    await asyncio.gather(
+        *(change_properties(one, PropertyScope("t"), {"max_siblings": a_setting(n)}) for n in (1,)),
+        *(change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": a_setting(False)}) for n in range(4)),
+    )
+    found = await read_properties(one)
+    assert len(found.places) == 5
 
 
-def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the bound one more bucket is refused and nothing is written, while those that are there may change; so with
     a document that is full."""
     monkeypatch.setattr(bucket_properties, "OWN_BUCKETS_MAX", 2)
 
-    async def scenario() -> None:
-        (metastore,) = await nodes(1)
-        for bucket in (b"1", b"2"):
-            await change_properties(metastore, PropertyScope("t", bucket), {"allow_mult": a_setting(False)})
-        with pytest.raises(TooManyProperties, match="2 buckets have properties"):
-            await change_properties(metastore, PropertyScope("t", b"3"), {"allow_mult": a_setting(False)})
-        await change_properties(metastore, PropertyScope("t", b"2"), {"max_siblings": a_setting(3)})
-        await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(3)})
-        before = await metastore.get(PROPERTIES_PATH)
-        assert before is not None
-        monkeypatch.setattr(bucket_properties, "DOCUMENT_BYTES_MAX", len(before.value))
-        with pytest.raises(TooManyProperties, match="bytes of the metastore"):
-            await change_properties(metastore, PropertyScope("t"), {"warn_siblings": a_setting(3)})
-        assert await metastore.get(PROPERTIES_PATH) == before
-
-    asyncio.run(scenario())
+    (metastore,) = await nodes(1)
+    for bucket in (b"1", b"2"):
+        await change_properties(metastore, PropertyScope("t", bucket), {"allow_mult": a_setting(False)})
+    with pytest.raises(TooManyProperties, match="2 buckets have properties"):
+        await change_properties(metastore, PropertyScope("t", b"3"), {"allow_mult": a_setting(False)})
+    await change_properties(metastore, PropertyScope("t", b"2"), {"max_siblings": a_setting(3)})
+    await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(3)})
+    before = await metastore.get(PROPERTIES_PATH)
+    assert before is not None
+    monkeypatch.setattr(bucket_properties, "DOCUMENT_BYTES_MAX", len(before.value))
+    with pytest.raises(TooManyProperties, match="bytes of the metastore"):
+        await change_properties(metastore, PropertyScope("t"), {"warn_siblings": a_setting(3)})
+    assert await metastore.get(PROPERTIES_PATH) == before
 
 
-def test_a_change_whose_answer_is_lost_is_made_once() -> None:
+async def test_a_change_whose_answer_is_lost_is_made_once() -> None:
     """The next round reads what became of it; when the metastore is away, nothing was changed and that is said."""
 
-    async def scenario() -> None:
-        (metastore,) = await nodes(1)
-        metastore.spoil(WriteFault.ANSWER_LOST)
-        found = await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(3)})
-        assert found.own(PropertyScope("t"))["max_siblings"].value == 3
-        assert found.version == 0
-        metastore.disconnect()
-        with pytest.raises(NotReady, match="nothing was changed"):
-            await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(4)})
-
-    asyncio.run(scenario())
+    (metastore,) = await nodes(1)
+    metastore.spoil(WriteFault.ANSWER_LOST)
+    found = await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(3)})
+    assert found.own(PropertyScope("t"))["max_siblings"].value == 3
+    assert found.version == 0
+    metastore.disconnect()
+    with pytest.raises(NotReady, match="nothing was changed"):
+        await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(4)})
 
 
-def test_clusters_tell_whether_their_properties_agree() -> None:
+async def test_clusters_tell_whether_their_properties_agree() -> None:
     """Digests are equal whatever does not matter to the other cluster is set to, and differ where it does."""
 
-    async def scenario() -> None:
-        one, two = (await nodes(1))[0], (await nodes(1))[0]
-        books = [PropertyCache(one), PropertyCache(two)]
+    one, two = (await nodes(1))[0], (await nodes(1))[0]
+    books = [PropertyCache(one), PropertyCache(two)]
 
-        async def set_(metastore: MemoryMetastore, place: PropertyScope, **values: Value) -> None:
-            await change_properties(metastore, place, {name: a_setting(value) for name, value in values.items()})
-            for book, each in zip(books, (one, two), strict=True):
-                book.learn(await read_properties(each))
+    async def set_(metastore: MemoryMetastore, place: PropertyScope, **values: Value) -> None:
+        await change_properties(metastore, place, {name: a_setting(value) for name, value in values.items()})
+        for book, each in zip(books, (one, two), strict=True):
+            book.learn(await read_properties(each))
 
-        await set_(one, PropertyScope("t"), max_siblings=3)
-        await set_(one, PropertyScope("t", b"b"), warn_siblings=3)
-        assert books[0].digests() == books[1].digests() == {}
-        await set_(one, PropertyScope("t"), delete_mode="immediate")
-        assert books[0].digests() != books[1].digests()
-        await set_(two, PropertyScope("t"), delete_mode="immediate")
-        assert books[0].digests() == books[1].digests() != {}
-        assert books[0].places() == books[1].places() != {}
-        await set_(two, PropertyScope("t", b"b"), allow_mult=False)
-        assert books[0].digests() != books[1].digests()
-        (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
-        assert found == (b"t", b"b", ("allow_mult",))
-
-    asyncio.run(scenario())
+    await set_(one, PropertyScope("t"), max_siblings=3)
+    await set_(one, PropertyScope("t", b"b"), warn_siblings=3)
+    assert books[0].digests() == books[1].digests() == {}
+    await set_(one, PropertyScope("t"), delete_mode="immediate")
+    assert books[0].digests() != books[1].digests()
+    await set_(two, PropertyScope("t"), delete_mode="immediate")
+    assert books[0].digests() == books[1].digests() != {}
+    assert books[0].places() == books[1].places() != {}
+    await set_(two, PropertyScope("t", b"b"), allow_mult=False)
+    assert books[0].digests() != books[1].digests()
+    (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
+    assert found == (b"t", b"b", ("allow_mult",))
 
 
 def test_no_more_digests_are_told_than_a_fetch_may_carry() -> None:

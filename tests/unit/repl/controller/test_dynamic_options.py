@@ -51,132 +51,111 @@ async def change(cluster: Cluster, name: str, value: int | str | None, kind: str
     await change_option(metastore, name, kind, None if value is None else a_setting(value))
 
 
-def test_min_isr_reaches_every_record_as_it_is_set_and_falls_back_to_one_less_than_the_factor() -> None:
+async def test_min_isr_reaches_every_record_as_it_is_set_and_falls_back_to_one_less_than_the_factor() -> None:
     """Set, set beyond the range, unset: all records follow, by the one that decides; effective values stay in range."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            for value, recorded, effective in ((3, 3, 3), (9, 9, 3), (-2, 1, 1), (None, 2, 2)):
-                await change(cluster, MIN_ISR, value)
-                await eventually(lambda recorded=recorded: min_isrs(cluster) == [{recorded}] * 3)  # type: ignore[misc]
-                assert {r.effective_min_isr for r in cluster.records.values()} == {effective}
-                options = cluster.living[0].controller.options
-                assert {effective_min_isr(r, options) for r in cluster.records.values()} == {effective}
-            assert cluster.online()
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        for value, recorded, effective in ((3, 3, 3), (9, 9, 3), (-2, 1, 1), (None, 2, 2)):
+            await change(cluster, MIN_ISR, value)
+            await eventually(lambda recorded=recorded: min_isrs(cluster) == [{recorded}] * 3)  # type: ignore[misc]
+            assert {r.effective_min_isr for r in cluster.records.values()} == {effective}
+            options = cluster.living[0].controller.options
+            assert {effective_min_isr(r, options) for r in cluster.records.values()} == {effective}
+        assert cluster.online()
 
 
-def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
+async def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
     """And when it is unset, the cluster's counts again."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await change(cluster, MIN_ISR, 3)
-            await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
-            await change(cluster, MIN_ISR, 1, "default")
-            await eventually(lambda: min_isrs(cluster) == [{1}] * 3)
-            await change(cluster, MIN_ISR, None, "default")
-            await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await change(cluster, MIN_ISR, 3)
+        await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
+        await change(cluster, MIN_ISR, 1, "default")
+        await eventually(lambda: min_isrs(cluster) == [{1}] * 3)
+        await change(cluster, MIN_ISR, None, "default")
+        await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
 
 
-def test_what_a_controller_did_not_finish_the_next_one_does() -> None:
+async def test_what_a_controller_did_not_finish_the_next_one_does() -> None:
     """The option is set while nobody decides; whoever takes over brings it into the records."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            first = cluster.nodes[cluster.decides()[0]]
-            first.metastore.spoil(*[WriteFault.REQUEST_LOST] * 8)
-            await change(cluster, MIN_ISR, 3)
-            await asyncio.sleep(0.05)
-            await first.die()
-            await eventually(lambda: all(found == {3} for found in min_isrs(cluster)))
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        first = cluster.nodes[cluster.decides()[0]]
+        first.metastore.spoil(*[WriteFault.REQUEST_LOST] * 8)
+        await change(cluster, MIN_ISR, 3)
+        await asyncio.sleep(0.05)
+        await first.die()
+        await eventually(lambda: all(found == {3} for found in min_isrs(cluster)))
 
 
-def test_a_node_that_never_could_read_what_is_set_leaves_the_records_as_they_are() -> None:
+async def test_a_node_that_never_could_read_what_is_set_leaves_the_records_as_they_are() -> None:
     """It does not take "cannot be read" for "nothing is set" once it decides; elections go on, and so does min-ISR as
     soon as it can read it."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await change(cluster, MIN_ISR, 3)
-            await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
-            metastore = cluster.living[0].metastore
-            found = await metastore.get(OPTIONS_PATH)
-            assert found is not None
-            spoilt = await metastore.put(OPTIONS_PATH, b'{"v":2}', found.version)
-            (late,) = await cluster.add(4)
-            for node in cluster.living[:2]:
-                await node.die()
-            cluster.nodes["n3"].controller.wake()
-            await cluster.nodes["n3"].controller.resign()
-            await eventually(lambda: late.controller.decides)
-            await eventually(lambda: all("n3" in str(r.leader) for r in late.controller.records.values()))
-            await asyncio.sleep(0.1)
-            assert min_isrs(cluster) == [{3}] * 2
-            options = replace(decode_options(found), version=spoilt).with_setting(MIN_ISR, None, a_setting(1))
-            await late.metastore.put(OPTIONS_PATH, encode_options(options), spoilt)
-            await eventually(lambda: min_isrs(cluster) == [{1}] * 2)
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await change(cluster, MIN_ISR, 3)
+        await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
+        metastore = cluster.living[0].metastore
+        found = await metastore.get(OPTIONS_PATH)
+        assert found is not None
+        spoilt = await metastore.put(OPTIONS_PATH, b'{"v":2}', found.version)
+        (late,) = await cluster.add(4)
+        for node in cluster.living[:2]:
+            await node.die()
+        cluster.nodes["n3"].controller.wake()
+        await cluster.nodes["n3"].controller.resign()
+        await eventually(lambda: late.controller.decides)
+        await eventually(lambda: all("n3" in str(r.leader) for r in late.controller.records.values()))
+        await asyncio.sleep(0.1)
+        assert min_isrs(cluster) == [{3}] * 2
+        options = replace(decode_options(found), version=spoilt).with_setting(MIN_ISR, None, a_setting(1))
+        await late.metastore.put(OPTIONS_PATH, encode_options(options), spoilt)
+        await eventually(lambda: min_isrs(cluster) == [{1}] * 2)
 
 
-def test_new_bucket_types_take_the_min_isr_that_is_set() -> None:
+async def test_new_bucket_types_take_the_min_isr_that_is_set() -> None:
     """A type that is created later begins with it."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await change(cluster, MIN_ISR, 3)
-            await cluster.living[1].controller.assign("notes", ((1, 2, 3), (2, 3, 1)), validate_only=False)
-            records = await cluster.living[0].metastore.records()
-            assert {r.min_isr for r in records.values() if r.bucket_type == "notes"} == {3}
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await change(cluster, MIN_ISR, 3)
+        await cluster.living[1].controller.assign("notes", ((1, 2, 3), (2, 3, 1)), validate_only=False)
+        records = await cluster.living[0].metastore.records()
+        assert {r.min_isr for r in records.values() if r.bucket_type == "notes"} == {3}
 
 
-def test_a_files_min_isr_counts_when_the_cluster_is_founded_and_can_be_seen_and_unset() -> None:
+async def test_a_files_min_isr_counts_when_the_cluster_is_founded_and_can_be_seen_and_unset() -> None:
     """It becomes the cluster's setting, by that node's file; from then on it is the operators'."""
 
-    async def scenario() -> None:
-        async with running(replace(SMALL, min_isr=1), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            assert min_isrs(cluster)[0] == {1}
-            found = (await read_options(cluster.living[0].metastore)).cluster[MIN_ISR]
-            assert (found.value, found.by) == (1, "the file of node n1")
-            await change(cluster, MIN_ISR, None)
-            await eventually(lambda: min_isrs(cluster) == [{2}] * 3)
-
-    asyncio.run(scenario())
+    async with running(replace(SMALL, min_isr=1), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        assert min_isrs(cluster)[0] == {1}
+        found = (await read_options(cluster.living[0].metastore)).cluster[MIN_ISR]
+        assert (found.value, found.by) == (1, "the file of node n1")
+        await change(cluster, MIN_ISR, None)
+        await eventually(lambda: min_isrs(cluster) == [{2}] * 3)
 
 
-def test_lowering_min_isr_leaves_the_elr_to_the_leader() -> None:
+async def test_lowering_min_isr_leaves_the_elr_to_the_leader() -> None:
     """The controller's write changes min-ISR and nothing else (H22)."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            metastore = cluster.living[0].metastore
-            for record in (await metastore.records()).values():
-                assert record.leader is not None
-                stays = frozenset(m for m in record.isr if m.node == record.leader.node)
-                await metastore.write_record(replace(record, isr=stays, elr=record.isr - stays))
-            before = await metastore.records()
-            await change(cluster, MIN_ISR, 1)
-            await eventually(lambda: min_isrs(cluster) == [{1}] * 3)
-            after = cluster.records
-            assert {p: replace(r, min_isr=2) for p, r in after.items()} == before
-            assert all(len(r.elr) == 2 for r in after.values())
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        metastore = cluster.living[0].metastore
+        for record in (await metastore.records()).values():
+            assert record.leader is not None
+            stays = frozenset(m for m in record.isr if m.node == record.leader.node)
+            await metastore.write_record(replace(record, isr=stays, elr=record.isr - stays))
+        before = await metastore.records()
+        await change(cluster, MIN_ISR, 1)
+        await eventually(lambda: min_isrs(cluster) == [{1}] * 3)
+        after = cluster.records
+        assert {p: replace(r, min_isr=2) for p, r in after.items()} == before
+        assert all(len(r.elr) == 2 for r in after.values())
 
 
 def test_an_unset_min_isr_follows_the_number_of_replicas() -> None:
@@ -211,52 +190,46 @@ def test_the_timers_of_elections_are_those_that_are_set() -> None:
     assert response_timeout_ms(9, Timers(response_min_ms=500, response_max_ms=100)) == 500
 
 
-def test_an_option_is_changed_once_whatever_becomes_of_the_answer() -> None:
+async def test_an_option_is_changed_once_whatever_becomes_of_the_answer() -> None:
     """A lost answer, a lost request and somebody else's change meanwhile are all made up for."""
 
-    async def scenario() -> None:
-        ensemble = MemoryEnsemble()
-        one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
-        for metastore in (one, two):
-            await metastore.start(lambda _state: None)
-        one.spoil(WriteFault.REQUEST_LOST, WriteFault.ANSWER_LOST)
-        found = await change_option(one, MIN_ISR, None, a_setting(2))
-        assert found.cluster == {MIN_ISR: a_setting(2)}
-        await asyncio.gather(
-            change_option(one, MIN_ISR, "a", a_setting(1)),
-            change_option(two, "read.isolation.default", None, a_setting("x")),
-        )
-        found = await read_options(one)
-        assert found.types == {"a": {MIN_ISR: a_setting(1)}}
-        assert found.setting("read.isolation.default") is None, "a value of no meaning here does not count"
-        assert found.setting(MIN_ISR, "a") == a_setting(1)
-        assert found.setting(MIN_ISR, "b") == a_setting(2)
-        assert decode_options(await two.get(OPTIONS_PATH)) == found
-        version = found.version
-        assert (await change_option(two, "election.ask.millis", None, None)).version == version, "nothing to unset"
-        assert encode_options(found.with_setting(MIN_ISR, "a", None)).endswith(b'"types":{}}')
-        await one.stop()
-        with pytest.raises(NotReady):
-            await change_option(one, MIN_ISR, None, a_setting(3))
-        await two.stop()
-
-    asyncio.run(scenario())
+    ensemble = MemoryEnsemble()
+    one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
+    for metastore in (one, two):
+        await metastore.start(lambda _state: None)
+    one.spoil(WriteFault.REQUEST_LOST, WriteFault.ANSWER_LOST)
+    found = await change_option(one, MIN_ISR, None, a_setting(2))
+    assert found.cluster == {MIN_ISR: a_setting(2)}
+    await asyncio.gather(
+        change_option(one, MIN_ISR, "a", a_setting(1)),
+        change_option(two, "read.isolation.default", None, a_setting("x")),
+    )
+    found = await read_options(one)
+    assert found.types == {"a": {MIN_ISR: a_setting(1)}}
+    assert found.setting("read.isolation.default") is None, "a value of no meaning here does not count"
+    assert found.setting(MIN_ISR, "a") == a_setting(1)
+    assert found.setting(MIN_ISR, "b") == a_setting(2)
+    assert decode_options(await two.get(OPTIONS_PATH)) == found
+    version = found.version
+    assert (await change_option(two, "election.ask.millis", None, None)).version == version, "nothing to unset"
+    assert encode_options(found.with_setting(MIN_ISR, "a", None)).endswith(b'"types":{}}')
+    await one.stop()
+    with pytest.raises(NotReady):
+        await change_option(one, MIN_ISR, None, a_setting(3))
+    await two.stop()
 
 
-def test_a_document_that_cannot_be_read_stops_no_election() -> None:
+async def test_a_document_that_cannot_be_read_stops_no_election() -> None:
     """What was read before counts on, and leaders are elected."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await change(cluster, MIN_ISR, 3)
-            await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
-            metastore = cluster.living[1].metastore
-            found = await metastore.get(OPTIONS_PATH)
-            assert found is not None
-            await metastore.put(OPTIONS_PATH, b"{", found.version)
-            await cluster.nodes["n1"].die()
-            await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
-            assert min_isrs(cluster) == [{3}] * 2
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await change(cluster, MIN_ISR, 3)
+        await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
+        metastore = cluster.living[1].metastore
+        found = await metastore.get(OPTIONS_PATH)
+        assert found is not None
+        await metastore.put(OPTIONS_PATH, b"{", found.version)
+        await cluster.nodes["n1"].die()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+        assert min_isrs(cluster) == [{3}] * 2

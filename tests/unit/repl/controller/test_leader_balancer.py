@@ -74,226 +74,193 @@ async def come_back(cluster: Cluster, number: int) -> FakeNode:
     return again
 
 
-def test_leaderships_return_to_a_node_that_came_back() -> None:
+async def test_leaderships_return_to_a_node_that_came_back() -> None:
     """4/4/4, then 6/6 without the third, and 4/4/4 again: in two moves to it from each, no move more."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            assert not any(node.handed_over for node in cluster.living)
-            await come_back(cluster, 3)
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            moved = [target for node in cluster.living for _, target in node.handed_over]
-            assert moved == ["n3"] * 4
-            balancing = balancing_of(cluster)
-            await eventually(lambda: balancing.run is not None and balancing.run.outcome == "balanced")
-            samples = {(name, labels.get("outcome", "")): value for name, labels, value in balancing.samples()}
-            assert samples["isthmus_leader_moves_total", "done"] == 4
-            assert samples["isthmus_leader_imbalance", ""] == 0
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        assert not any(node.handed_over for node in cluster.living)
+        await come_back(cluster, 3)
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        moved = [target for node in cluster.living for _, target in node.handed_over]
+        assert moved == ["n3"] * 4
+        balancing = balancing_of(cluster)
+        await eventually(lambda: balancing.run is not None and balancing.run.outcome == "balanced")
+        samples = {(name, labels.get("outcome", "")): value for name, labels, value in balancing.samples()}
+        assert samples["isthmus_leader_moves_total", "done"] == 4
+        assert samples["isthmus_leader_imbalance", ""] == 0
 
 
-def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type() -> None:
+async def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type() -> None:
     """Three partitions of one bucket type are led by two nodes, three of another by others so that all lead two: each
     type is spread by itself, and the status and the metrics tell both."""
 
-    async def scenario() -> None:
-        six = DefaultType(partition_count=3, factor=3, min_isr=2, settle_ms=0)
-        async with running(six, 1, 2, 3, balance=OFF) as cluster:
-            await eventually(cluster.online)
-            one = cluster.living[0]
-            await create_bucket_type(one.metastore, BucketTypeSpec("notes", 3, 3), dry_run=False)
-            await eventually(lambda: cluster.online() and len(one.controller.records) == 6)
-            led = dict(zip(sorted(one.controller.records), ("n1", "n1", "n2", "n3", "n3", "n2"), strict=True))
-            for partition, record in (await one.metastore.records()).items():
-                leader = Incarnation(led[partition], cluster.nodes[led[partition]].session_id)
-                await one.metastore.write_record(replace(record, leader=leader, epoch=record.epoch + 1))
-            balancing = balancing_of(cluster)
-            skew = {"imbalance": 2, "leaders": {"n1": 2, "n2": 1, "n3": 0}}
-            await eventually(lambda: balancing.status(now_ms(cluster))["bucket_types"]["default"] == skew)
-            assert balancing.status(now_ms(cluster))["imbalance"] == 0
-            assert [
-                (labels["bucket_type"], value)
-                for name, labels, value in balancing.samples()
-                if name == "isthmus_leader_type_imbalance" and labels["bucket_type"] == "notes"
-            ] == [("notes", 2)]
-            balancing.begin("ann")
-            await eventually(lambda: balancing.status(now_ms(cluster))["state"] == "balanced")
-            after = balancing.status(now_ms(cluster))
-            assert [each["imbalance"] for each in after["bucket_types"].values()] == [0, 0]
-            assert after["imbalance"] == 0
-
-    asyncio.run(scenario())
+    six = DefaultType(partition_count=3, factor=3, min_isr=2, settle_ms=0)
+    async with running(six, 1, 2, 3, balance=OFF) as cluster:
+        await eventually(cluster.online)
+        one = cluster.living[0]
+        await create_bucket_type(one.metastore, BucketTypeSpec("notes", 3, 3), dry_run=False)
+        await eventually(lambda: cluster.online() and len(one.controller.records) == 6)
+        led = dict(zip(sorted(one.controller.records), ("n1", "n1", "n2", "n3", "n3", "n2"), strict=True))
+        for partition, record in (await one.metastore.records()).items():
+            leader = Incarnation(led[partition], cluster.nodes[led[partition]].session_id)
+            await one.metastore.write_record(replace(record, leader=leader, epoch=record.epoch + 1))
+        balancing = balancing_of(cluster)
+        skew = {"imbalance": 2, "leaders": {"n1": 2, "n2": 1, "n3": 0}}
+        await eventually(lambda: balancing.status(now_ms(cluster))["bucket_types"]["default"] == skew)
+        assert balancing.status(now_ms(cluster))["imbalance"] == 0
+        assert [
+            (labels["bucket_type"], value)
+            for name, labels, value in balancing.samples()
+            if name == "isthmus_leader_type_imbalance" and labels["bucket_type"] == "notes"
+        ] == [("notes", 2)]
+        balancing.begin("ann")
+        await eventually(lambda: balancing.status(now_ms(cluster))["state"] == "balanced")
+        after = balancing.status(now_ms(cluster))
+        assert [each["imbalance"] for each in after["bucket_types"].values()] == [0, 0]
+        assert after["imbalance"] == 0
 
 
-def test_it_is_quiet_once_leaderships_are_even() -> None:
+async def test_it_is_quiet_once_leaderships_are_even() -> None:
     """I-BAL-QUIET: many looks later, without a change of membership, nothing was moved."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(delay_ms=0)) as cluster:
-            await come_back(cluster, 2)
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            before = [list(node.handed_over) for node in cluster.living]
-            for _ in range(50):
-                cluster.nodes[cluster.decides()[0]].controller.wake()
-                await asyncio.sleep(0.004)
-            assert [node.handed_over for node in cluster.living] == before
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(delay_ms=0)) as cluster:
+        await come_back(cluster, 2)
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        before = [list(node.handed_over) for node in cluster.living]
+        for _ in range(50):
+            cluster.nodes[cluster.decides()[0]].controller.wake()
+            await asyncio.sleep(0.004)
+        assert [node.handed_over for node in cluster.living] == before
 
 
-def test_leaders_are_even_over_those_that_live() -> None:
+async def test_leaders_are_even_over_those_that_live() -> None:
     """With one of three dead for good the other two lead six each, whoever was elected at first."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
-            await eventually(cluster.online)
-            await cluster.nodes["n3"].die()
-            await eventually(lambda: cluster.online() and even(cluster, "n1", "n2"))
-            crowded = cluster.nodes["n1"]
-            for partition, record in sorted((await crowded.metastore.records()).items()):
-                if record.leader is not None and record.leader.node == "n2" and partition % 2:
-                    gone = replace(record, status=PartitionStatus.ELECTION, leader=None, preferred="n1")
-                    await crowded.metastore.write_record(gone)
-            await eventually(lambda: cluster.online() and even(cluster, "n1", "n2"))
-            assert cluster.leads()["n3"] == 0
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
+        await eventually(cluster.online)
+        await cluster.nodes["n3"].die()
+        await eventually(lambda: cluster.online() and even(cluster, "n1", "n2"))
+        crowded = cluster.nodes["n1"]
+        for partition, record in sorted((await crowded.metastore.records()).items()):
+            if record.leader is not None and record.leader.node == "n2" and partition % 2:
+                gone = replace(record, status=PartitionStatus.ELECTION, leader=None, preferred="n1")
+                await crowded.metastore.write_record(gone)
+        await eventually(lambda: cluster.online() and even(cluster, "n1", "n2"))
+        assert cluster.leads()["n3"] == 0
 
 
-def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
+async def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
     """I-BAL-SAFE: never more than `moves` hand-overs under way, and none begins beside an election."""
 
-    async def scenario() -> None:
-        most = Counter[str]()
-        async with running(TWELVE, 1, 2, 3, balance=OFF._replace(moves=2)) as cluster:
-            await come_back(cluster, 1)
-            balancing = balancing_of(cluster)
-            ask_for = balancing._ask_for
+    most = Counter[str]()
+    async with running(TWELVE, 1, 2, 3, balance=OFF._replace(moves=2)) as cluster:
+        await come_back(cluster, 1)
+        balancing = balancing_of(cluster)
+        ask_for = balancing._ask_for
 
-            def asking(move, at_ms):  # type: ignore[no-untyped-def]
-                electing = sum(r.status is not PartitionStatus.ONLINE for r in balancing._records.values())
-                most["electing"] = max(most["electing"], electing)
-                ask_for(move, at_ms)
-                most["moving"] = max(most["moving"], len(balancing._moving))
+        def asking(move, at_ms):  # type: ignore[no-untyped-def]
+            electing = sum(r.status is not PartitionStatus.ONLINE for r in balancing._records.values())
+            most["electing"] = max(most["electing"], electing)
+            ask_for(move, at_ms)
+            most["moving"] = max(most["moving"], len(balancing._moving))
 
-            balancing._ask_for = asking  # type: ignore[method-assign]
-            await eventually(lambda: sees_uneven(cluster))
-            balancing.begin("me@here")
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            assert most == {"moving": 2, "electing": 0}
-
-    asyncio.run(scenario())
+        balancing._ask_for = asking  # type: ignore[method-assign]
+        await eventually(lambda: sees_uneven(cluster))
+        balancing.begin("me@here")
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        assert most == {"moving": 2, "electing": 0}
 
 
-def test_off_means_that_only_operators_move_leaderships() -> None:
+async def test_off_means_that_only_operators_move_leaderships() -> None:
     """`replication.balance = false`: uneven it stays, and says so, until somebody asks; then it is done at once."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
-            await come_back(cluster, 3)
-            balancing = balancing_of(cluster)
-            await eventually(lambda: sees_uneven(cluster))
-            await asyncio.sleep(0.1)
-            status = balancing.status(now_ms(cluster))
-            assert "replication.balance is off" in status["reason"]
-            assert status["imbalance"] >= 2
-            assert {move["to"] for move in status["plan"]} == {"n3"}
-            assert status["run"] is None
-            balancing.begin("me@here")
-            status = balancing.status(now_ms(cluster))
-            assert (status["state"], status["reason"]) == ("leadership-balancing", "0 done, 0 under way, 4 to go")
-            await eventually(lambda: balancing._moving)
-            assert balancing.status(now_ms(cluster))["reason"] == "0 done, 4 under way, 0 to go"
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            await eventually(lambda: balancing.run is not None and balancing.run.outcome == "balanced")
-            run = balancing.status(now_ms(cluster))["run"]
-            assert (run["by"], run["done"], run["failed"]) == ("me@here", 4, 0)
-            assert [move["state"] for move in run["moves"]] == ["done"] * 4
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
+        await come_back(cluster, 3)
+        balancing = balancing_of(cluster)
+        await eventually(lambda: sees_uneven(cluster))
+        await asyncio.sleep(0.1)
+        status = balancing.status(now_ms(cluster))
+        assert "replication.balance is off" in status["reason"]
+        assert status["imbalance"] >= 2
+        assert {move["to"] for move in status["plan"]} == {"n3"}
+        assert status["run"] is None
+        balancing.begin("me@here")
+        status = balancing.status(now_ms(cluster))
+        assert (status["state"], status["reason"]) == ("leadership-balancing", "0 done, 0 under way, 4 to go")
+        await eventually(lambda: balancing._moving)
+        assert balancing.status(now_ms(cluster))["reason"] == "0 done, 4 under way, 0 to go"
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        await eventually(lambda: balancing.run is not None and balancing.run.outcome == "balanced")
+        run = balancing.status(now_ms(cluster))["run"]
+        assert (run["by"], run["done"], run["failed"]) == ("me@here", 4, 0)
+        assert [move["state"] for move in run["moves"]] == ["done"] * 4
 
 
-def test_a_partition_with_a_new_leader_stays_for_a_while() -> None:
+async def test_a_partition_with_a_new_leader_stays_for_a_while() -> None:
     """H46: what was just elected is not moved by itself before its cool-down; what others led before moves at once."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            epochs = {partition: record.epoch for partition, record in cluster.records.items()}
-            await come_back(cluster, 1)
-            elected = {p for p, record in cluster.records.items() if record.epoch > epochs[p]}
-            await eventually(lambda: even(cluster, "n1", "n2", "n3"))
-            moved = {partition for node in cluster.living for partition, _ in node.handed_over}
-            assert len(moved) == 4
-            assert not moved & elected
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        epochs = {partition: record.epoch for partition, record in cluster.records.items()}
+        await come_back(cluster, 1)
+        elected = {p for p, record in cluster.records.items() if record.epoch > epochs[p]}
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        moved = {partition for node in cluster.living for partition, _ in node.handed_over}
+        assert len(moved) == 4
+        assert not moved & elected
 
 
-def test_nothing_moves_by_itself_when_all_have_new_leaders() -> None:
+async def test_nothing_moves_by_itself_when_all_have_new_leaders() -> None:
     """H46: a controller that has just seen every partition elected leaves them uneven until the cool-down is over."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
-            await come_back(cluster, 3)
-            balancing = balancing_of(cluster)
-            await eventually(lambda: "got their leaders just now" in balancing.reason)
-            assert sees_uneven(cluster)
-            assert not any(node.handed_over for node in cluster.living)
-            assert balancing.run is None
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
+        await come_back(cluster, 3)
+        balancing = balancing_of(cluster)
+        await eventually(lambda: "got their leaders just now" in balancing.reason)
+        assert sees_uneven(cluster)
+        assert not any(node.handed_over for node in cluster.living)
+        assert balancing.run is None
 
 
-def test_a_refused_move_is_not_tried_again_at_once() -> None:
+async def test_a_refused_move_is_not_tried_again_at_once() -> None:
     """A leader that refuses costs one try; others are asked instead, and the run says why it fell short."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
-            await come_back(cluster, 3)
-            await eventually(lambda: sees_uneven(cluster))
-            cluster.nodes["n1"].unwilling = True
-            balancing = balancing_of(cluster)
-            balancing.begin("me@here")
-            await eventually(lambda: balancing.run is not None and balancing.run.outcome != "")
-            run = balancing.run
-            assert run is not None
-            assert {move.source for move, why in run.ended if why} == {"n1"}
-            assert {why for _, why in run.ended if why} == {"it will not"}
-            tried = Counter(move for move, _ in run.ended)
-            assert max(tried.values()) == 1
-            assert run.outcome != "balanced"
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
+        await come_back(cluster, 3)
+        await eventually(lambda: sees_uneven(cluster))
+        cluster.nodes["n1"].unwilling = True
+        balancing = balancing_of(cluster)
+        balancing.begin("me@here")
+        await eventually(lambda: balancing.run is not None and balancing.run.outcome != "")
+        run = balancing.run
+        assert run is not None
+        assert {move.source for move, why in run.ended if why} == {"n1"}
+        assert {why for _, why in run.ended if why} == {"it will not"}
+        tried = Counter(move for move, _ in run.ended)
+        assert max(tried.values()) == 1
+        assert run.outcome != "balanced"
 
 
-def test_nothing_begins_while_somebody_is_elected_or_leaves() -> None:
+async def test_nothing_begins_while_somebody_is_elected_or_leaves() -> None:
     """An operator is told what is in the way; by itself balancing waits until it is over."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
-            await eventually(cluster.online)
-            balancing = balancing_of(cluster)
-            await cluster.nodes["n2"].register(active=False)
-            await eventually(lambda: "leaving" in balancing.reason)
-            with pytest.raises(NotReady, match="n2 is leaving"):
-                balancing.begin("me@here")
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
+        await eventually(cluster.online)
+        balancing = balancing_of(cluster)
+        await cluster.nodes["n2"].register(active=False)
+        await eventually(lambda: "leaving" in balancing.reason)
+        with pytest.raises(NotReady, match="n2 is leaving"):
+            balancing.begin("me@here")
 
 
-def test_who_takes_over_begins_anew() -> None:
+async def test_who_takes_over_begins_anew() -> None:
     """The node that decided dies amid the moves: another one sees what is uneven and ends it."""
 
-    async def scenario() -> None:
-        async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(moves=1)) as cluster:
-            await come_back(cluster, 3)
-            await eventually(lambda: any(node.handed_over for node in cluster.living))
-            first = cluster.nodes[cluster.decides()[0]]
-            await first.die()
-            rest = [node.name for node in cluster.living]
-            await eventually(lambda: len(cluster.decides()) == 1 and even(cluster, *rest))
-
-    asyncio.run(scenario())
+    async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(moves=1)) as cluster:
+        await come_back(cluster, 3)
+        await eventually(lambda: any(node.handed_over for node in cluster.living))
+        first = cluster.nodes[cluster.decides()[0]]
+        await first.die()
+        rest = [node.name for node in cluster.living]
+        await eventually(lambda: len(cluster.decides()) == 1 and even(cluster, *rest))

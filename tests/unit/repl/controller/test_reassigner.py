@@ -15,45 +15,39 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 
-def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told() -> None:
+async def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told() -> None:
     """The document cannot be read any more: the controller does not spin, and the log does not say that it is over."""
 
-    async def scenario() -> None:
-        metastore = MemoryMetastore(MemoryEnsemble())
-        await metastore.start(lambda _state: None)
-        moves = [ReplicaMove(0, ("n1",), ("n2",))]
-        read = await change_placement(
-            metastore, lambda p: Placement.with_order(p, ReassignmentKind.SPREAD, "t", "ann", 1, moves)
-        )
-        assert read.version is not None
-        await metastore.put(ORDERS_PATH, b'{"v":2}', read.version)
-        with capture_logs() as logs:
-            assert await Reassigner(metastore).look(read, {}, {}, 0, 0) >= 100
-        assert "placement.ended" not in [each["event"] for each in logs]
-        await metastore.stop()
-
-    asyncio.run(scenario())
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda _state: None)
+    moves = [ReplicaMove(0, ("n1",), ("n2",))]
+    read = await change_placement(
+        metastore, lambda p: Placement.with_order(p, ReassignmentKind.SPREAD, "t", "ann", 1, moves)
+    )
+    assert read.version is not None
+    await metastore.put(ORDERS_PATH, b'{"v":2}', read.version)
+    with capture_logs() as logs:
+        assert await Reassigner(metastore).look(read, {}, {}, 0, 0) >= 100
+    assert "placement.ended" not in [each["event"] for each in logs]
+    await metastore.stop()
 
 
-def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
+async def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
     """The next round finds it there."""
 
-    async def scenario() -> None:
-        metastore = MemoryMetastore(MemoryEnsemble())
-        await metastore.start(lambda _state: None)
-        moves = [ReplicaMove(0, ("n1",), ("n2",))]
-        read = await change_placement(
-            metastore, lambda p: Placement.with_order(p, ReassignmentKind.SPREAD, "t", "ann", 1, moves)
-        )
-        metastore.spoil(WriteFault.ANSWER_LOST)
-        moving = Reassigner(metastore)
-        with capture_logs() as logs:
-            assert await moving.look(read, {}, {}, 0, 0) == 0
-        assert [each["event"] for each in logs].count("placement.ended") == 1
-        assert ("isthmus_move_orders_ended_total", {"outcome": "refused"}, 1) in list(moving.samples())
-        await metastore.stop()
-
-    asyncio.run(scenario())
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda _state: None)
+    moves = [ReplicaMove(0, ("n1",), ("n2",))]
+    read = await change_placement(
+        metastore, lambda p: Placement.with_order(p, ReassignmentKind.SPREAD, "t", "ann", 1, moves)
+    )
+    metastore.spoil(WriteFault.ANSWER_LOST)
+    moving = Reassigner(metastore)
+    with capture_logs() as logs:
+        assert await moving.look(read, {}, {}, 0, 0) == 0
+    assert [each["event"] for each in logs].count("placement.ended") == 1
+    assert ("isthmus_move_orders_ended_total", {"outcome": "refused"}, 1) in list(moving.samples())
+    await metastore.stop()
 
 
 def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> None:

@@ -88,19 +88,16 @@ def test_the_document_is_bounded() -> None:
     assert len(encode_placement(Placement().with_order(ReassignmentKind.SPREAD, "t", "a", 1, moves))) < 50_000
 
 
-def test_changes_at_the_same_time_are_all_made() -> None:
+async def test_changes_at_the_same_time_are_all_made() -> None:
     """Each is a conditional write that is made anew on what the other left."""
 
-    async def scenario() -> None:
-        metastore = MemoryMetastore(MemoryEnsemble())
-        await metastore.start(lambda _state: None)
-        await asyncio.gather(
-            *(change_placement(metastore, lambda p, n=n: p.with_drained([f"n{n}"], "a", n)) for n in range(4))
-        )
-        found = await read_placement(metastore)
-        assert sorted(found.drained) == ["n0", "n1", "n2", "n3"]
-        again = await change_placement(metastore, lambda p: p.with_drained(["n1"], "b", 9))
-        assert (again.version, again.drained["n1"].by) == (found.version, "a")
-        await metastore.stop()
-
-    asyncio.run(scenario())
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda _state: None)
+    await asyncio.gather(
+        *(change_placement(metastore, lambda p, n=n: p.with_drained([f"n{n}"], "a", n)) for n in range(4))
+    )
+    found = await read_placement(metastore)
+    assert sorted(found.drained) == ["n0", "n1", "n2", "n3"]
+    again = await change_placement(metastore, lambda p: p.with_drained(["n1"], "b", 9))
+    assert (again.version, again.drained["n1"].by) == (found.version, "a")
+    await metastore.stop()

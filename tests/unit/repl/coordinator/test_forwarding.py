@@ -38,316 +38,269 @@ def values(data: object) -> list[bytes]:
     return sorted(s.value for s in decode_object(data).live)
 
 
-def test_a_write_at_any_node_takes_effect_at_the_leader() -> None:
+async def test_a_write_at_any_node_takes_effect_at_the_leader() -> None:
     """The answer is the leader's: clock, object as asked for, nothing to delete; every field of the content arrives."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            key = key_of(1)
-            written = await c.coordinators["n1"].write(WriteRequest(key, content(b"one")))
-            here = await c.coordinators["n2"].get(key)
-            assert here == written.payload
-            (sibling,) = decode_object(here).siblings
-            assert sibling[3:] == content(b"one")[:-1]
-            clock = decode_clock(written.clock)
-            short = await c.coordinators["n1"].write(WriteRequest(key, content(b"two"), clock, payload_wanted=False))
-            assert (short.payload, short.sibling_count) == (b"", 1)
-            assert values(await c.coordinators["n1"].get(key)) == [b"two"]
-            gone = await c.coordinators["n1"].write(WriteRequest(key, TOMBSTONE))
-            again = await c.coordinators["n1"].write(WriteRequest(key, TOMBSTONE))
-            assert (gone.created, again.created) == (True, False)
-            assert c.runtimes["n1"].appends == []
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        key = key_of(1)
+        written = await c.coordinators["n1"].write(WriteRequest(key, content(b"one")))
+        here = await c.coordinators["n2"].get(key)
+        assert here == written.payload
+        (sibling,) = decode_object(here).siblings
+        assert sibling[3:] == content(b"one")[:-1]
+        clock = decode_clock(written.clock)
+        short = await c.coordinators["n1"].write(WriteRequest(key, content(b"two"), clock, payload_wanted=False))
+        assert (short.payload, short.sibling_count) == (b"", 1)
+        assert values(await c.coordinators["n1"].get(key)) == [b"two"]
+        gone = await c.coordinators["n1"].write(WriteRequest(key, TOMBSTONE))
+        again = await c.coordinators["n1"].write(WriteRequest(key, TOMBSTONE))
+        assert (gone.created, again.created) == (True, False)
+        assert c.runtimes["n1"].appends == []
 
 
-def test_a_batch_is_split_by_leader_and_each_part_goes_once() -> None:
+async def test_a_batch_is_split_by_leader_and_each_part_goes_once() -> None:
     """One request a node and batch, answers in order, one bad item disturbs no other."""
 
-    async def scenario() -> None:
-        async with cluster(("n1", "n2", "n3", "n2"), nodes=("n1", "n2", "n3")) as c:
-            keys = [key_of(p) for p in (0, 1, 2, 3)] * 2
-            requests = [WriteRequest(key, content(b"%d" % n)) for n, key in enumerate(keys)]
-            requests.insert(3, WriteRequest(Key(b"nope", b"b", b"k"), content(b"x")))
-            requests.insert(5, WriteRequest(key_of(1), content(bytes(1_000_001))))
-            results = await c.coordinators["n1"].write_batch(requests)
-            shown = [r.reason if isinstance(r, IsthmusError) else r.sibling_count for r in results]
-            assert shown == [1, 1, 1, "unknown-bucket-type", 1, "too-large", 2, 2, 2, 2]
-            assert sorted(r[:3] for r in c.wire.requests) == [("n1", "n2", "kv.write"), ("n1", "n3", "kv.write")]
-            assert values(await c.coordinators["n3"].get(key_of(3))) == [b"3", b"7"]
-
-    asyncio.run(scenario())
+    async with cluster(("n1", "n2", "n3", "n2"), nodes=("n1", "n2", "n3")) as c:
+        keys = [key_of(p) for p in (0, 1, 2, 3)] * 2
+        requests = [WriteRequest(key, content(b"%d" % n)) for n, key in enumerate(keys)]
+        requests.insert(3, WriteRequest(Key(b"nope", b"b", b"k"), content(b"x")))
+        requests.insert(5, WriteRequest(key_of(1), content(bytes(1_000_001))))
+        results = await c.coordinators["n1"].write_batch(requests)
+        shown = [r.reason if isinstance(r, IsthmusError) else r.sibling_count for r in results]
+        assert shown == [1, 1, 1, "unknown-bucket-type", 1, "too-large", 2, 2, 2, 2]
+        assert sorted(r[:3] for r in c.wire.requests) == [("n1", "n2", "kv.write"), ("n1", "n3", "kv.write")]
+        assert values(await c.coordinators["n3"].get(key_of(3))) == [b"3", b"7"]
 
 
-def test_requests_of_one_turn_share_a_message() -> None:
+async def test_requests_of_one_turn_share_a_message() -> None:
     """Writes that arrive together for one node go to it in one request, however many callers wait."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            keys = keys_of(1, 20)
-            results = await asyncio.gather(
-                *(c.coordinators["n1"].write(WriteRequest(key, content(b"v"))) for key in keys)
-            )
-            assert len({r.clock for r in results}) == 20
-            assert len(c.wire.requests) == 1
-            assert c.runtimes["n2"].appends == [20]
-            read = await asyncio.gather(*(c.coordinators["n1"].get(key) for key in keys))
-            assert [values(data) for data in read] == [[b"v"]] * 20
-            assert len(c.wire.requests) == 2
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        keys = keys_of(1, 20)
+        results = await asyncio.gather(*(c.coordinators["n1"].write(WriteRequest(key, content(b"v"))) for key in keys))
+        assert len({r.clock for r in results}) == 20
+        assert len(c.wire.requests) == 1
+        assert c.runtimes["n2"].appends == [20]
+        read = await asyncio.gather(*(c.coordinators["n1"].get(key) for key in keys))
+        assert [values(data) for data in read] == [[b"v"]] * 20
+        assert len(c.wire.requests) == 2
 
 
-def test_large_parts_are_cut_into_messages_in_order() -> None:
+async def test_large_parts_are_cut_into_messages_in_order() -> None:
     """A part over the limit of a message goes in several, one after the other; the last write of a key stays last."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            key = key_of(1)
-            first = await c.coordinators["n1"].write(WriteRequest(key, content(b"0")))
-            clock = decode_clock(first.clock)
-            filler = [WriteRequest(k, content(bytes(900_000))) for k in keys_of(1, 12)[1:]]
-            requests = [WriteRequest(key, content(b"1"), clock), *filler, WriteRequest(key, TOMBSTONE)]
-            results = await c.coordinators["n1"].write_batch(requests)
-            assert all(isinstance(r, WriteResult) for r in results)
-            sizes = [size for *_, size in c.wire.requests[1:]]
-            assert len(sizes) > 2
-            assert max(sizes) < 5_000_000
-            data = await c.coordinators["n2"].get(key)
-            assert data is not None
-            assert decode_object(data).deleted
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        key = key_of(1)
+        first = await c.coordinators["n1"].write(WriteRequest(key, content(b"0")))
+        clock = decode_clock(first.clock)
+        filler = [WriteRequest(k, content(bytes(900_000))) for k in keys_of(1, 12)[1:]]
+        requests = [WriteRequest(key, content(b"1"), clock), *filler, WriteRequest(key, TOMBSTONE)]
+        results = await c.coordinators["n1"].write_batch(requests)
+        assert all(isinstance(r, WriteResult) for r in results)
+        sizes = [size for *_, size in c.wire.requests[1:]]
+        assert len(sizes) > 2
+        assert max(sizes) < 5_000_000
+        data = await c.coordinators["n2"].get(key)
+        assert data is not None
+        assert decode_object(data).deleted
 
 
-def test_pushes_are_forwarded_with_an_outcome_each() -> None:
+async def test_pushes_are_forwarded_with_an_outcome_each() -> None:
     """A sink may push into any node: applied, superseded, refused for good, not done, each in its place."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            items = [
-                PushItem(key_of(1), OTHER, foreign(b"1")),
-                PushItem(key_of(0), OTHER, foreign(b"0")),
-                PushItem(key_of(1), OTHER, foreign(b"1")),
-                PushItem(key_of(3), OTHER, b"junk"),
-            ]
-            results = await c.coordinators["n1"].push(items)
-            assert [r.outcome.value for r in results] == ["applied", "applied", "superseded", "rejected"]
-            assert isinstance(results[3].error, BadInput)
-            c.runtimes["n2"].refusal = TooFewInSync("two of three are gone")
-            (failed,) = await c.coordinators["n1"].push([PushItem(key_of(1), OTHER, foreign(b"2", 2))])
-            assert failed.outcome is PushOutcome.FAILED
-            assert isinstance(failed.error, TooFewInSync)
-            assert await c.coordinators["n1"].get(key_of(1)) == foreign(b"1")
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        items = [
+            PushItem(key_of(1), OTHER, foreign(b"1")),
+            PushItem(key_of(0), OTHER, foreign(b"0")),
+            PushItem(key_of(1), OTHER, foreign(b"1")),
+            PushItem(key_of(3), OTHER, b"junk"),
+        ]
+        results = await c.coordinators["n1"].push(items)
+        assert [r.outcome.value for r in results] == ["applied", "applied", "superseded", "rejected"]
+        assert isinstance(results[3].error, BadInput)
+        c.runtimes["n2"].refusal = TooFewInSync("two of three are gone")
+        (failed,) = await c.coordinators["n1"].push([PushItem(key_of(1), OTHER, foreign(b"2", 2))])
+        assert failed.outcome is PushOutcome.FAILED
+        assert isinstance(failed.error, TooFewInSync)
+        assert await c.coordinators["n1"].get(key_of(1)) == foreign(b"1")
 
 
 @pytest.mark.parametrize("error", [TooFewInSync("few"), Overloaded("full"), OutOfStorage("no room")])
-def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> None:
+async def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> None:
     """What the leader refused comes back as the same class with the same sentence, and is not asked again."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.runtimes["n2"].refusal = error
-            with pytest.raises(type(error), match=str(error)):
-                await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
-            assert len(c.wire.requests) == 1
-            samples = {(name, *labels.values()): value for name, labels, value in c.coordinators["n1"].metrics()}
-            assert samples["isthmus_refusals_total", error.reason] == 1
-            assert samples["isthmus_forwarded_items_total", "kv.write"] == 1
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.runtimes["n2"].refusal = error
+        with pytest.raises(type(error), match=str(error)):
+            await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
+        assert len(c.wire.requests) == 1
+        samples = {(name, *labels.values()): value for name, labels, value in c.coordinators["n1"].metrics()}
+        assert samples["isthmus_refusals_total", error.reason] == 1
+        assert samples["isthmus_forwarded_items_total", "kv.write"] == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> None:
+async def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> None:
     """A write or push that was sent may have taken effect; a read was not answered, and a retry may be."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            for where in (c.wire.lost, c.wire.breaking):
-                where.add("n2")
-                with pytest.raises(OutcomeUnknown):
-                    await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
-                (pushed,) = await c.coordinators["n1"].push([PushItem(key_of(3), OTHER, foreign(b"1"))])
-                assert isinstance(pushed.error, OutcomeUnknown)
-                with pytest.raises(NotReady):
-                    await c.coordinators["n1"].get(key_of(1))
-                where.clear()
-            assert values(await c.coordinators["n1"].get(key_of(1))) == [b"v"]
-            asyncio.get_running_loop().call_later(0.1, c.wire.breaking.discard, "n2")
-            c.wire.breaking.add("n2")
-            assert values(await c.coordinators["n1"].get(key_of(1))) == [b"v"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        for where in (c.wire.lost, c.wire.breaking):
+            where.add("n2")
+            with pytest.raises(OutcomeUnknown):
+                await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
+            (pushed,) = await c.coordinators["n1"].push([PushItem(key_of(3), OTHER, foreign(b"1"))])
+            assert isinstance(pushed.error, OutcomeUnknown)
+            with pytest.raises(NotReady):
+                await c.coordinators["n1"].get(key_of(1))
+            where.clear()
+        assert values(await c.coordinators["n1"].get(key_of(1))) == [b"v"]
+        asyncio.get_running_loop().call_later(0.1, c.wire.breaking.discard, "n2")
+        c.wire.breaking.add("n2")
+        assert values(await c.coordinators["n1"].get(key_of(1))) == [b"v"]
 
 
 @pytest.mark.usefixtures("impatient")
-def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
+async def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
     """Without a connection a write is refused, definitely, after the wait for a leader; meanwhile one may appear."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.wire.down.add("n2")
-            with pytest.raises(NotReady, match="no connection to n2"):
-                await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
-            assert await c.coordinators["n2"].get(key_of(1)) is None
-            task = asyncio.create_task(c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"w"))))
-            await asyncio.sleep(0.02)
-            c.move(1, "n1")
-            assert (await task).sibling_count == 1
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.wire.down.add("n2")
+        with pytest.raises(NotReady, match="no connection to n2"):
+            await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
+        assert await c.coordinators["n2"].get(key_of(1)) is None
+        task = asyncio.create_task(c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"w"))))
+        await asyncio.sleep(0.02)
+        c.move(1, "n1")
+        assert (await task).sibling_count == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_was_forwarded_is_never_forwarded_again() -> None:
+async def test_what_was_forwarded_is_never_forwarded_again() -> None:
     """Two nodes that each take the other for the leader refuse by name; the request ends, and nothing is written."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.move(1, None)
-            c.leaders[1] = "n2"
-            c.tell("n1")
-            c.leaders[1] = "n1"
-            c.tell("n2")
-            with pytest.raises(NotLeader, match="led by n1"):
-                await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
-            with pytest.raises(NotLeader, match="led by n1"):
-                await c.coordinators["n1"].get(key_of(1))
-            assert {r[:2] for r in c.wire.requests} == {("n1", "n2")}
-            assert c.runtimes["n1"].appends == c.runtimes["n2"].appends == []
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.move(1, None)
+        c.leaders[1] = "n2"
+        c.tell("n1")
+        c.leaders[1] = "n1"
+        c.tell("n2")
+        with pytest.raises(NotLeader, match="led by n1"):
+            await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
+        with pytest.raises(NotLeader, match="led by n1"):
+            await c.coordinators["n1"].get(key_of(1))
+        assert {r[:2] for r in c.wire.requests} == {("n1", "n2")}
+        assert c.runtimes["n1"].appends == c.runtimes["n2"].appends == []
 
 
-def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a leader, writes, reads and pushes wait and go on as soon as one is known, here or elsewhere."""
     monkeypatch.setattr("isthmus.repl.coordinator.routing.LOOK_AGAIN_S", 10)
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            for leader in ("n1", "n2"):
-                c.move(1, None)
-                asked = c.coordinators["n1"]
-                key = key_of(1)
-                tasks = [
-                    asyncio.create_task(asked.write(WriteRequest(key, content(b"v")))),
-                    asyncio.create_task(asked.push([PushItem(key, OTHER, foreign(b"f"))])),
-                    asyncio.create_task(asked.get(key)),
-                    asyncio.create_task(asked.get_batch([key, key_of(0)], None, 1_000)),
-                ]
-                await asyncio.sleep(0.02)
-                assert not any(task.done() for task in tasks)
-                before = asyncio.get_running_loop().time()
-                c.move(1, leader)
-                await asyncio.gather(*tasks)
-                assert asyncio.get_running_loop().time() - before < 5
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        for leader in ("n1", "n2"):
+            c.move(1, None)
+            asked = c.coordinators["n1"]
+            key = key_of(1)
+            tasks = [
+                asyncio.create_task(asked.write(WriteRequest(key, content(b"v")))),
+                asyncio.create_task(asked.push([PushItem(key, OTHER, foreign(b"f"))])),
+                asyncio.create_task(asked.get(key)),
+                asyncio.create_task(asked.get_batch([key, key_of(0)], None, 1_000)),
+            ]
+            await asyncio.sleep(0.02)
+            assert not any(task.done() for task in tasks)
+            before = asyncio.get_running_loop().time()
+            c.move(1, leader)
+            await asyncio.gather(*tasks)
+            assert asyncio.get_running_loop().time() - before < 5
 
 
-def test_who_does_not_wait_for_a_leader_has_the_rest_at_once() -> None:
+async def test_who_does_not_wait_for_a_leader_has_the_rest_at_once() -> None:
     """A batch of reads of partitions some of which have no leader: what is led comes without a pause, here and
     elsewhere, and the others are refused as not ready."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            await c.coordinators["n1"].write_batch([WriteRequest(key_of(n), content(b"v")) for n in range(4)])
-            c.move(1, None)
-            before = asyncio.get_running_loop().time()
-            results = await c.coordinators["n1"].get_batch([key_of(n) for n in range(4)], None, 9_000, waits=False)
-            assert asyncio.get_running_loop().time() - before < 0.3
-            assert [type(result) for result in results] == [bytes, NotReady, bytes, bytes]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        await c.coordinators["n1"].write_batch([WriteRequest(key_of(n), content(b"v")) for n in range(4)])
+        c.move(1, None)
+        before = asyncio.get_running_loop().time()
+        results = await c.coordinators["n1"].get_batch([key_of(n) for n in range(4)], None, 9_000, waits=False)
+        assert asyncio.get_running_loop().time() - before < 0.3
+        assert [type(result) for result in results] == [bytes, NotReady, bytes, bytes]
 
 
-def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
+async def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
     """When no leader comes, each kind of request is refused as not ready after about a second; types stay unknown at
     once."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.move(1, None)
-            asked = c.coordinators["n1"]
-            loop = asyncio.get_running_loop()
-            before = loop.time()
-            results = await asyncio.gather(
-                asked.write(WriteRequest(key_of(1), content(b"v"))),
-                asked.get(key_of(1)),
-                asked.get(key_of(1), Isolation.UNCOMMITTED),
-                anext(asked.list_keys(b"default", b"b")),
-                return_exceptions=True,
-            )
-            assert 0.9 < loop.time() - before < 5
-            assert all(isinstance(result, NotReady) for result in results), results
-            mixed = await asked.write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 1)])
-            assert isinstance(mixed[0], WriteResult)
-            assert isinstance(mixed[1], NotReady)
-            before = loop.time()
-            with pytest.raises(UnknownBucketType):
-                await asked.get(Key(b"nope", b"b", b"k"))
-            assert loop.time() - before < 0.5
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.move(1, None)
+        asked = c.coordinators["n1"]
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        results = await asyncio.gather(
+            asked.write(WriteRequest(key_of(1), content(b"v"))),
+            asked.get(key_of(1)),
+            asked.get(key_of(1), Isolation.UNCOMMITTED),
+            anext(asked.list_keys(b"default", b"b")),
+            return_exceptions=True,
+        )
+        assert 0.9 < loop.time() - before < 5
+        assert all(isinstance(result, NotReady) for result in results), results
+        mixed = await asked.write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 1)])
+        assert isinstance(mixed[0], WriteResult)
+        assert isinstance(mixed[1], NotReady)
+        before = loop.time()
+        with pytest.raises(UnknownBucketType):
+            await asked.get(Key(b"nope", b"b", b"k"))
+        assert loop.time() - before < 0.5
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
+async def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
     """Before the first records no key is ready, and without one partition's record none of that partition; none is
     unknown."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            asked = c.coordinators["n1"]
-            asked.learn_records({p: r for p, r in c.records().items() if p != 3})
-            assert await asked.get(key_of(0)) is None
-            written = await asked.write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 3)])
-            for refused in (written[1], *await asked.get_batch([key_of(3)], None, 1_000)):
-                assert isinstance(refused, NotReady)
-                assert "cannot be read" in str(refused)
-            assert isinstance(written[0], WriteResult)
-            asked.learn_records({})
-            with pytest.raises(NotReady, match="not known here yet"):
-                await asked.get(key_of(0))
-            task = asyncio.create_task(asked.get(key_of(1)))
-            await asyncio.sleep(0)
-            c.tell()
-            assert await task is None
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        asked = c.coordinators["n1"]
+        asked.learn_records({p: r for p, r in c.records().items() if p != 3})
+        assert await asked.get(key_of(0)) is None
+        written = await asked.write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 3)])
+        for refused in (written[1], *await asked.get_batch([key_of(3)], None, 1_000)):
+            assert isinstance(refused, NotReady)
+            assert "cannot be read" in str(refused)
+        assert isinstance(written[0], WriteResult)
+        asked.learn_records({})
+        with pytest.raises(NotReady, match="not known here yet"):
+            await asked.get(key_of(0))
+        task = asyncio.create_task(asked.get(key_of(1)))
+        await asyncio.sleep(0)
+        c.tell()
+        assert await task is None
 
 
-def test_bodies_that_are_none_are_refused_whole() -> None:
+async def test_bodies_that_are_none_are_refused_whole() -> None:
     """A handler raises BadInput for bytes that no coordinator of this release sends."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            for handler in c.coordinators["n2"].request_handlers().values():
-                for body in (
-                    b"",
-                    b"\xc1",
-                    b"\x93\x02\xc0\x90",
-                    b"\x93\x01\xc0\x91\xc0",
-                    b"\x93\x01\xc0\x91\x93\x01\x02\x03",
-                ):
-                    with pytest.raises(BadInput):
-                        await handler("n1", body)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        for handler in c.coordinators["n2"].request_handlers().values():
+            for body in (
+                b"",
+                b"\xc1",
+                b"\x93\x02\xc0\x90",
+                b"\x93\x01\xc0\x91\xc0",
+                b"\x93\x01\xc0\x91\x93\x01\x02\x03",
+            ):
+                with pytest.raises(BadInput):
+                    await handler("n1", body)
 
 
-def test_a_cursor_is_written_where_its_partition_is_led_and_nowhere_else() -> None:
+async def test_a_cursor_is_written_where_its_partition_is_led_and_nowhere_else() -> None:
     """Queues move cursors of partitions that are led here; another's is refused by name and not forwarded."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            offset = await c.coordinators["n1"].write_cursor(0, b"q", b"state")
-            assert c.store.cursor(0, b"q")[:2] == (offset, b"state")
-            with pytest.raises(NotLeader, match="led by n2"):
-                await c.coordinators["n1"].write_cursor(1, b"q", b"state")
-            assert c.wire.requests == []
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        offset = await c.coordinators["n1"].write_cursor(0, b"q", b"state")
+        assert c.store.cursor(0, b"q")[:2] == (offset, b"state")
+        with pytest.raises(NotLeader, match="led by n2"):
+            await c.coordinators["n1"].write_cursor(1, b"q", b"state")
+        assert c.wire.requests == []

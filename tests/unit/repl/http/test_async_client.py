@@ -69,7 +69,7 @@ async def ask(peer: AsyncHttpPeer, timeout_ms: int = 5_000, limit_bytes: int = 1
     return await asyncio.wait_for(asked, 5)
 
 
-def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more() -> None:
+async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more() -> None:
     """The other end closes what it kept in the moment in which it is used again: that is nobody's fault, and the
     answer comes over a new connection."""
 
@@ -78,18 +78,15 @@ def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more() -> 
             raise EOFError
         writer.write(ANSWER)
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            assert await ask(peer) == b"ok"
-            assert await ask(peer) == b"ok"
-            assert (server.connections, server.requests) == (2, 3)
-            assert await ask(peer) == b"ok"
-            assert server.connections == 2
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        assert await ask(peer) == b"ok"
+        assert await ask(peer) == b"ok"
+        assert (server.connections, server.requests) == (2, 3)
+        assert await ask(peer) == b"ok"
+        assert server.connections == 2
 
 
-def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
+async def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
     """A connection whose other end is gone without a word answers with a reset: the same."""
 
     async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
@@ -98,16 +95,13 @@ def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
             raise EOFError
         writer.write(ANSWER)
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            assert await ask(peer) == b"ok"
-            assert await ask(peer) == b"ok"
-            assert server.connections == 2
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        assert await ask(peer) == b"ok"
+        assert await ask(peer) == b"ok"
+        assert server.connections == 2
 
 
-def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_connection() -> None:
+async def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_connection() -> None:
     """Where new connections end as well, the peer has failed, and it is told."""
     both = asyncio.Event()
 
@@ -119,34 +113,28 @@ def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_connection
         await both.wait()
         writer.write(ANSWER)
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            assert [*await asyncio.gather(ask(peer), ask(peer))] == [b"ok", b"ok"]
-            assert server.connections == 2
-            with pytest.raises(PeerFault, match="before the end of the answer"):
-                await ask(peer)
-            assert (server.connections, server.requests) == (3, 4)
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        assert [*await asyncio.gather(ask(peer), ask(peer))] == [b"ok", b"ok"]
+        assert server.connections == 2
+        with pytest.raises(PeerFault, match="before the end of the answer"):
+            await ask(peer)
+        assert (server.connections, server.requests) == (3, 4)
 
 
-def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once() -> None:
+async def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once() -> None:
     """Whoever takes a connection and closes it under its first request has failed."""
 
     async def says(_writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         raise EOFError
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            with pytest.raises(PeerFault, match="before the end of the answer"):
-                await ask(peer)
-            assert (server.connections, server.requests) == (1, 1)
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        with pytest.raises(PeerFault, match="before the end of the answer"):
+            await ask(peer)
+        assert (server.connections, server.requests) == (1, 1)
 
 
 @pytest.mark.parametrize("begun", [b"H", ANSWER[:-1]])
-def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) -> None:
+async def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) -> None:
     """The first byte of an answer says that the request was taken: then its loss is told."""
 
     async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
@@ -154,17 +142,14 @@ def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) -> Non
         if asked:
             raise EOFError
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            assert await ask(peer) == b"ok"
-            with pytest.raises(PeerFault, match="before the end of the answer"):
-                await ask(peer)
-            assert (server.connections, server.requests) == (1, 2)
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        assert await ask(peer) == b"ok"
+        with pytest.raises(PeerFault, match="before the end of the answer"):
+            await ask(peer)
+        assert (server.connections, server.requests) == (1, 2)
 
 
-def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> None:
+async def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> None:
     """A time-out has cost its time: it is told, and not doubled."""
 
     async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
@@ -172,17 +157,14 @@ def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> None:
             await asyncio.sleep(10)
         writer.write(ANSWER)
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            assert await ask(peer) == b"ok"
-            with pytest.raises(PeerFault, match="timed out"):
-                await ask(peer, timeout_ms=100)
-            assert (server.connections, server.requests) == (1, 2)
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        assert await ask(peer) == b"ok"
+        with pytest.raises(PeerFault, match="timed out"):
+            await ask(peer, timeout_ms=100)
+        assert (server.connections, server.requests) == (1, 2)
 
 
-def test_a_client_that_is_cut_sends_nothing_once_more() -> None:
+async def test_a_client_that_is_cut_sends_nothing_once_more() -> None:
     """What was closed by this side stays closed."""
     waits = asyncio.Event()
 
@@ -192,17 +174,14 @@ def test_a_client_that_is_cut_sends_nothing_once_more() -> None:
             await asyncio.sleep(10)
         writer.write(ANSWER)
 
-    async def story() -> None:
-        async with source(says) as (server, peer):
-            assert await ask(peer) == b"ok"
-            asked = asyncio.ensure_future(ask(peer))
-            await waits.wait()
-            peer.abort()
-            with pytest.raises(PeerFault, match="the client was closed"):
-                await asked
-            assert (server.connections, server.requests) == (1, 2)
-
-    asyncio.run(story())
+    async with source(says) as (server, peer):
+        assert await ask(peer) == b"ok"
+        asked = asyncio.ensure_future(ask(peer))
+        await waits.wait()
+        peer.abort()
+        with pytest.raises(PeerFault, match="the client was closed"):
+            await asked
+        assert (server.connections, server.requests) == (1, 2)
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -238,7 +217,7 @@ def test_what_is_no_body_is_bounded_wherever_it_stands(begin: bytes) -> None:
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", CHUNKED + b"2\r\nok\r\n2;x="])
-def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
+async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
     """Bytes that come one by one do not hold a slot for ever, be they of the body or not."""
 
     async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
@@ -248,15 +227,12 @@ def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    async def story() -> None:
-        async with source(says) as (_, peer):
-            with pytest.raises(PeerFault, match="an answer that trickles"):
-                await ask(peer, timeout_ms=500)
-
-    asyncio.run(story())
+    async with source(says) as (_, peer):
+        with pytest.raises(PeerFault, match="an answer that trickles"):
+            await ask(peer, timeout_ms=500)
 
 
-def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
+async def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
     """The wait for the first byte is not held against the speed of what follows."""
 
     async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
@@ -266,8 +242,5 @@ def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
         await asyncio.sleep(0.5)
         writer.write(ANSWER[-1:])
 
-    async def story() -> None:
-        async with source(says) as (_, peer):
-            assert await ask(peer, timeout_ms=900) == b"ok"
-
-    asyncio.run(story())
+    async with source(says) as (_, peer):
+        assert await ask(peer, timeout_ms=900) == b"ok"

@@ -43,46 +43,40 @@ class Bench:
         self.applier.written(steps)
 
 
-def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
+async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
     """A partition that reads 40 MB back from the log gives way after each part to one whose entries are at hand."""
 
-    async def scenario() -> None:
-        bench = Bench()
-        bench.log.append(0, entries(0, 40, 1_000_000))
-        bench.applier.submit([ApplyJob(0, 0, 40, None)])
-        bench.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
-        bench.applier.start()
-        await eventually(lambda: bench.applier.idle)
-        order = [partition for partition, _, _, _ in bench.steps]
-        assert order.count(0) >= 5
-        assert order.index(1) == 1
-        assert bench.store.applied(0).offset == 40
-        assert bench.applier.stop(5)
-        assert not bench.failures
-
-    asyncio.run(scenario())
+    bench = Bench()
+    bench.log.append(0, entries(0, 40, 1_000_000))
+    bench.applier.submit([ApplyJob(0, 0, 40, None)])
+    bench.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
+    bench.applier.start()
+    await eventually(lambda: bench.applier.idle)
+    order = [partition for partition, _, _, _ in bench.steps]
+    assert order.count(0) >= 5
+    assert order.index(1) == 1
+    assert bench.store.applied(0).offset == 40
+    assert bench.applier.stop(5)
+    assert not bench.failures
 
 
-def test_read_back_and_memory_join_in_order() -> None:
+async def test_read_back_and_memory_join_in_order() -> None:
     """Jobs of one partition are written in the order of their offsets, whichever way their entries come; what is read
     back is reported as such, and waiting read-backs are one."""
 
-    async def scenario() -> None:
-        bench = Bench()
-        bench.log.append(0, entries(0, 12))
-        bench.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
-        bench.applier.submit([ApplyJob(0, 5, 7, entries(5, 2)), ApplyJob(0, 7, 9, entries(7, 2))])
-        bench.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
-        bench.applier.soft_cursor(0, b"q", b"soft")
-        bench.applier.start()
-        await eventually(lambda: bench.applier.idle)
-        assert [(start, end) for _, start, end, back in bench.steps if not back] == [(5, 9)]
-        ends = [end for _, _, end, _ in bench.steps]
-        assert ends == sorted(ends)
-        assert ends[-1] == 12
-        assert [start for _, start, _, _ in bench.steps] == [0, *ends[:-1]]
-        assert bench.store.cursor(0, b"q").soft == b"soft"
-        assert bench.applier.stop(5)
-        assert not bench.failures
-
-    asyncio.run(scenario())
+    bench = Bench()
+    bench.log.append(0, entries(0, 12))
+    bench.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
+    bench.applier.submit([ApplyJob(0, 5, 7, entries(5, 2)), ApplyJob(0, 7, 9, entries(7, 2))])
+    bench.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
+    bench.applier.soft_cursor(0, b"q", b"soft")
+    bench.applier.start()
+    await eventually(lambda: bench.applier.idle)
+    assert [(start, end) for _, start, end, back in bench.steps if not back] == [(5, 9)]
+    ends = [end for _, _, end, _ in bench.steps]
+    assert ends == sorted(ends)
+    assert ends[-1] == 12
+    assert [start for _, start, _, _ in bench.steps] == [0, *ends[:-1]]
+    assert bench.store.cursor(0, b"q").soft == b"soft"
+    assert bench.applier.stop(5)
+    assert not bench.failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import cast
 
 import pytest
@@ -29,20 +28,17 @@ REAPED_AT = 2
         (REAPED_AT + 1, True),
     ],
 )
-def test_a_copy_that_ends_below_a_reap_is_given_no_rows(position: int, given: bool) -> None:
+async def test_a_copy_that_ends_below_a_reap_is_given_no_rows(position: int, given: bool) -> None:
     """No row says that a tombstone was reaped, so a copy that lacks the reap would keep its tombstone for ever."""
 
-    async def story() -> None:
-        store = MemoryStore()
-        store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])
-        clock = cast(TimeSource, None)
-        links = cast(Links, None)
-        serving = TransferSender(links, store, clock, cast(EventSink, None))
-        try:
-            asked = TransferRequest(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
-            chunk = serving._read(0, _Round(), asked)
-            assert isinstance(chunk, TransferChunk) if given else chunk is None
-        finally:
-            serving._pool.shutdown()
-
-    asyncio.run(story())
+    store = MemoryStore()
+    store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])
+    clock = cast(TimeSource, None)
+    links = cast(Links, None)
+    serving = TransferSender(links, store, clock, cast(EventSink, None))
+    try:
+        asked = TransferRequest(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
+        chunk = serving._read(0, _Round(), asked)
+        assert isinstance(chunk, TransferChunk) if given else chunk is None
+    finally:
+        serving._pool.shutdown()

@@ -24,51 +24,42 @@ def entry(offset: int) -> Entry:
     )
 
 
-def test_uncommitted_writes_are_unknown_and_committed_ones_are_answered_when_applied() -> None:
+async def test_uncommitted_writes_are_unknown_and_committed_ones_are_answered_when_applied() -> None:
     """I-ACK, I-NO-FALSE-NACK: entries below the given offset are committed and their writes are answered by apply; the
     others may be dropped, so their writes fail at once with an unknown outcome, and never succeed."""
 
-    async def scenario() -> None:
-        waiters = Waiters()
-        committed, appended = waiting(waiters, 5), waiting(waiters, 6)
-        waiters.fail_above(5, OutcomeUnknown("fenced"))
-        assert appended.future.done()
-        assert isinstance(appended.future.result()[0], OutcomeUnknown)
-        assert not committed.future.done()
-        waiters.applied(9)
-        assert await committed.future == ["done"]
-        assert waiters.idle
-
-    asyncio.run(scenario())
+    waiters = Waiters()
+    committed, appended = waiting(waiters, 5), waiting(waiters, 6)
+    waiters.fail_above(5, OutcomeUnknown("fenced"))
+    assert appended.future.done()
+    assert isinstance(appended.future.result()[0], OutcomeUnknown)
+    assert not committed.future.done()
+    waiters.applied(9)
+    assert await committed.future == ["done"]
+    assert waiters.idle
 
 
-def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() -> None:
+async def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() -> None:
     """Batches are answered in the order of their ends, in whatever order they were added."""
 
-    async def scenario() -> None:
-        waiters = Waiters()
-        newer, older = waiting(waiters, 7), waiting(waiters, 3)
-        waiters.applied(3)
-        assert older.future.done()
-        assert not newer.future.done()
-
-    asyncio.run(scenario())
+    waiters = Waiters()
+    newer, older = waiting(waiters, 7), waiting(waiters, 3)
+    waiters.applied(3)
+    assert older.future.done()
+    assert not newer.future.done()
 
 
-def test_answered_requests_are_dropped_and_their_uncommitted_items_counted() -> None:
+async def test_answered_requests_are_dropped_and_their_uncommitted_items_counted() -> None:
     """A request that timed out is kept no longer; its items count as late unless their entries are committed."""
 
-    async def scenario() -> None:
-        waiters = Waiters()
-        for end in (4, 5, 6):
-            waiting(waiters, end).future.set_result([])
-        kept = waiting(waiters, 7)
-        assert waiters.drop_answered(committed_end=4) == 2
-        assert not waiters.idle
-        waiters.applied(7)
-        assert await kept.future == ["done"]
-
-    asyncio.run(scenario())
+    waiters = Waiters()
+    for end in (4, 5, 6):
+        waiting(waiters, end).future.set_result([])
+    kept = waiting(waiters, 7)
+    assert waiters.drop_answered(committed_end=4) == 2
+    assert not waiters.idle
+    waiters.applied(7)
+    assert await kept.future == ["done"]
 
 
 def test_a_next_leadership_does_not_read_entries_that_may_have_been_dropped() -> None:

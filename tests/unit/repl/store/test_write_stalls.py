@@ -144,78 +144,66 @@ class Desk:
         return self.store.threads[-1]
 
 
-def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> None:
+async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> None:
     """Which it is depends on their number and on the store's word; either way they are applied in order, and while a
     batch waits for the loop's next turn the applier is not idle."""
 
-    async def story() -> None:
-        desk = Desk()
-        here = threading.current_thread().name
-        desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
-        assert not desk.applier.idle
-        assert desk.store.applied(0).offset == 0
-        assert await desk.applied(3) == here
-        many = 3 + LOOP_ENTRIES_MAX + 1
-        desk.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
-        assert await desk.applied(many) == "apply"
-        desk.store.roomy = False
-        desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
-        assert await desk.applied(many + 1) == "apply"
-        assert desk.applier.stop(5)
-        assert not desk.failures
-
-    asyncio.run(story())
+    desk = Desk()
+    here = threading.current_thread().name
+    desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    assert not desk.applier.idle
+    assert desk.store.applied(0).offset == 0
+    assert await desk.applied(3) == here
+    many = 3 + LOOP_ENTRIES_MAX + 1
+    desk.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
+    assert await desk.applied(many) == "apply"
+    desk.store.roomy = False
+    desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+    assert await desk.applied(many + 1) == "apply"
+    assert desk.applier.stop(5)
+    assert not desk.failures
 
 
-def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> None:
+async def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> None:
     """What waited for the loop's next turn stays unwritten, as the store is about to be closed."""
 
-    async def story() -> None:
-        desk = Desk()
-        desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
-        assert desk.applier.stop(5)
-        await asyncio.sleep(0.01)
-        assert desk.store.applied(0).offset == 0
-        assert not desk.store.threads
-
-    asyncio.run(story())
+    desk = Desk()
+    desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    assert desk.applier.stop(5)
+    await asyncio.sleep(0.01)
+    assert desk.store.applied(0).offset == 0
+    assert not desk.store.threads
 
 
-def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) -> None:
+async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) -> None:
     """A stop that does not wait for all that is committed closes the store while the thread's last report is yet to be
     heard: what waited stays in the log, and the closed store is asked nothing."""
 
-    async def story() -> None:
-        store = LevelStore.open(
-            tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
-        )
-        desk, loop = Desk(store), asyncio.get_running_loop()
-        bugs: list[object] = []
-        loop.set_exception_handler(lambda _loop, context: bugs.append(context))
-        desk.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many))])
-        desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
-        assert desk.applier.stop(5)  # the loop is blocked: the report waits
-        store.close()
-        await asyncio.sleep(0.01)
-        assert not bugs
-        assert store.applied(0).offset == many
-
-    asyncio.run(story())
+    store = LevelStore.open(
+        tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
+    )
+    desk, loop = Desk(store), asyncio.get_running_loop()
+    bugs: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: bugs.append(context))
+    desk.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many))])
+    desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+    assert desk.applier.stop(5)  # the loop is blocked: the report waits
+    store.close()
+    await asyncio.sleep(0.01)
+    assert not bugs
+    assert store.applied(0).offset == many
 
 
-def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
+async def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
     """The failure is told, once, and nothing is written after it."""
 
-    async def story() -> None:
-        desk = Desk()
-        desk.store.refuses = True
-        desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
-        await asyncio.sleep(0.01)
-        assert [str(failure) for failure in desk.failures] == ["no room"]
-        desk.store.refuses = False
-        desk.applier.submit([ApplyJob(0, 3, 4, entries(3, 1))])
-        await asyncio.sleep(0.01)
-        assert not desk.store.threads
-        assert desk.applier.stop(5)
-
-    asyncio.run(story())
+    desk = Desk()
+    desk.store.refuses = True
+    desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    await asyncio.sleep(0.01)
+    assert [str(failure) for failure in desk.failures] == ["no room"]
+    desk.store.refuses = False
+    desk.applier.submit([ApplyJob(0, 3, 4, entries(3, 1))])
+    await asyncio.sleep(0.01)
+    assert not desk.store.threads
+    assert desk.applier.stop(5)

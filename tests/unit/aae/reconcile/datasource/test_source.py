@@ -128,51 +128,45 @@ def table(head: Head, frames: list[Rows], view: RowView = RowView.KEYS) -> list[
     return [row for rows in frames for row in columns.batch(head, rows).to_pylist()]
 
 
-def test_a_stream_is_of_the_moment_at_which_it_was_opened(store: LevelStore) -> None:
+async def test_a_stream_is_of_the_moment_at_which_it_was_opened(store: LevelStore) -> None:
     """Every key comes once, in segment order, as of the offset in the head, whatever is written while it is read."""
 
-    async def run() -> None:
-        streams = streams_of(store)
-        opened = await streams.rows(asked())
-        frames = Frames()
-        (head,) = frames.feed(await anext(opened))
-        write(store, [1000, 1001], COUNT)
-        rest = [frame async for data in opened for frame in frames.feed(data)]
-        assert isinstance(head, Head)
-        assert (head.offset, head.node, head.cluster) == (COUNT, "n1", CLUSTER)
-        rows = table(head, [frame for frame in rest if isinstance(frame, Rows)])
-        assert {(row["bucket"], row["key"]) for row in rows} == {name_of(n) for n in range(COUNT)}
-        assert [row["segment"] for row in rows] == sorted(row["segment"] for row in rows)
-        assert streams.running == 0
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    opened = await streams.rows(asked())
+    frames = Frames()
+    (head,) = frames.feed(await anext(opened))
+    write(store, [1000, 1001], COUNT)
+    rest = [frame async for data in opened for frame in frames.feed(data)]
+    assert isinstance(head, Head)
+    assert (head.offset, head.node, head.cluster) == (COUNT, "n1", CLUSTER)
+    rows = table(head, [frame for frame in rest if isinstance(frame, Rows)])
+    assert {(row["bucket"], row["key"]) for row in rows} == {name_of(n) for n in range(COUNT)}
+    assert [row["segment"] for row in rows] == sorted(row["segment"] for row in rows)
+    assert streams.running == 0
+    await streams.close()
 
 
-def test_columns_say_what_the_store_has(store: LevelStore) -> None:
+async def test_columns_say_what_the_store_has(store: LevelStore) -> None:
     """Names, hashes, times, flags and values of each key are those that were written."""
 
-    async def run() -> None:
-        streams = streams_of(store)
-        head, frames, _ = await taken(streams, asked(view=RowView.OBJECTS))
-        rows = {(row["bucket"], row["key"]): row for row in table(head, frames, RowView.OBJECTS)}
-        for n in range(COUNT):
-            row = rows[name_of(n)]
-            _, data = sealed(n, n)
-            assert row["segment"] == segment_of(key_hash(*name_of(n)))
-            assert row["object"] == data
-            assert row["object_hash"] % (1 << 64) == xxh64_intdigest(data)
-            assert row["clock_hash"] % (1 << 64) == xxh64_intdigest(row["clock"], 42)
-            assert row["last_modified"].timestamp() == pytest.approx((1_000 + n) / 1000)
-            assert row["tombstone"] == (n % 10 == 0)
-            assert row["value"] == (None if n % 10 == 0 else b"value-%d" % n)
-            assert (row["size"], row["siblings"], row["change_offset"]) == (len(data), 1, n)
-            assert (row["apply_epoch"], row["apply_offset"], row["partition"]) == (1, COUNT, PARTITION)
-            assert row["contents"][0]["offset"] == n + 1
-            assert row["fault"] is None
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    head, frames, _ = await taken(streams, asked(view=RowView.OBJECTS))
+    rows = {(row["bucket"], row["key"]): row for row in table(head, frames, RowView.OBJECTS)}
+    for n in range(COUNT):
+        row = rows[name_of(n)]
+        _, data = sealed(n, n)
+        assert row["segment"] == segment_of(key_hash(*name_of(n)))
+        assert row["object"] == data
+        assert row["object_hash"] % (1 << 64) == xxh64_intdigest(data)
+        assert row["clock_hash"] % (1 << 64) == xxh64_intdigest(row["clock"], 42)
+        assert row["last_modified"].timestamp() == pytest.approx((1_000 + n) / 1000)
+        assert row["tombstone"] == (n % 10 == 0)
+        assert row["value"] == (None if n % 10 == 0 else b"value-%d" % n)
+        assert (row["size"], row["siblings"], row["change_offset"]) == (len(data), 1, n)
+        assert (row["apply_epoch"], row["apply_offset"], row["partition"]) == (1, COUNT, PARTITION)
+        assert row["contents"][0]["offset"] == n + 1
+        assert row["fault"] is None
+    await streams.close()
 
 
 @pytest.mark.parametrize(
@@ -185,35 +179,29 @@ def test_columns_say_what_the_store_has(store: LevelStore) -> None:
         ({"first": HALF}, lambda n: segment_of(key_hash(*name_of(n))) >= HALF),
     ],
 )
-def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str, Any], wanted: Any) -> None:
+async def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str, Any], wanted: Any) -> None:
     """Bucket, prefix, times and segments each leave exactly the rows that they mean."""
 
-    async def run() -> None:
-        streams = streams_of(store)
-        head, frames, _ = await taken(streams, asked(**other))
-        found = {(row["bucket"], row["key"]) for row in table(head, frames)}
-        assert found == {name_of(n) for n in range(COUNT) if wanted(n)}
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    head, frames, _ = await taken(streams, asked(**other))
+    found = {(row["bucket"], row["key"]) for row in table(head, frames)}
+    assert found == {name_of(n) for n in range(COUNT) if wanted(n)}
+    await streams.close()
 
 
-def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a stream is taken up again, what comes is what was left, no row twice and none passed over."""
     monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 7)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.FRAME_SLICES", 1)
 
-    async def run() -> None:
-        streams = streams_of(store)
-        _, frames, _ = await taken(streams, asked())
-        names = [name for rows in frames for name in rows.names]
-        assert len(frames) > 40
-        for at in (0, 6, 7, 150, COUNT - 1):
-            _, rest, _ = await taken(streams, asked(after=names[at]))
-            assert [name for rows in rest for name in rows.names] == names[at + 1 :]
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    _, frames, _ = await taken(streams, asked())
+    names = [name for rows in frames for name in rows.names]
+    assert len(frames) > 40
+    for at in (0, 6, 7, 150, COUNT - 1):
+        _, rest, _ = await taken(streams, asked(after=names[at]))
+        assert [name for rows in rest for name in rows.names] == names[at + 1 :]
+    await streams.close()
 
 
 def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,105 +228,90 @@ def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monke
     asyncio.run(run())
 
 
-def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
+async def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
     """One more than the limit is refused, and a stream that is left makes room, also before its end."""
 
-    async def run() -> None:
-        streams = streams_of(store)
-        opened = [await streams.rows(asked()) for _ in range(STREAMS_MAX)]
-        for one in opened:
-            await anext(one)
-        with pytest.raises(Overloaded, match="its limit"):
-            await streams.rows(asked())
-        for one in opened:
-            await one.aclose()
-        assert streams.running == 0
-        await taken(streams, asked())
-        streams.stop()
-        with pytest.raises(NotReady, match="stopping"):
-            await streams.rows(asked())
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    opened = [await streams.rows(asked()) for _ in range(STREAMS_MAX)]
+    for one in opened:
+        await anext(one)
+    with pytest.raises(Overloaded, match="its limit"):
+        await streams.rows(asked())
+    for one in opened:
+        await one.aclose()
+    assert streams.running == 0
+    await taken(streams, asked())
+    streams.stop()
+    with pytest.raises(NotReady, match="stopping"):
+        await streams.rows(asked())
+    await streams.close()
 
 
-def test_a_plan_does_not_wait_for_the_frames_of_streams(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_does_not_wait_for_the_frames_of_streams(
+    store: LevelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that reads for many, and rests long since clients write, tells at once what it has: who asks for a plan
     would leave it out, and nobody could read."""
     rested = threading.Event()
     monkeypatch.setattr("isthmus.aae.row_stream.streams.TreeThrottle.rest_s", lambda *_: 0.2)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.sleep", lambda _: rested.wait(30))
 
-    async def run() -> None:
-        streams = streams_of(store)
-        opened = [await streams.rows(asked()) for _ in range(8)]
-        for one in opened:
-            await anext(one)
-        begun = [asyncio.ensure_future(anext(one)) for one in opened]
-        await asyncio.sleep(0.01)
-        async with asyncio.timeout(20):  # the frames take longer
-            assert await streams.estimates([LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)]) == [
-                COUNT
-            ]
-        assert not any(one.done() for one in begun)
-        rested.set()
-        await asyncio.gather(*begun)
-        for one in opened:
-            await one.aclose()
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    opened = [await streams.rows(asked()) for _ in range(8)]
+    for one in opened:
+        await anext(one)
+    begun = [asyncio.ensure_future(anext(one)) for one in opened]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):  # the frames take longer
+        assert await streams.estimates([LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)]) == [COUNT]
+    assert not any(one.done() for one in begun)
+    rested.set()
+    await asyncio.gather(*begun)
+    for one in opened:
+        await one.aclose()
+    await streams.close()
 
 
-def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that follow each other read no rows; a later one counts anew."""
 
-    async def run() -> None:
-        streams = streams_of(store)
-        held = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)
-        assert await streams.estimates([held]) == [COUNT]
-        write(store, [1000], COUNT)
-        assert await streams.estimates([held]) == [COUNT]
-        monkeypatch.setattr("isthmus.aae.row_stream.streams.ESTIMATE_KEPT_S", 0.0)
-        assert await streams.estimates([held]) == [COUNT + 1]
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    held = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)
+    assert await streams.estimates([held]) == [COUNT]
+    write(store, [1000], COUNT)
+    assert await streams.estimates([held]) == [COUNT]
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.ESTIMATE_KEPT_S", 0.0)
+    assert await streams.estimates([held]) == [COUNT + 1]
+    await streams.close()
 
 
-def test_a_copy_that_may_not_answer_says_so(store: LevelStore) -> None:
+async def test_a_copy_that_may_not_answer_says_so(store: LevelStore) -> None:
     """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
 
-    async def run() -> None:
-        with pytest.raises(NotReady, match="no replica"):
-            await streams_of(store).rows(asked(partition=4))
-        with pytest.raises(NotReady, match="being filled"):
-            await streams_of(store, whole=False).rows(asked())
-        with pytest.raises(NotLeader):
-            await streams_of(store, leads=False).rows(asked(consistency=Consistency.COMMITTED))
-        with pytest.raises(NotReady, match="is applied to"):
-            await streams_of(store).changes(ChangesRequest(b"default", PARTITION, 0, COUNT + 1))
-
-    asyncio.run(run())
+    with pytest.raises(NotReady, match="no replica"):
+        await streams_of(store).rows(asked(partition=4))
+    with pytest.raises(NotReady, match="being filled"):
+        await streams_of(store, whole=False).rows(asked())
+    with pytest.raises(NotLeader):
+        await streams_of(store, leads=False).rows(asked(consistency=Consistency.COMMITTED))
+    with pytest.raises(NotReady, match="is applied to"):
+        await streams_of(store).changes(ChangesRequest(b"default", PARTITION, 0, COUNT + 1))
 
 
-def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) -> None:
+async def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) -> None:
     """A key that changed again is in the later range alone; ranges together have every key once."""
 
-    async def run() -> None:
-        streams = streams_of(store)
-        write(store, [5], COUNT, previous=5)
-        early, late = (
-            ChangesRequest(b"default", PARTITION, 0, 100),
-            ChangesRequest(b"default", PARTITION, 100, COUNT + 1),
-        )
-        first = table(*(await taken(streams, early))[:2])
-        second = table(*(await taken(streams, late._replace(view=RowView.OBJECTS)))[:2], RowView.OBJECTS)
-        assert {row["key"] for row in first} == {name_of(n)[1] for n in range(100) if n != 5}
-        assert {row["key"] for row in second} == {name_of(n)[1] for n in (5, *range(100, COUNT))}
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    write(store, [5], COUNT, previous=5)
+    early, late = (
+        ChangesRequest(b"default", PARTITION, 0, 100),
+        ChangesRequest(b"default", PARTITION, 100, COUNT + 1),
+    )
+    first = table(*(await taken(streams, early))[:2])
+    second = table(*(await taken(streams, late._replace(view=RowView.OBJECTS)))[:2], RowView.OBJECTS)
+    assert {row["key"] for row in first} == {name_of(n)[1] for n in range(100) if n != 5}
+    assert {row["key"] for row in second} == {name_of(n)[1] for n in (5, *range(100, COUNT))}
+    await streams.close()
 
 
 def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:

@@ -650,30 +650,27 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
     run_test(work)
 
 
-def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> None:
+async def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> None:
     """`bucket_types = "*"` is resolved at each check; a type that the other cluster lacks is said to be, is not proven,
     is not tried again before its slot, and does not count as a failure of the others."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST)
-        types = ["default"]
-        fixture.members.bucket_types = types
-        fixture.scheduler.start()
-        checker = fixture.checkers["west"]
-        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
-        types.append("other")
-        checker.lacking = {"other"}
-        results = await fixture.scheduler.run("west", CheckKind.ALL, "ann")
-        assert [check.bucket_type for check in checker.checks] == ["default", "default", "other"]
-        assert [(result.bucket_type, result.lacking, result.proven) for result in results] == [
-            ("default", False, True),
-            ("other", True, False),
-        ]
-        history = fixture.scheduler.peer("west").history
-        assert history.proven_ms.keys() == {"default"}
-        assert not history.schedule_state.failed
-        assert fixture.scheduler.peer("west").retry is None
-        assert fixture.scheduler.peer("west").bucket_types == ["default", "other"]
-        await fixture.scheduler.stop()
-
-    asyncio.run(work())
+    fixture = SchedulerFixture(tmp_path, WEST)
+    types = ["default"]
+    fixture.members.bucket_types = types
+    fixture.scheduler.start()
+    checker = fixture.checkers["west"]
+    await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    types.append("other")
+    checker.lacking = {"other"}
+    results = await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    assert [check.bucket_type for check in checker.checks] == ["default", "default", "other"]
+    assert [(result.bucket_type, result.lacking, result.proven) for result in results] == [
+        ("default", False, True),
+        ("other", True, False),
+    ]
+    history = fixture.scheduler.peer("west").history
+    assert history.proven_ms.keys() == {"default"}
+    assert not history.schedule_state.failed
+    assert fixture.scheduler.peer("west").retry is None
+    assert fixture.scheduler.peer("west").bucket_types == ["default", "other"]
+    await fixture.scheduler.stop()

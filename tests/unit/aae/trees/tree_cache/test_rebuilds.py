@@ -56,47 +56,42 @@ def test_a_build_rests_the_longer_the_busier_the_process_is(busy: float, low: fl
     assert low - 1e-6 <= rest_s / 0.001 <= high + 1e-6
 
 
-def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> None:
+async def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> None:
     """A tree that serves has its turn when its moment comes, and the next one an interval later; not in between."""
 
-    async def work() -> None:
-        clock, store, history = Clock(), MemoryStore(), History(3)
-        entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
-        store.write([PartitionStep(3, entries)])
-        copy = ReplicaSnapshot(3, b"default", 1, len(entries), True)
-        trees = TreeCache(
-            store, directory=tmp_path, replicas=FakeReplicas(lambda: [copy]), time=clock, rebuild_ms=EVERY_MS
-        )
-        trees.start()
+    clock, store, history = Clock(), MemoryStore(), History(3)
+    entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
+    store.write([PartitionStep(3, entries)])
+    copy = ReplicaSnapshot(3, b"default", 1, len(entries), True)
+    trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: [copy]), time=clock, rebuild_ms=EVERY_MS)
+    trees.start()
 
-        async def looked(builds: int) -> None:
-            for _ in range(2_000):
-                trees._wake.set()
-                await asyncio.sleep(0.001)
-                if trees.builds_total >= builds:
-                    break
-            for _ in range(20):
-                trees._wake.set()
-                await asyncio.sleep(0.001)
-            assert trees.builds_total == builds
+    async def looked(builds: int) -> None:
+        for _ in range(2_000):
+            trees._wake.set()
+            await asyncio.sleep(0.001)
+            if trees.builds_total >= builds:
+                break
+        for _ in range(20):
+            trees._wake.set()
+            await asyncio.sleep(0.001)
+        assert trees.builds_total == builds
 
-        await looked(1)  # there was none
-        clock.ms += EVERY_MS - 1
-        await looked(1)
-        clock.ms += 1
-        await looked(2)
-        assert trees.cached[3].tree is not None
-        clock.ms += EVERY_MS // 2
-        await looked(2)
-        clock.ms += EVERY_MS // 2
-        await looked(3)
-        assert trees.mismatches == []
-        await trees.stop(save=False)
-
-    asyncio.run(work())
+    await looked(1)  # there was none
+    clock.ms += EVERY_MS - 1
+    await looked(1)
+    clock.ms += 1
+    await looked(2)
+    assert trees.cached[3].tree is not None
+    clock.ms += EVERY_MS // 2
+    await looked(2)
+    clock.ms += EVERY_MS // 2
+    await looked(3)
+    assert trees.mismatches == []
+    await trees.stop(save=False)
 
 
-def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
+async def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build that ends in what nobody foresaw is one that failed: it gathers no changes any more, says why, has its
@@ -111,31 +106,28 @@ def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
 
     monkeypatch.setattr("isthmus.aae.trees.tree_cache.TreeBuild", Faulty)
 
-    async def work() -> None:
-        clock, store = Clock(), MemoryStore()
-        copies = []
-        for partition in (3, 4):
-            history = History(partition)
-            entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
-            store.write([PartitionStep(partition, entries)])
-            copies.append(ReplicaSnapshot(partition, b"default", 1, len(entries), True))
-        trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: copies), time=clock)
-        trees.start()
+    clock, store = Clock(), MemoryStore()
+    copies = []
+    for partition in (3, 4):
+        history = History(partition)
+        entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
+        store.write([PartitionStep(partition, entries)])
+        copies.append(ReplicaSnapshot(partition, b"default", 1, len(entries), True))
+    trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: copies), time=clock)
+    trees.start()
 
-        async def looked() -> None:
-            for _ in range(30):
-                trees._wake.set()
-                await asyncio.sleep(0.001)
+    async def looked() -> None:
+        for _ in range(30):
+            trees._wake.set()
+            await asyncio.sleep(0.001)
 
-        await looked()
-        faulty, whole = trees.cached[3], trees.cached[4]
-        assert whole.tree is not None
-        assert (faulty.tree, faulty.build) == (None, None)
-        assert faulty.reason == "cannot be built: nobody foresaw this"
-        faults.clear()
-        clock.ms += RETRY_MS
-        await looked()
-        assert faulty.tree is not None
-        await trees.stop(save=False)
-
-    asyncio.run(work())
+    await looked()
+    faulty, whole = trees.cached[3], trees.cached[4]
+    assert whole.tree is not None
+    assert (faulty.tree, faulty.build) == (None, None)
+    assert faulty.reason == "cannot be built: nobody foresaw this"
+    faults.clear()
+    clock.ms += RETRY_MS
+    await looked()
+    assert faulty.tree is not None
+    await trees.stop(save=False)

@@ -207,56 +207,50 @@ def test_object_queries_are_parsed_or_refused(query):
     assert refused_status(lambda: parse_object_query(query)) in (None, 400)
 
 
-def test_a_timeout_of_the_client_is_kept(client_api, send_request):
+async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
     """A write that takes longer is unknown and goes on; a read is refused; both within the time that was given."""
 
-    async def scenario():
-        client_api.kv.gate = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        late = await send_request(client_api.app, "PUT", K + "?timeout=30", b"v", TEXT)
-        assert (late.status, late.reason) == (504, "outcome-unknown")
-        assert b"outcome=unknown" in late.body
-        client_api.kv.gate.set()
-        async with asyncio.timeout(5):
-            while not client_api.kv.writes:
-                await asyncio.sleep(0.001)
-        read = await send_request(client_api.app, "GET", K + "?timeout=5000")
-        assert (read.status, read.body) == (200, b"v")
+    client_api.kv.gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    late = await send_request(client_api.app, "PUT", K + "?timeout=30", b"v", TEXT)
+    assert (late.status, late.reason) == (504, "outcome-unknown")
+    assert b"outcome=unknown" in late.body
+    client_api.kv.gate.set()
+    async with asyncio.timeout(5):
+        while not client_api.kv.writes:
+            await asyncio.sleep(0.001)
+    read = await send_request(client_api.app, "GET", K + "?timeout=5000")
+    assert (read.status, read.body) == (200, b"v")
 
-        async def never(*_):
-            await asyncio.sleep(60)
+    async def never(*_):
+        await asyncio.sleep(60)
 
-        client_api.kv.get = never
-        slow = await send_request(client_api.app, "GET", K + "?timeout=30")
-        assert (slow.status, slow.reason) == (503, "timeout")
-        assert loop.time() - begun < 5
-
-    asyncio.run(scenario())
+    client_api.kv.get = never
+    slow = await send_request(client_api.app, "GET", K + "?timeout=30")
+    assert (slow.status, slow.reason) == (503, "timeout")
+    assert loop.time() - begun < 5
 
 
-def test_what_goes_on_behind_a_timeout_is_still_held(client_api, send_request):
+async def test_what_goes_on_behind_a_timeout_is_still_held(client_api, send_request):
     """Bodies of writes that go on count against the limit until they are over, so that clients with little patience
     cannot fill a node's memory: what has no room is refused."""
 
-    async def scenario():
-        client_api.kv.gate = asyncio.Event()
-        budget = client_api.app.budget
-        budget.limit_bytes = 250
-        for method, path in (("PUT", K), ("POST", "/buckets/b/keys")):
-            late = await send_request(client_api.app, method, f"{path}?timeout=20", b"v" * 100, TEXT)
-            assert (late.status, late.reason) == (504, "outcome-unknown")
-        assert budget.used_bytes == 200
-        full = await send_request(client_api.app, "PUT", K + "?timeout=20", b"v" * 100, TEXT)
-        assert (full.status, full.reason) == (503, "overloaded")
-        client_api.kv.gate.set()
-        async with asyncio.timeout(5):
-            while budget.used_bytes:
-                await asyncio.sleep(0.001)
-        assert (await send_request(client_api.app, "PUT", K + "?timeout=5000", b"v" * 100, TEXT)).status == 204
-        assert budget.used_bytes == 0
-
-    asyncio.run(scenario())
+    client_api.kv.gate = asyncio.Event()
+    budget = client_api.app.budget
+    budget.limit_bytes = 250
+    for method, path in (("PUT", K), ("POST", "/buckets/b/keys")):
+        late = await send_request(client_api.app, method, f"{path}?timeout=20", b"v" * 100, TEXT)
+        assert (late.status, late.reason) == (504, "outcome-unknown")
+    assert budget.used_bytes == 200
+    full = await send_request(client_api.app, "PUT", K + "?timeout=20", b"v" * 100, TEXT)
+    assert (full.status, full.reason) == (503, "overloaded")
+    client_api.kv.gate.set()
+    async with asyncio.timeout(5):
+        while budget.used_bytes:
+            await asyncio.sleep(0.001)
+    assert (await send_request(client_api.app, "PUT", K + "?timeout=5000", b"v" * 100, TEXT)).status == 204
+    assert budget.used_bytes == 0
 
 
 def test_a_listing_that_takes_longer_than_its_timeout_is_cut(client_api, send_request):

@@ -44,46 +44,40 @@ async def counter(metastore: MemoryMetastore, path: str) -> int | None:
     return None if found is None else int(json.loads(found.value)["next"])
 
 
-def test_the_default_bucket_type_waits_for_as_many_nodes_as_it_has_replicas() -> None:
+async def test_the_default_bucket_type_waits_for_as_many_nodes_as_it_has_replicas() -> None:
     """The reason says how many are missing; with the last one it is placed, first replicas lead."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=6, factor=3, settle_ms=0), 1) as cluster:
-            first = cluster.nodes["n1"].controller
-            await eventually(lambda: first.waiting == "waits for 2 more nodes: replication.factor is 3")
-            await cluster.add(2)
-            await eventually(lambda: first.waiting == "waits for 1 more node: replication.factor is 3")
-            assert not first.records
-            await cluster.add(3)
-            await eventually(cluster.online)
-            assert not first.waiting
-            sets = [record.replicas for _, record in sorted(cluster.records.items())]
-            assert sets == [names(*each) for each in computed(6, 3, [1, 2, 3])]
-            for record in cluster.records.values():
-                assert record.leader is not None
-                assert record.leader.node == record.replicas[0], "the first of each set leads at first"
-                assert record.isr == {Member(f"n{n}", 50 + n) for n in (1, 2, 3)}
-                assert (record.bucket_type, record.partition_count, record.min_isr) == ("default", 6, 2)
-            assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) == 6
-            assert await counter(cluster.nodes["n1"].metastore, PARTITIONS_COUNTER.path) == 6
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=6, factor=3, settle_ms=0), 1) as cluster:
+        first = cluster.nodes["n1"].controller
+        await eventually(lambda: first.waiting == "waits for 2 more nodes: replication.factor is 3")
+        await cluster.add(2)
+        await eventually(lambda: first.waiting == "waits for 1 more node: replication.factor is 3")
+        assert not first.records
+        await cluster.add(3)
+        await eventually(cluster.online)
+        assert not first.waiting
+        sets = [record.replicas for _, record in sorted(cluster.records.items())]
+        assert sets == [names(*each) for each in computed(6, 3, [1, 2, 3])]
+        for record in cluster.records.values():
+            assert record.leader is not None
+            assert record.leader.node == record.replicas[0], "the first of each set leads at first"
+            assert record.isr == {Member(f"n{n}", 50 + n) for n in (1, 2, 3)}
+            assert (record.bucket_type, record.partition_count, record.min_isr) == ("default", 6, 2)
+        assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) == 6
+        assert await counter(cluster.nodes["n1"].metastore, PARTITIONS_COUNTER.path) == 6
 
 
-def test_nodes_that_start_together_all_get_their_share() -> None:
+async def test_nodes_that_start_together_all_get_their_share() -> None:
     """The placing waits until no other node has come for a while: the first three of five do not hold it all."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=10, factor=3, settle_ms=1_500), 1, 2, 3) as cluster:
-            await eventually(lambda: "more nodes: 3 are here" in cluster.nodes["n1"].controller.waiting)
-            await asyncio.sleep(0.1)
-            await cluster.add(4)
-            await asyncio.sleep(0.1)
-            await cluster.add(5)
-            await eventually(cluster.online)
-            assert cluster.leads() == dict.fromkeys(names(1, 2, 3, 4, 5), 2)
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=10, factor=3, settle_ms=1_500), 1, 2, 3) as cluster:
+        await eventually(lambda: "more nodes: 3 are here" in cluster.nodes["n1"].controller.waiting)
+        await asyncio.sleep(0.1)
+        await cluster.add(4)
+        await asyncio.sleep(0.1)
+        await cluster.add(5)
+        await eventually(cluster.online)
+        assert cluster.leads() == dict.fromkeys(names(1, 2, 3, 4, 5), 2)
 
 
 def test_settling_has_an_end() -> None:
@@ -112,46 +106,40 @@ def test_nodes_that_leave_or_have_no_gen_yet_do_not_count() -> None:
     assert founding.reason == "waits for 1 more node: replication.factor is 2"
 
 
-def test_nodes_that_are_drained_hold_nothing_of_the_first_bucket_type_either() -> None:
+async def test_nodes_that_are_drained_hold_nothing_of_the_first_bucket_type_either() -> None:
     """A node that was drained before there was any bucket type is waited for, and told of, as one that is missing; with
     another one, the placing goes by it."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=6, factor=2, settle_ms=0), 1) as cluster:
-            one = cluster.nodes["n1"]
-            await change_placement(one.metastore, lambda p: p.with_drained(["n2", "n9"], "ann", 1))
-            await eventually(lambda: "n2" in one.controller.placement.drained)
-            await cluster.add(2)
-            await eventually(lambda: "n2" in one.controller.registrations)
-            await eventually(lambda: "(n2 drained: `isthmus node drain NODE --undo`)" in one.controller.waiting)
-            await cluster.add(3)
-            await eventually(cluster.online)
-            assert {node for record in cluster.records.values() for node in record.replicas} == {"n1", "n3"}
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=6, factor=2, settle_ms=0), 1) as cluster:
+        one = cluster.nodes["n1"]
+        await change_placement(one.metastore, lambda p: p.with_drained(["n2", "n9"], "ann", 1))
+        await eventually(lambda: "n2" in one.controller.placement.drained)
+        await cluster.add(2)
+        await eventually(lambda: "n2" in one.controller.registrations)
+        await eventually(lambda: "(n2 drained: `isthmus node drain NODE --undo`)" in one.controller.waiting)
+        await cluster.add(3)
+        await eventually(cluster.online)
+        assert {node for record in cluster.records.values() for node in record.replicas} == {"n1", "n3"}
 
 
-def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_none_of_it() -> None:
+async def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_none_of_it() -> None:
     """The drain lands between the look at who is drained and the write."""
 
-    async def scenario() -> None:
-        metastore = MemoryMetastore()
-        await metastore.start(lambda _state: None)
-        founding, create = DefaultTypeCreation(DefaultType(4, 1, settle_ms=0), "n1"), metastore.create_records
+    metastore = MemoryMetastore()
+    await metastore.start(lambda _state: None)
+    founding, create = DefaultTypeCreation(DefaultType(4, 1, settle_ms=0), "n1"), metastore.create_records
 
-        async def late(*records_and_values: Any, **unmoved: Any) -> bool:
-            await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
-            return await create(*records_and_values, **unmoved)
+    async def late(*records_and_values: Any, **unmoved: Any) -> bool:
+        await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
+        return await create(*records_and_values, **unmoved)
 
-        metastore.create_records = late  # type: ignore[method-assign]
-        assert not await founding.found(metastore, registered(1, 2), 5)
-        assert not await metastore.records()
-        metastore.create_records = create  # type: ignore[method-assign]
-        assert await founding.found(metastore, registered(1, 2), 5)
-        assert {node for record in (await metastore.records()).values() for node in record.replicas} == {"n1"}
-        await metastore.stop()
-
-    asyncio.run(scenario())
+    metastore.create_records = late  # type: ignore[method-assign]
+    assert not await founding.found(metastore, registered(1, 2), 5)
+    assert not await metastore.records()
+    metastore.create_records = create  # type: ignore[method-assign]
+    assert await founding.found(metastore, registered(1, 2), 5)
+    assert {node for record in (await metastore.records()).values() for node in record.replicas} == {"n1"}
+    await metastore.stop()
 
 
 def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
@@ -169,136 +157,115 @@ def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
     assert DefaultTypeCreation(DefaultType(4, 2, ignore_racks=True, settle_ms=0), "n1").look(racks, 0) == 0
 
 
-def test_racks_are_placed_by() -> None:
+async def test_racks_are_placed_by() -> None:
     """Registrations bring ids and racks; the placement is the rack-aware one."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=6, factor=3, settle_ms=300)) as cluster:
-            racks = {0: "a", 1: "b", 2: "b", 3: "c", 4: "c", 5: "c"}
-            for number, rack in racks.items():
-                await cluster.node(number, rack).start()
-            await eventually(cluster.online)
-            sets = [record.replicas for _, record in sorted(cluster.records.items())]
-            assert sets == [names(*each) for each in placed(6, 3, racks)]
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=6, factor=3, settle_ms=300)) as cluster:
+        racks = {0: "a", 1: "b", 2: "b", 3: "c", 4: "c", 5: "c"}
+        for number, rack in racks.items():
+            await cluster.node(number, rack).start()
+        await eventually(cluster.online)
+        sets = [record.replicas for _, record in sorted(cluster.records.items())]
+        assert sets == [names(*each) for each in placed(6, 3, racks)]
 
 
-def test_a_computed_placement_starts_where_the_last_one_ended() -> None:
+async def test_a_computed_placement_starts_where_the_last_one_ended() -> None:
     """The index is kept in the metastore, whoever controls: at 9 partition 0 is on 4, 1, 2."""
 
-    async def scenario() -> None:
-        cluster = Cluster(DefaultType(partition_count=2, factor=3, settle_ms=300))
-        for number in range(5):
-            cluster.node(number)
-        started = cluster.nodes["n0"]
-        await started.metastore.start(lambda _state: None)
-        await started.metastore.put(CHAIN_COUNTER.path, b'{"v":1,"next":9}', None)
-        await started.metastore.put(PARTITIONS_COUNTER.path, b'{"v":1,"next":40}', None)
-        for node in cluster.living:
-            await node.start()
-        await eventually(cluster.online)
-        assert [r.replicas for _, r in sorted(cluster.records.items())] == [names(4, 1, 2), names(0, 3, 4)]
-        assert sorted(cluster.records) == [40, 41], "ids are not used again"
-        assert await counter(started.metastore, CHAIN_COUNTER.path) == 11
-        await cluster.stop()
-
-    asyncio.run(scenario())
+    cluster = Cluster(DefaultType(partition_count=2, factor=3, settle_ms=300))
+    for number in range(5):
+        cluster.node(number)
+    started = cluster.nodes["n0"]
+    await started.metastore.start(lambda _state: None)
+    await started.metastore.put(CHAIN_COUNTER.path, b'{"v":1,"next":9}', None)
+    await started.metastore.put(PARTITIONS_COUNTER.path, b'{"v":1,"next":40}', None)
+    for node in cluster.living:
+        await node.start()
+    await eventually(cluster.online)
+    assert [r.replicas for _, r in sorted(cluster.records.items())] == [names(4, 1, 2), names(0, 3, 4)]
+    assert sorted(cluster.records) == [40, 41], "ids are not used again"
+    assert await counter(started.metastore, CHAIN_COUNTER.path) == 11
+    await cluster.stop()
 
 
-def test_an_operators_placement_is_waited_for_and_then_used() -> None:
+async def test_an_operators_placement_is_waited_for_and_then_used() -> None:
     """placement = "file": nothing is placed by itself; what is assigned comes online and does not move the chain."""
 
-    async def scenario() -> None:
-        async with running(FILE, 0, 1, 2) as cluster:
-            one = cluster.nodes["n1"].controller
-            await eventually(lambda: one.waiting.startswith("waits for an operator: replication.placement is"))
-            assert await one.assign("default", ((2, 0), (1, 2)), validate_only=True) == "valid"
-            assert not await cluster.nodes["n1"].metastore.records()
-            assert await one.assign("default", ((2, 0), (1, 2)), validate_only=False) == "created"
-            await eventually(cluster.online)
-            assert [r.replicas for _, r in sorted(cluster.records.items())] == [names(2, 0), names(1, 2)]
-            assert cluster.leads() == {"n1": 1, "n2": 1}
-            assert {r.min_isr for r in cluster.records.values()} == {1}
-            assert one.waiting == ""
-            assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) is None
-
-    asyncio.run(scenario())
+    async with running(FILE, 0, 1, 2) as cluster:
+        one = cluster.nodes["n1"].controller
+        await eventually(lambda: one.waiting.startswith("waits for an operator: replication.placement is"))
+        assert await one.assign("default", ((2, 0), (1, 2)), validate_only=True) == "valid"
+        assert not await cluster.nodes["n1"].metastore.records()
+        assert await one.assign("default", ((2, 0), (1, 2)), validate_only=False) == "created"
+        await eventually(cluster.online)
+        assert [r.replicas for _, r in sorted(cluster.records.items())] == [names(2, 0), names(1, 2)]
+        assert cluster.leads() == {"n1": 1, "n2": 1}
+        assert {r.min_isr for r in cluster.records.values()} == {1}
+        assert one.waiting == ""
+        assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) is None
 
 
-def test_what_exists_is_not_placed_again() -> None:
+async def test_what_exists_is_not_placed_again() -> None:
     """The same placement is said to exist; another one is refused; another bucket type gets ids of its own."""
 
-    async def scenario() -> None:
-        async with running(FILE, 0, 1, 2) as cluster:
-            one, other = cluster.nodes["n1"].controller, cluster.nodes["n2"].controller
-            await eventually(lambda: len(one.registrations) == len(other.registrations) == 3)
-            assert await one.assign("t", ((0, 1), (1, 2)), validate_only=False) == "created"
-            assert await other.assign("t", ((0, 1), (1, 2)), validate_only=False) == "exists"
-            assert await other.assign("t", ((0, 1), (1, 2)), validate_only=True) == "exists"
-            for differs in (((1, 0), (1, 2)), ((0, 1),), ((0, 1), (1, 2), (2, 0))):
-                with pytest.raises(PlacementDiffers, match="bucket type 't' has 2 partitions"):
-                    await other.assign("t", differs, validate_only=False)
-            with pytest.raises(BadReplicaMap, match="node id 7"):
-                await one.assign("u", ((0, 7),), validate_only=True)
-            assert await other.assign("u", ((0,),), validate_only=False) == "created"
-            await eventually(lambda: sorted(one.records) == [0, 1, 2])
-            assert (one.records[2].bucket_type, one.records[2].index, one.records[2].partition_count) == ("u", 0, 1)
-
-    asyncio.run(scenario())
+    async with running(FILE, 0, 1, 2) as cluster:
+        one, other = cluster.nodes["n1"].controller, cluster.nodes["n2"].controller
+        await eventually(lambda: len(one.registrations) == len(other.registrations) == 3)
+        assert await one.assign("t", ((0, 1), (1, 2)), validate_only=False) == "created"
+        assert await other.assign("t", ((0, 1), (1, 2)), validate_only=False) == "exists"
+        assert await other.assign("t", ((0, 1), (1, 2)), validate_only=True) == "exists"
+        for differs in (((1, 0), (1, 2)), ((0, 1),), ((0, 1), (1, 2), (2, 0))):
+            with pytest.raises(PlacementDiffers, match="bucket type 't' has 2 partitions"):
+                await other.assign("t", differs, validate_only=False)
+        with pytest.raises(BadReplicaMap, match="node id 7"):
+            await one.assign("u", ((0, 7),), validate_only=True)
+        assert await other.assign("u", ((0,),), validate_only=False) == "created"
+        await eventually(lambda: sorted(one.records) == [0, 1, 2])
+        assert (one.records[2].bucket_type, one.records[2].index, one.records[2].partition_count) == ("u", 0, 1)
 
 
-def test_two_who_create_at_once_do_not_make_the_same_partitions() -> None:
+async def test_two_who_create_at_once_do_not_make_the_same_partitions() -> None:
     """Ids come from a counter that is written with the records: the later one looks again and takes the next ids."""
 
-    async def scenario() -> None:
-        async with running(FILE, 0, 1, 2) as cluster:
-            controllers = [node.controller for node in cluster.living]
-            await eventually(lambda: all(len(c.registrations) == 3 for c in controllers))
-            outcomes = await asyncio.gather(
-                *(c.assign(f"t{i}", ((0, 1), (1, 2)), validate_only=False) for i, c in enumerate(controllers)),
-                *(c.assign("same", ((0, 1),), validate_only=False) for c in controllers),
-            )
-            assert sorted(outcomes) == ["created"] * 4 + ["exists"] * 2
-            await eventually(lambda: cluster.online() and len(cluster.records) == 7)
-            kinds = sorted((r.bucket_type, r.index) for r in cluster.records.values())
-            assert kinds == [("same", 0), *((f"t{i}", index) for i in range(3) for index in range(2))]
-
-    asyncio.run(scenario())
+    async with running(FILE, 0, 1, 2) as cluster:
+        controllers = [node.controller for node in cluster.living]
+        await eventually(lambda: all(len(c.registrations) == 3 for c in controllers))
+        outcomes = await asyncio.gather(
+            *(c.assign(f"t{i}", ((0, 1), (1, 2)), validate_only=False) for i, c in enumerate(controllers)),
+            *(c.assign("same", ((0, 1),), validate_only=False) for c in controllers),
+        )
+        assert sorted(outcomes) == ["created"] * 4 + ["exists"] * 2
+        await eventually(lambda: cluster.online() and len(cluster.records) == 7)
+        kinds = sorted((r.bucket_type, r.index) for r in cluster.records.values())
+        assert kinds == [("same", 0), *((f"t{i}", index) for i in range(3) for index in range(2))]
 
 
-def test_an_assignment_without_the_metastore_says_whether_it_may_have_happened() -> None:
+async def test_an_assignment_without_the_metastore_says_whether_it_may_have_happened() -> None:
     """Not reached: nothing was created. No answer to the write: unknown, and once more is safe."""
 
-    async def scenario() -> None:
-        async with running(FILE, 0, 1, 2) as cluster:
-            node = cluster.nodes["n1"]
-            await eventually(lambda: len(node.registrations) == 3)
-            node.metastore.disconnect()
-            with pytest.raises(NotReady, match="nothing was created"):
-                await node.controller.assign("t", ((0, 1),), validate_only=False)
-            node.metastore.reconnect()
-            node.metastore.spoil(WriteFault.ANSWER_LOST)
-            with pytest.raises(OutcomeUnknown, match="may have been created"):
-                await node.controller.assign("t", ((0, 1),), validate_only=False)
-            assert await node.controller.assign("t", ((0, 1),), validate_only=False) == "exists"
-
-    asyncio.run(scenario())
+    async with running(FILE, 0, 1, 2) as cluster:
+        node = cluster.nodes["n1"]
+        await eventually(lambda: len(node.registrations) == 3)
+        node.metastore.disconnect()
+        with pytest.raises(NotReady, match="nothing was created"):
+            await node.controller.assign("t", ((0, 1),), validate_only=False)
+        node.metastore.reconnect()
+        node.metastore.spoil(WriteFault.ANSWER_LOST)
+        with pytest.raises(OutcomeUnknown, match="may have been created"):
+            await node.controller.assign("t", ((0, 1),), validate_only=False)
+        assert await node.controller.assign("t", ((0, 1),), validate_only=False) == "exists"
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"v":2,"next":1}', b'{"v":1,"next":-1}', b'{"v":1,"next":true}'])
-def test_a_counter_that_is_damaged_is_told(value: bytes) -> None:
+async def test_a_counter_that_is_damaged_is_told(value: bytes) -> None:
     """Nothing is placed on a guess."""
 
-    async def scenario() -> None:
-        async with running(FILE, 0, 1, 2) as cluster:
-            node = cluster.nodes["n1"]
-            await eventually(lambda: len(node.registrations) == 3)
-            await node.metastore.put(PARTITIONS_COUNTER.path, value, None)
-            with pytest.raises(Corruption, match="/placement/partitions"):
-                await node.controller.assign("t", ((0, 1),), validate_only=False)
-
-    asyncio.run(scenario())
+    async with running(FILE, 0, 1, 2) as cluster:
+        node = cluster.nodes["n1"]
+        await eventually(lambda: len(node.registrations) == 3)
+        await node.metastore.put(PARTITIONS_COUNTER.path, value, None)
+        with pytest.raises(Corruption, match="/placement/partitions"):
+            await node.controller.assign("t", ((0, 1),), validate_only=False)
 
 
 def test_min_isr_is_one_less_than_the_factor_unless_it_is_set() -> None:
@@ -310,22 +277,19 @@ def test_min_isr_is_one_less_than_the_factor_unless_it_is_set() -> None:
         assert {chosen.min_isr("default", factor) for factor in (1, 3, 5)} == {wanted}
 
 
-def test_new_partitions_begin_in_election_with_everybody_in_sync() -> None:
+async def test_new_partitions_begin_in_election_with_everybody_in_sync() -> None:
     """Before anybody stands: epoch 0, no leader, the first replica preferred."""
 
-    async def scenario() -> None:
-        cluster = Cluster(FILE)
-        for number in (0, 1):
-            cluster.node(number).mute = True
-        for node in cluster.living:
-            await node.start()
-        one = cluster.nodes["n0"].controller
-        await eventually(lambda: len(one.registrations) == 2)
-        assert await one.assign("t", ((1, 0),), validate_only=False) == "created"
-        await eventually(lambda: one.records and one.records[0].status is PartitionStatus.CANDIDATE_FOUND)
-        record = one.records[0]
-        assert record.candidate is not None
-        assert (record.candidate.node, record.epoch, record.reason) == ("n1", 1, "waits for n1 to promote itself")
-        await cluster.stop()
-
-    asyncio.run(scenario())
+    cluster = Cluster(FILE)
+    for number in (0, 1):
+        cluster.node(number).mute = True
+    for node in cluster.living:
+        await node.start()
+    one = cluster.nodes["n0"].controller
+    await eventually(lambda: len(one.registrations) == 2)
+    assert await one.assign("t", ((1, 0),), validate_only=False) == "created"
+    await eventually(lambda: one.records and one.records[0].status is PartitionStatus.CANDIDATE_FOUND)
+    record = one.records[0]
+    assert record.candidate is not None
+    assert (record.candidate.node, record.epoch, record.reason) == ("n1", 1, "waits for n1 to promote itself")
+    await cluster.stop()

@@ -27,68 +27,56 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
-def test_one_of_several_decides_and_all_know_which() -> None:
+async def test_one_of_several_decides_and_all_know_which() -> None:
     """The claim is one node's; each node hands on its readings and names the controller."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            assert cluster.decides() == ["n1"]
-            await eventually(lambda: [n.controller.controller for n in cluster.living] == ["n1"] * 3)
-            await eventually(lambda: all(set(n.registrations) == {"n1", "n2", "n3"} for n in cluster.living))
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        assert cluster.decides() == ["n1"]
+        await eventually(lambda: [n.controller.controller for n in cluster.living] == ["n1"] * 3)
+        await eventually(lambda: all(set(n.registrations) == {"n1", "n2", "n3"} for n in cluster.living))
 
 
-def test_another_takes_over_when_the_session_of_the_one_that_decided_ends() -> None:
+async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends() -> None:
     """Its ephemeral goes, the others see it, one of them has it; what it led is led by others soon after."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await cluster.nodes["n1"].die()
-            await eventually(lambda: len(cluster.decides()) == 1)
-            assert cluster.decides()[0] in ("n2", "n3")
-            await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await cluster.nodes["n1"].die()
+        await eventually(lambda: len(cluster.decides()) == 1)
+        assert cluster.decides()[0] in ("n2", "n3")
+        await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
 
 
-def test_a_controller_whose_session_expired_decides_no_more_and_may_come_again() -> None:
+async def test_a_controller_whose_session_expired_decides_no_more_and_may_come_again() -> None:
     """It learns from the claim itself, not from its memory, who decides."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            first = cluster.nodes["n1"]
-            first.metastore.expire()
-            await eventually(lambda: len(cluster.decides()) == 1)
-            await first.register()
-            await eventually(lambda: len(cluster.decides()) == 1 and cluster.online())
-            for node in cluster.living:
-                assert node.controller.decides == (node.controller.controller == node.name)
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        first = cluster.nodes["n1"]
+        first.metastore.expire()
+        await eventually(lambda: len(cluster.decides()) == 1)
+        await first.register()
+        await eventually(lambda: len(cluster.decides()) == 1 and cluster.online())
+        for node in cluster.living:
+            assert node.controller.decides == (node.controller.controller == node.name)
 
 
-def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None:
+async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None:
     """Before it hands over its leaderships: somebody else must elect their successors, and it must see them."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            first = cluster.nodes["n1"]
-            await first.controller.resign()
-            await eventually(lambda: cluster.decides() in (["n2"], ["n3"]))
-            await eventually(lambda: first.controller.controller == cluster.decides()[0])
-            await first.register(active=False)
-            await eventually(lambda: not first.registrations["n1"].active)
-            assert not first.controller.decides
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        first = cluster.nodes["n1"]
+        await first.controller.resign()
+        await eventually(lambda: cluster.decides() in (["n2"], ["n3"]))
+        await eventually(lambda: first.controller.controller == cluster.decides()[0])
+        await first.register(active=False)
+        await eventually(lambda: not first.registrations["n1"].active)
+        assert not first.controller.decides
 
 
-def test_records_are_read_before_registrations() -> None:
+async def test_records_are_read_before_registrations() -> None:
     """H29: a registration that is missing was missing when the record was read, or later; never the other way."""
 
     class Noting(FakeNode):
@@ -108,150 +96,126 @@ def test_records_are_read_before_registrations() -> None:
             self.metastore.records = read_records  # type: ignore[method-assign]
             self.metastore.registrations = read_registrations  # type: ignore[method-assign]
 
-    async def scenario() -> None:
-        async with running(DefaultType(2, 1, settle_ms=0)) as cluster:
-            node = cluster.nodes["n1"] = Noting(cluster, 1)
-            await node.start()
-            await eventually(cluster.online)
-            assert len(node.order) >= 4
-            assert node.order[0] == "records"
-            assert ("registrations", "registrations") not in pairwise(node.order)
-
-    asyncio.run(scenario())
+    async with running(DefaultType(2, 1, settle_ms=0)) as cluster:
+        node = cluster.nodes["n1"] = Noting(cluster, 1)
+        await node.start()
+        await eventually(cluster.online)
+        assert len(node.order) >= 4
+        assert node.order[0] == "records"
+        assert ("registrations", "registrations") not in pairwise(node.order)
 
 
-def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> None:
+async def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> None:
     """64 partitions, a third of them without a leader at once: no step waits for a poll, one request asks a node."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(64, 3, settle_ms=0), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            assert max(cluster.leads().values()) - min(cluster.leads().values()) <= 1
-            before = cluster.requests.copy()
-            lost = cluster.nodes["n2"]
-            led = cluster.leads()["n2"]
-            began = time.monotonic()
-            await lost.die()
-            await eventually(lambda: cluster.online() and not cluster.leads()["n2"])
-            took_s = time.monotonic() - began
-            asked = cluster.requests - before
-            assert led >= 21
-            assert asked["n1", "n3", "status"] <= 4
-            assert took_s < 3.0, "two looks of 2 s each would be a poll"
-            leads = cluster.leads()
-            assert leads["n1"] + leads["n3"] == 64
-            assert abs(leads["n1"] - leads["n3"]) <= 2, "equal logs: leaders spread evenly"
-
-    asyncio.run(scenario())
+    async with running(DefaultType(64, 3, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        assert max(cluster.leads().values()) - min(cluster.leads().values()) <= 1
+        before = cluster.requests.copy()
+        lost = cluster.nodes["n2"]
+        led = cluster.leads()["n2"]
+        began = time.monotonic()
+        await lost.die()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n2"])
+        took_s = time.monotonic() - began
+        asked = cluster.requests - before
+        assert led >= 21
+        assert asked["n1", "n3", "status"] <= 4
+        assert took_s < 3.0, "two looks of 2 s each would be a poll"
+        leads = cluster.leads()
+        assert leads["n1"] + leads["n3"] == 64
+        assert abs(leads["n1"] - leads["n3"]) <= 2, "equal logs: leaders spread evenly"
 
 
-def test_the_smallest_lag_is_asked_for_and_wins() -> None:
+async def test_the_smallest_lag_is_asked_for_and_wins() -> None:
     """The follower with the longer log leads, whatever the ids and the load say."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(6, 3, settle_ms=0), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            cluster.nodes["n3"].leo = dict.fromkeys(range(6), 9)
-            cluster.nodes["n2"].leo = dict.fromkeys(range(6), 8)
-            await cluster.nodes["n1"].die()
-            await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
-            assert cluster.leads() == {"n2": 2, "n3": 4}
-
-    asyncio.run(scenario())
+    async with running(DefaultType(6, 3, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        cluster.nodes["n3"].leo = dict.fromkeys(range(6), 9)
+        cluster.nodes["n2"].leo = dict.fromkeys(range(6), 8)
+        await cluster.nodes["n1"].die()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+        assert cluster.leads() == {"n2": 2, "n3": 4}
 
 
-def test_each_election_asks_anew() -> None:
+async def test_each_election_asks_anew() -> None:
     """What was said in the last election does not count in the next one."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(1, 5, settle_ms=0), 1, 2, 3, 4, 5) as cluster:
-            await eventually(lambda: cluster.online() and cluster.leads()["n1"])
-            await cluster.nodes["n1"].controller.resign()
-            await eventually(lambda: cluster.decides() and cluster.decides() != ["n1"])
-            cluster.nodes["n3"].leo = {0: 9}
-            await cluster.nodes["n1"].die()
-            await eventually(lambda: cluster.online() and cluster.leads()["n3"])
-            cluster.nodes["n4"].leo = {0: 20}
-            await cluster.nodes["n3"].die()
-            await eventually(lambda: cluster.online() and not cluster.leads()["n3"])
-            assert cluster.leads() == {"n4": 1}
-
-    asyncio.run(scenario())
+    async with running(DefaultType(1, 5, settle_ms=0), 1, 2, 3, 4, 5) as cluster:
+        await eventually(lambda: cluster.online() and cluster.leads()["n1"])
+        await cluster.nodes["n1"].controller.resign()
+        await eventually(lambda: cluster.decides() and cluster.decides() != ["n1"])
+        cluster.nodes["n3"].leo = {0: 9}
+        await cluster.nodes["n1"].die()
+        await eventually(lambda: cluster.online() and cluster.leads()["n3"])
+        cluster.nodes["n4"].leo = {0: 20}
+        await cluster.nodes["n3"].die()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n3"])
+        assert cluster.leads() == {"n4": 1}
 
 
-def test_who_does_not_answer_is_not_waited_for_longer_than_the_time_for_asking() -> None:
+async def test_who_does_not_answer_is_not_waited_for_longer_than_the_time_for_asking() -> None:
     """A node that is registered but cut off from the controller: its rival is nominated after half a second."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(3, 3, settle_ms=0), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            decides = cluster.nodes[cluster.decides()[0]]
-            other, lost = (node for node in cluster.living if node is not decides)
-            decides.leo = dict.fromkeys(range(3), 1)
-            other.deaf = True
-            other.leo = dict.fromkeys(range(3), 99)
-            began = time.monotonic()
-            await lost.die()
-            await eventually(lambda: cluster.online() and not cluster.leads()[lost.name])
-            assert 0.4 < time.monotonic() - began < 3.0
-            assert cluster.leads()[decides.name] == 2
-            other.deaf = False
-
-    asyncio.run(scenario())
+    async with running(DefaultType(3, 3, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        decides = cluster.nodes[cluster.decides()[0]]
+        other, lost = (node for node in cluster.living if node is not decides)
+        decides.leo = dict.fromkeys(range(3), 1)
+        other.deaf = True
+        other.leo = dict.fromkeys(range(3), 99)
+        began = time.monotonic()
+        await lost.die()
+        await eventually(lambda: cluster.online() and not cluster.leads()[lost.name])
+        assert 0.4 < time.monotonic() - began < 3.0
+        assert cluster.leads()[decides.name] == 2
+        other.deaf = False
 
 
-def test_a_candidate_that_stays_silent_is_followed_by_the_next() -> None:
+async def test_a_candidate_that_stays_silent_is_followed_by_the_next() -> None:
     """Wait-for-response fires in the running controller: the next one leads."""
 
-    async def scenario() -> None:
-        cluster = Cluster(DefaultType(1, 3, settle_ms=0))
-        for number in (1, 2, 3):
-            cluster.node(number).mute = number == 1
-        for node in cluster.living:
-            await node.start()
-        await eventually(cluster.online)
-        assert cluster.records[0].epoch == 2
-        assert not cluster.leads()["n1"]
-        await cluster.stop()
-
-    asyncio.run(scenario())
+    cluster = Cluster(DefaultType(1, 3, settle_ms=0))
+    for number in (1, 2, 3):
+        cluster.node(number).mute = number == 1
+    for node in cluster.living:
+        await node.start()
+    await eventually(cluster.online)
+    assert cluster.records[0].epoch == 2
+    assert not cluster.leads()["n1"]
+    await cluster.stop()
 
 
 @pytest.mark.parametrize("faults", [[WriteFault.REQUEST_LOST], [WriteFault.ANSWER_LOST] * 3, [WriteFault.LATE] * 2])
-def test_writes_of_unknown_fate_are_decided_by_what_is_read(faults: list[WriteFault]) -> None:
+async def test_writes_of_unknown_fate_are_decided_by_what_is_read(faults: list[WriteFault]) -> None:
     """R-AMBIG: nothing is taken for written or not written; the cluster comes online all the same."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            for node in cluster.living:
-                if node.controller.decides:
-                    node.metastore.spoil(*faults)
-            victim = next(node for node in cluster.living if not node.controller.decides)
-            await victim.die()
-            await eventually(lambda: cluster.online() and not cluster.leads()[victim.name])
-            for node in cluster.living:
-                node.metastore.deliver_late()
-            await eventually(cluster.online)
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        for node in cluster.living:
+            if node.controller.decides:
+                node.metastore.spoil(*faults)
+        victim = next(node for node in cluster.living if not node.controller.decides)
+        await victim.die()
+        await eventually(lambda: cluster.online() and not cluster.leads()[victim.name])
+        for node in cluster.living:
+            node.metastore.deliver_late()
+        await eventually(cluster.online)
 
 
-def test_an_outage_of_the_metastore_is_survived() -> None:
+async def test_an_outage_of_the_metastore_is_survived() -> None:
     """While nothing can be read nothing is decided; afterwards the controller goes on by itself."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            for node in cluster.living:
-                node.metastore.disconnect()
-            await cluster.nodes["n3"].die()
-            await asyncio.sleep(0.05)
-            for node in cluster.living:
-                node.metastore.reconnect()
-            await eventually(lambda: cluster.online() and not cluster.leads()["n3"])
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        for node in cluster.living:
+            node.metastore.disconnect()
+        await cluster.nodes["n3"].die()
+        await asyncio.sleep(0.05)
+        for node in cluster.living:
+            node.metastore.reconnect()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n3"])
 
 
 def test_a_bug_in_one_look_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,35 +245,32 @@ def test_a_bug_in_one_look_does_not_end_the_controller(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
-def test_hostile_requests_are_refused() -> None:
+async def test_hostile_requests_are_refused() -> None:
     """Statuses and promotions of another form change nothing and are told what would be right."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            handlers = cluster.nodes["n1"].controller.request_handlers()
-            assert set(handlers) == {"status", "promoted"}
-            for body in (b"", b"\xc1", b"\xff" * 9, *map(msgpack.packb, (None, 7, {}, ["x"], [-1], [True], [[0]]))):
-                with pytest.raises(BadInput):
-                    await handlers["status"]("n2", body)
-            known = cluster.records[0]
-            wrong = [
-                7,
-                [7],
-                [[0, 1, "n2", 1]],
-                [[0, 1, "n3", 1, 53]],
-                [[0, -1, "n2", 1, 52]],
-                [["0", 1, "n2", 1, 52]],
-                [[0, 1, "n2", 1, None]],
-            ]
-            for value in wrong:
-                with pytest.raises(BadInput):
-                    await handlers["promoted"]("n2", msgpack.packb(value))
-            assert await handlers["promoted"]("n2", msgpack.packb([[99, 1, "n2", 1, 52]])) == b""
-            assert msgpack.unpackb(await handlers["status"]("n2", msgpack.packb([0, 1])), strict_map_key=False) == {
-                0: [1, 0],
-                1: [1, 0],
-            }
-            assert cluster.records[0] == known
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        handlers = cluster.nodes["n1"].controller.request_handlers()
+        assert set(handlers) == {"status", "promoted"}
+        for body in (b"", b"\xc1", b"\xff" * 9, *map(msgpack.packb, (None, 7, {}, ["x"], [-1], [True], [[0]]))):
+            with pytest.raises(BadInput):
+                await handlers["status"]("n2", body)
+        known = cluster.records[0]
+        wrong = [
+            7,
+            [7],
+            [[0, 1, "n2", 1]],
+            [[0, 1, "n3", 1, 53]],
+            [[0, -1, "n2", 1, 52]],
+            [["0", 1, "n2", 1, 52]],
+            [[0, 1, "n2", 1, None]],
+        ]
+        for value in wrong:
+            with pytest.raises(BadInput):
+                await handlers["promoted"]("n2", msgpack.packb(value))
+        assert await handlers["promoted"]("n2", msgpack.packb([[99, 1, "n2", 1, 52]])) == b""
+        assert msgpack.unpackb(await handlers["status"]("n2", msgpack.packb([0, 1])), strict_map_key=False) == {
+            0: [1, 0],
+            1: [1, 0],
+        }
+        assert cluster.records[0] == known

@@ -45,81 +45,72 @@ def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b'{"v":99}', b"[" * 100_000, b"x" * 900_000])
-def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
+async def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
     """Damaged, newer or huge: the others are elected when their leader dies, that one when it is mended, by what the
     log has said of it, once."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            one = cluster.nodes["n1"].controller
-            dying = next(r.leader.node for r in one.records.values() if r.leader and r.leader.node != "n1")
-            mine = [p for p, r in one.records.items() if r.leader and r.leader.node == dying]
-            damaged = mine[0]
-            with capture_logs() as logs:
-                was = overwrite(cluster.ensemble, f"/p/{damaged}", value)
-                living = [node for node in cluster.living if node.name != dying]
-                await eventually(lambda: all(n.controller.unread.partitions == {damaged} for n in living))
-                await cluster.nodes[dying].die()
-                await eventually(
-                    lambda: all(
-                        r.status is PartitionStatus.ONLINE and r.leader is not None and r.leader.node != dying
-                        for p, r in one.records.items()
-                        if p != damaged
-                    )
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        one = cluster.nodes["n1"].controller
+        dying = next(r.leader.node for r in one.records.values() if r.leader and r.leader.node != "n1")
+        mine = [p for p, r in one.records.items() if r.leader and r.leader.node == dying]
+        damaged = mine[0]
+        with capture_logs() as logs:
+            was = overwrite(cluster.ensemble, f"/p/{damaged}", value)
+            living = [node for node in cluster.living if node.name != dying]
+            await eventually(lambda: all(n.controller.unread.partitions == {damaged} for n in living))
+            await cluster.nodes[dying].die()
+            await eventually(
+                lambda: all(
+                    r.status is PartitionStatus.ONLINE and r.leader is not None and r.leader.node != dying
+                    for p, r in one.records.items()
+                    if p != damaged
                 )
-                await asyncio.sleep(0.5)
-            found = cluster.ensemble.read(f"/p/{damaged}")
-            assert found is not None
-            assert found[0] == value
-            told = [e for e in logs if e["event"] == "controller.document_unreadable" and e["last"] == was.decode()]
-            assert 2 <= len(told) <= 3
-            assert {each["path"] for each in told} == {f"/p/{damaged}"}
-            assert {each["last_version"] for each in told} == {found[1].version - 1}
-            assert list(one.unread.samples()) == [("isthmus_metastore_unreadable_documents", {}, 1)]
-            overwrite(cluster.ensemble, f"/p/{damaged}", told[0]["last"].encode())
-            await eventually(lambda: not one.unread.why)
-            await eventually(lambda: (r := one.records[damaged]).leader is not None and r.leader.node != dying)
+            )
+            await asyncio.sleep(0.5)
+        found = cluster.ensemble.read(f"/p/{damaged}")
+        assert found is not None
+        assert found[0] == value
+        told = [e for e in logs if e["event"] == "controller.document_unreadable" and e["last"] == was.decode()]
+        assert 2 <= len(told) <= 3
+        assert {each["path"] for each in told} == {f"/p/{damaged}"}
+        assert {each["last_version"] for each in told} == {found[1].version - 1}
+        assert list(one.unread.samples()) == [("isthmus_metastore_unreadable_documents", {}, 1)]
+        overwrite(cluster.ensemble, f"/p/{damaged}", told[0]["last"].encode())
+        await eventually(lambda: not one.unread.why)
+        await eventually(lambda: (r := one.records[damaged]).leader is not None and r.leader.node != dying)
 
-    asyncio.run(scenario())
 
-
-def test_a_registration_that_cannot_be_read_is_no_live_node() -> None:
+async def test_a_registration_that_cannot_be_read_is_no_live_node() -> None:
     """Nobody goes by what it may have said: what that node leads is led by others, and which one it is is told."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            overwrite(cluster.ensemble, "/nodes/n2", b'{"v":99}')
-            one = cluster.nodes["n1"].controller
-            await eventually(lambda: "version 99" in one.unread.why.get("/nodes/n2", ""))
-            await eventually(lambda: cluster.online() and not cluster.leads()["n2"])
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        overwrite(cluster.ensemble, "/nodes/n2", b'{"v":99}')
+        one = cluster.nodes["n1"].controller
+        await eventually(lambda: "version 99" in one.unread.why.get("/nodes/n2", ""))
+        await eventually(lambda: cluster.online() and not cluster.leads()["n2"])
 
 
-def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
+async def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
     """A process that never read a record neither makes a bucket type a second time nor plans without that partition;
     one that has read it knows what it was."""
 
-    async def scenario() -> None:
-        ensemble = MemoryEnsemble()
-        knows, new = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
-        for each in (knows, new):
-            await each.start(lambda _state: None)
-        records = [PartitionRecord(p, "default", p, 2, ("n1",), min_isr=1, reason="new") for p in (0, 1)]
-        assert await knows.create_records(records)
-        assert len(await knows.records()) == 2
-        overwrite(ensemble, "/p/1", b"{}")
-        assert (await PlanningInput.read(knows)).records.keys() == {0, 1}
-        with pytest.raises(Unreadable, match="/p/1"):
-            await PlanningInput.read(new)
-        assert (await new.records()).keys() == {0}
-        overwrite(ensemble, "/p/1", encode_record(records[1]))
-        assert (await PlanningInput.read(new)).records.keys() == {0, 1}
-        assert not new.unreadable
-
-    asyncio.run(scenario())
+    ensemble = MemoryEnsemble()
+    knows, new = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
+    for each in (knows, new):
+        await each.start(lambda _state: None)
+    records = [PartitionRecord(p, "default", p, 2, ("n1",), min_isr=1, reason="new") for p in (0, 1)]
+    assert await knows.create_records(records)
+    assert len(await knows.records()) == 2
+    overwrite(ensemble, "/p/1", b"{}")
+    assert (await PlanningInput.read(knows)).records.keys() == {0, 1}
+    with pytest.raises(Unreadable, match="/p/1"):
+        await PlanningInput.read(new)
+    assert (await new.records()).keys() == {0}
+    overwrite(ensemble, "/p/1", encode_record(records[1]))
+    assert (await PlanningInput.read(new)).records.keys() == {0, 1}
+    assert not new.unreadable
 
 
 def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> None:
@@ -136,35 +127,32 @@ def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> Non
     assert not moving.overdue
 
 
-def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZooKeeper that refuses to read one out (its rights) for a while: the book of properties and the controller's
     documents go by what they knew, and by what stands there as soon as it can be read."""
 
-    async def scenario() -> None:
-        metastore = MemoryMetastore()
-        await metastore.start(lambda _state: None)
-        get = metastore.get
+    metastore = MemoryMetastore()
+    await metastore.start(lambda _state: None)
+    get = metastore.get
 
-        async def refused(path: str) -> Versioned | None:
-            raise LocalFault(f"ZooKeeper at zk:1 refuses a read of {path}: NoAuthError()")
+    async def refused(path: str) -> Versioned | None:
+        raise LocalFault(f"ZooKeeper at zk:1 refuses a read of {path}: NoAuthError()")
 
-        book = PropertyCache(metastore)
-        await book.start()
-        document = WatchedDocument(metastore, OPTIONS_DOCUMENT, OptionSettings(), DocumentEvents("a"))
-        setting = PropertySetting(True, "ann", 1)
-        with monkeypatch.context() as patched:
-            patched.setattr(metastore, "get", refused)
-            book._document.on_hint(PROPERTIES_PATH)
-            await document.refresh()
-            await asyncio.sleep(0.1)
-        assert metastore.get == get
-        assert not document.readable
-        await change_properties(metastore, PropertyScope("notes"), {"last_write_wins": setting})
+    book = PropertyCache(metastore)
+    await book.start()
+    document = WatchedDocument(metastore, OPTIONS_DOCUMENT, OptionSettings(), DocumentEvents("a"))
+    setting = PropertySetting(True, "ann", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(metastore, "get", refused)
         book._document.on_hint(PROPERTIES_PATH)
-        document.expire()
         await document.refresh()
-        assert document.readable
-        await eventually(lambda: book.of_type(b"notes").of(b"b").last_write_wins)
-        await book.stop()
-
-    asyncio.run(scenario())
+        await asyncio.sleep(0.1)
+    assert metastore.get == get
+    assert not document.readable
+    await change_properties(metastore, PropertyScope("notes"), {"last_write_wins": setting})
+    book._document.on_hint(PROPERTIES_PATH)
+    document.expire()
+    await document.refresh()
+    assert document.readable
+    await eventually(lambda: book.of_type(b"notes").of(b"b").last_write_wins)
+    await book.stop()

@@ -68,27 +68,24 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
-def test_no_more_partitions_change_than_the_option_says() -> None:
+async def test_no_more_partitions_change_than_the_option_says() -> None:
     """Two at a time of six; the order ends in the history with all of them."""
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            metastore = cluster.living[0].metastore
-            await change_option(metastore, MOVES_AT_ONCE, None, Setting(2, "ann", 1))
-            await cluster.add(4)
-            await eventually(lambda: cluster.living[0].controller.options.number(MOVES_AT_ONCE) == 2)
-            plan, number = await submit(
-                metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5
-            )
-            assert (len(plan.moves), number) == (6, 1)
-            await eventually(lambda: changing(cluster))
-            assert await end_all(cluster, most=2) == 2
-            (ended,) = cluster.living[0].controller.placement.ended
-            assert (ended.outcome, ended.moved, ended.partition_count, ended.by) == ("done", 6, 6, "ann")
-            assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
-
-    asyncio.run(scenario())
+    async with running(SIX, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        metastore = cluster.living[0].metastore
+        await change_option(metastore, MOVES_AT_ONCE, None, Setting(2, "ann", 1))
+        await cluster.add(4)
+        await eventually(lambda: cluster.living[0].controller.options.number(MOVES_AT_ONCE) == 2)
+        plan, number = await submit(
+            metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5
+        )
+        assert (len(plan.moves), number) == (6, 1)
+        await eventually(lambda: changing(cluster))
+        assert await end_all(cluster, most=2) == 2
+        (ended,) = cluster.living[0].controller.placement.ended
+        assert (ended.outcome, ended.moved, ended.partition_count, ended.by) == ("done", 6, 6, "ann")
+        assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
 
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["factor", "file"])
@@ -105,227 +102,196 @@ def test_no_more_partitions_change_than_the_option_says() -> None:
         (2, 3, 1, 3, 3, f"({MIN_ISR} is set to 3 for this bucket type)"),
     ],
 )
-def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
+async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
     before: int, after: int, of_cluster: int | None, of_type: int | None, number: int, what: str, *, by_file: bool
 ) -> None:
     """Whether the number of replicas rises or falls, by the factor or by a file, with the option set or not: the note
     of the plan has the number that the records have once the order is done, and what it means."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=2, factor=before, settle_ms=0), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            metastore = cluster.living[0].metastore
-            for bucket_type, value in ((None, of_cluster), ("default", of_type)):
-                if value is not None:
-                    await change_option(metastore, MIN_ISR, bucket_type, Setting(value, "ann", 1))
-            expected = {(after, number)}
-            wish = ReassignmentRequest(ReassignmentKind.FACTOR, "default", after)
-            if by_file:
-                places = [(*r.replicas, *({*cluster.nodes} - {*r.replicas}))[:after] for r in cluster.records.values()]
-                wish = ReassignmentRequest(ReassignmentKind.FILE, "default", places=tuple(places))
-            plan, _ = await submit(metastore, wish, None, "ann", 5)
-            notes = [note for note in plan.notes if "min-ISR" in note]
-            assert len(notes) == 1, plan.notes
-            where = f"bucket type default, {before} to {after} replica{'s' * (after > 1)}: min-ISR is {number} then"
-            assert notes[0].startswith(where)
-            assert what in " ".join(plan.notes)
-            await eventually(lambda: changing(cluster))
-            await end_all(cluster)
-            await eventually(
-                lambda: {(len(r.replicas), r.effective_min_isr) for r in cluster.records.values()} == expected
-            )
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=2, factor=before, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        metastore = cluster.living[0].metastore
+        for bucket_type, value in ((None, of_cluster), ("default", of_type)):
+            if value is not None:
+                await change_option(metastore, MIN_ISR, bucket_type, Setting(value, "ann", 1))
+        expected = {(after, number)}
+        wish = ReassignmentRequest(ReassignmentKind.FACTOR, "default", after)
+        if by_file:
+            places = [(*r.replicas, *({*cluster.nodes} - {*r.replicas}))[:after] for r in cluster.records.values()]
+            wish = ReassignmentRequest(ReassignmentKind.FILE, "default", places=tuple(places))
+        plan, _ = await submit(metastore, wish, None, "ann", 5)
+        notes = [note for note in plan.notes if "min-ISR" in note]
+        assert len(notes) == 1, plan.notes
+        where = f"bucket type default, {before} to {after} replica{'s' * (after > 1)}: min-ISR is {number} then"
+        assert notes[0].startswith(where)
+        assert what in " ".join(plan.notes)
+        await eventually(lambda: changing(cluster))
+        await end_all(cluster)
+        await eventually(lambda: {(len(r.replicas), r.effective_min_isr) for r in cluster.records.values()} == expected)
 
 
-def test_a_plan_says_when_min_isr_cannot_be_known_and_nothing_of_it_where_replicas_stay_as_many() -> None:
+async def test_a_plan_says_when_min_isr_cannot_be_known_and_nothing_of_it_where_replicas_stay_as_many() -> None:
     """A damaged document of options is no reason to guess; an order that only moves replicas has no such note."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=2, factor=2, settle_ms=0), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            metastore = cluster.living[0].metastore
-            moved = await planned(metastore, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)))
-            assert moved.moves
-            assert not any("min-ISR" in note for note in moved.notes)
-            await metastore.put(OPTIONS_PATH, b"damaged", None)
-            changed = await planned(metastore, ReassignmentRequest(ReassignmentKind.FACTOR, "default", 3))
-            assert any("min-ISR is not known, since the options" in note for note in changed.notes)
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=2, factor=2, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        metastore = cluster.living[0].metastore
+        moved = await planned(metastore, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)))
+        assert moved.moves
+        assert not any("min-ISR" in note for note in moved.notes)
+        await metastore.put(OPTIONS_PATH, b"damaged", None)
+        changed = await planned(metastore, ReassignmentRequest(ReassignmentKind.FACTOR, "default", 3))
+        assert any("min-ISR is not known, since the options" in note for note in changed.notes)
 
 
-def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
+async def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
     """While an order is open its partitions are counted by stage, by one node alone; when it is over, the order is."""
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            metastore = cluster.living[0].metastore
-            await cluster.add(4)
-            (name,) = cluster.decides()
-            samples = cluster.nodes[name].controller.moving.samples
+    async with running(SIX, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        metastore = cluster.living[0].metastore
+        await cluster.add(4)
+        (name,) = cluster.decides()
+        samples = cluster.nodes[name].controller.moving.samples
 
-            def shown() -> dict[tuple[str, ...], float]:
-                return {(metric, *labels.values()): value for metric, labels, value in samples()}
+        def shown() -> dict[tuple[str, ...], float]:
+            return {(metric, *labels.values()): value for metric, labels, value in samples()}
 
-            await submit(metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
-            await eventually(lambda: shown().get(("isthmus_moves", "copying")) == 4)
-            assert shown()["isthmus_moves", "waiting"] == 2
-            assert shown()["isthmus_move_orders",] == 1
-            assert not [s for n in cluster.living if n.name != name for s in n.controller.moving.samples()]
-            await end_all(cluster)
-            await eventually(lambda: shown()["isthmus_move_orders",] == 0)
-            assert shown()["isthmus_move_orders_ended_total", "done"] == 1
-            assert not any(value for (metric, *_), value in shown().items() if metric == "isthmus_moves")
-
-    asyncio.run(scenario())
+        await submit(metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+        await eventually(lambda: shown().get(("isthmus_moves", "copying")) == 4)
+        assert shown()["isthmus_moves", "waiting"] == 2
+        assert shown()["isthmus_move_orders",] == 1
+        assert not [s for n in cluster.living if n.name != name for s in n.controller.moving.samples()]
+        await end_all(cluster)
+        await eventually(lambda: shown()["isthmus_move_orders",] == 0)
+        assert shown()["isthmus_move_orders_ended_total", "done"] == 1
+        assert not any(value for (metric, *_), value in shown().items() if metric == "isthmus_moves")
 
 
-def test_an_order_outlives_the_node_that_carried_it_out() -> None:
+async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
     """The node that decides dies in the middle: the next one begins what is left, nothing is begun twice."""
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await cluster.add(4)
-            (name,) = cluster.decides()
-            first = cluster.nodes[name]
-            await submit(
-                first.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=(name, "n4")), None, "ann", 5
-            )
-            await eventually(lambda: len(changing(cluster)) == 4)
-            await first.die()
-            await eventually(lambda: cluster.decides() and cluster.online(), 20)
-            await end_all(cluster)
-            assert all(name not in r.replicas and len(r.replicas) == 3 for r in cluster.records.values())
-
-    asyncio.run(scenario())
+    async with running(SIX, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await cluster.add(4)
+        (name,) = cluster.decides()
+        first = cluster.nodes[name]
+        await submit(first.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=(name, "n4")), None, "ann", 5)
+        await eventually(lambda: len(changing(cluster)) == 4)
+        await first.die()
+        await eventually(lambda: cluster.decides() and cluster.online(), 20)
+        await end_all(cluster)
+        assert all(name not in r.replicas and len(r.replicas) == 3 for r in cluster.records.values())
 
 
-def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_cancelled() -> None:
+async def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_cancelled() -> None:
     """The write that begins it arrives after the order went to the history as cancelled: nobody would know of the
     change, and it would be made all the same."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=1, factor=3, min_isr=2, settle_ms=0), 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await cluster.add(4)
-            (name,) = cluster.decides()
-            decides, other = cluster.nodes[name], next(node for node in cluster.living if node.name != name)
-            decides.metastore.spoil(WriteFault.LATE)
-            _, number = await submit(
-                other.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5
-            )
-            await eventually(lambda: not decides.metastore._memory.faults)
-            await cancel(other.metastore, number, "ann")
-            await eventually(lambda: decides.controller.placement.ended)
-            assert decides.controller.placement.ended[0].outcome == "cancelled"
-            decides.metastore.deliver_late()
-            assert not any(r.adding or r.removing for r in (await other.metastore.records()).values())
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=1, factor=3, min_isr=2, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await cluster.add(4)
+        (name,) = cluster.decides()
+        decides, other = cluster.nodes[name], next(node for node in cluster.living if node.name != name)
+        decides.metastore.spoil(WriteFault.LATE)
+        _, number = await submit(
+            other.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5
+        )
+        await eventually(lambda: not decides.metastore._memory.faults)
+        await cancel(other.metastore, number, "ann")
+        await eventually(lambda: decides.controller.placement.ended)
+        assert decides.controller.placement.ended[0].outcome == "cancelled"
+        decides.metastore.deliver_late()
+        assert not any(r.adding or r.removing for r in (await other.metastore.records()).values())
 
 
-def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
+async def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
     """What was read before may be old; the document is looked at now and then, and with it the order goes on."""
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            one = cluster.nodes["n1"].metastore
-            await change_option(one, MOVES_AT_ONCE, None, Setting(1, "ann", 1))
-            await cluster.add(4)
-            await eventually(lambda: all(n.controller.options.number(MOVES_AT_ONCE) == 1 for n in cluster.living))
-            await submit(one, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
-            await eventually(lambda: len(changing(cluster)) == 1)
-            (name,) = cluster.decides()
-            found, decides = await one.get(ORDERS_PATH), cluster.nodes[name].metastore
-            assert found is not None
-            version = await one.put(ORDERS_PATH, b'{"v":2}', found.version)
-            get, reads = decides.get, []
+    async with running(SIX, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        one = cluster.nodes["n1"].metastore
+        await change_option(one, MOVES_AT_ONCE, None, Setting(1, "ann", 1))
+        await cluster.add(4)
+        await eventually(lambda: all(n.controller.options.number(MOVES_AT_ONCE) == 1 for n in cluster.living))
+        await submit(one, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+        await eventually(lambda: len(changing(cluster)) == 1)
+        (name,) = cluster.decides()
+        found, decides = await one.get(ORDERS_PATH), cluster.nodes[name].metastore
+        assert found is not None
+        version = await one.put(ORDERS_PATH, b'{"v":2}', found.version)
+        get, reads = decides.get, []
 
-            async def counted(path: str) -> Versioned | None:
-                reads.append(path)
-                return await get(path)
+        async def counted(path: str) -> Versioned | None:
+            reads.append(path)
+            return await get(path)
 
-            decides.get = counted  # type: ignore[method-assign]
-            await end(cluster, changing(cluster)[0])
-            await eventually(lambda: not changing(cluster))
-            await asyncio.sleep(0.3)
-            assert not changing(cluster)
-            assert reads.count(ORDERS_PATH) <= 3
-            await one.put(ORDERS_PATH, found.value, version)
-            await end_all(cluster)
-            assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
-
-    asyncio.run(scenario())
+        decides.get = counted  # type: ignore[method-assign]
+        await end(cluster, changing(cluster)[0])
+        await eventually(lambda: not changing(cluster))
+        await asyncio.sleep(0.3)
+        assert not changing(cluster)
+        assert reads.count(ORDERS_PATH) <= 3
+        await one.put(ORDERS_PATH, found.value, version)
+        await end_all(cluster)
+        assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
 
 
-def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer that dies is waited for, then another node is chosen for what was meant for it."""
     monkeypatch.setattr(reassigner, "REPLAN_MS", 100)
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await cluster.add(4, 5)
-            one = cluster.nodes["n1"]
-            await eventually(lambda: len(one.controller.registrations) == 5)
-            plan, _ = await submit(
-                one.metastore, ReassignmentRequest(ReassignmentKind.FACTOR, "default", 4), None, "ann", 5
-            )
-            assert {node for move in plan.moves for node in move.adds} == {"n4", "n5"}
-            await eventually(lambda: changing(cluster))
-            await cluster.nodes["n5"].die()
-            await eventually(
-                lambda: all("n5" not in move.after for order in one.controller.placement.orders for move in order.moves)
-            )
-            await end_all(cluster)
-            assert all(set(r.replicas) == {"n1", "n2", "n3", "n4"} for r in cluster.records.values())
-
-    asyncio.run(scenario())
+    async with running(SIX, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await cluster.add(4, 5)
+        one = cluster.nodes["n1"]
+        await eventually(lambda: len(one.controller.registrations) == 5)
+        plan, _ = await submit(
+            one.metastore, ReassignmentRequest(ReassignmentKind.FACTOR, "default", 4), None, "ann", 5
+        )
+        assert {node for move in plan.moves for node in move.adds} == {"n4", "n5"}
+        await eventually(lambda: changing(cluster))
+        await cluster.nodes["n5"].die()
+        await eventually(
+            lambda: all("n5" not in move.after for order in one.controller.placement.orders for move in order.moves)
+        )
+        await end_all(cluster)
+        assert all(set(r.replicas) == {"n1", "n2", "n3", "n4"} for r in cluster.records.values())
 
 
-def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type() -> None:
+async def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type() -> None:
     """Its leaderships are handed over though its replicas cannot go yet; undone, it gets its share again."""
     balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3, balance=balance) as cluster:
-            await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
-            one = cluster.nodes["n1"]
-            await change_placement(one.metastore, lambda p: p.with_drained(["n2"], "ann", 1))
-            await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 0)
-            await eventually(lambda: sorted(cluster.leads().values()) == [3, 3] or cluster.leads()["n1"] == 3)
-            with pytest.raises(BadReplicaMap, match="node id 2, which no live node has"):
-                await one.controller.assign("notes", ((1, 2), (2, 3)), validate_only=True)
-            await undrain(one.metastore, ["n2"], "ann")
-            await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
-
-    asyncio.run(scenario())
+    async with running(SIX, 1, 2, 3, balance=balance) as cluster:
+        await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
+        one = cluster.nodes["n1"]
+        await change_placement(one.metastore, lambda p: p.with_drained(["n2"], "ann", 1))
+        await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 0)
+        await eventually(lambda: sorted(cluster.leads().values()) == [3, 3] or cluster.leads()["n1"] == 3)
+        with pytest.raises(BadReplicaMap, match="node id 2, which no live node has"):
+            await one.controller.assign("notes", ((1, 2), (2, 3)), validate_only=True)
+        await undrain(one.metastore, ["n2"], "ann")
+        await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
 
 
-def test_a_node_that_never_could_read_what_is_drained_moves_no_leadership() -> None:
+async def test_a_node_that_never_could_read_what_is_drained_moves_no_leadership() -> None:
     """Once it decides it does not take "cannot be read" for "nobody is drained"."""
     balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
 
-    async def scenario() -> None:
-        async with running(SIX, 1, 2, 3, balance=balance) as cluster:
-            await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
-            metastore = cluster.nodes["n1"].metastore
-            await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
-            await eventually(lambda: cluster.online() and sorted(cluster.leads().values()) == [3, 3])
-            found = await metastore.get(ORDERS_PATH)
-            assert found is not None
-            version = await metastore.put(ORDERS_PATH, b'{"v":2}', found.version)
-            (late,) = await cluster.add(4)
-            for node in cluster.living[:3]:
-                await node.controller.resign()
-            await eventually(lambda: late.controller.decides)
-            await asyncio.sleep(0.2)
-            assert cluster.leads()["n2"] == 0
-            await late.metastore.put(ORDERS_PATH, encode_placement(Placement()), version)
-            await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
-
-    asyncio.run(scenario())
+    async with running(SIX, 1, 2, 3, balance=balance) as cluster:
+        await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)
+        metastore = cluster.nodes["n1"].metastore
+        await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
+        await eventually(lambda: cluster.online() and sorted(cluster.leads().values()) == [3, 3])
+        found = await metastore.get(ORDERS_PATH)
+        assert found is not None
+        version = await metastore.put(ORDERS_PATH, b'{"v":2}', found.version)
+        (late,) = await cluster.add(4)
+        for node in cluster.living[:3]:
+            await node.controller.resign()
+        await eventually(lambda: late.controller.decides)
+        await asyncio.sleep(0.2)
+        assert cluster.leads()["n2"] == 0
+        await late.metastore.put(ORDERS_PATH, encode_placement(Placement()), version)
+        await eventually(lambda: cluster.online() and cluster.leads()["n2"] == 2)

@@ -176,27 +176,21 @@ def _gone_on(record: PartitionRecord) -> PartitionRecord:
 
 
 @pytest.mark.parametrize("seed", range(STORIES))
-def test_a_drained_node_holds_nothing_once_all_orders_are_over(seed: int) -> None:
+async def test_a_drained_node_holds_nothing_once_all_orders_are_over(seed: int) -> None:
     """Whatever was created, ordered and carried out beside the drain, in whatever order, and whoever got no answer."""
     cluster = OperatedCluster(seed, takes_back=False)
 
-    async def scenario() -> None:
-        await cluster.run()
-        drained = (await read_placement(cluster.well)).drained.keys()
-        held = {node for record in (await cluster.well.records()).values() for node in record.replicas}
-        assert not held & drained
-
-    asyncio.run(scenario())
+    await cluster.run()
+    drained = (await read_placement(cluster.well)).drained.keys()
+    held = {node for record in (await cluster.well.records()).values() for node in record.replicas}
+    assert not held & drained
 
 
 @pytest.mark.parametrize("seed", range(STORIES))
-def test_every_order_ends_and_leaves_no_change_behind(seed: int) -> None:
+async def test_every_order_ends_and_leaves_no_change_behind(seed: int) -> None:
     """Also when orders are cancelled and nodes undrained at any moment: no partition changes without an order, and none
     was changed by somebody that its order does not know of."""
     cluster = OperatedCluster(seed, takes_back=True)
 
-    async def scenario() -> None:
-        await cluster.run()
-        assert all(ended.outcome != "refused" for ended in (await read_placement(cluster.well)).ended)
-
-    asyncio.run(scenario())
+    await cluster.run()
+    assert all(ended.outcome != "refused" for ended in (await read_placement(cluster.well)).ended)

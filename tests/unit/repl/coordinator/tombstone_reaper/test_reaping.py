@@ -120,158 +120,137 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tombstone_reaper, "TICK_S", 0.005)
 
 
-def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
+async def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
     """Object, key row and change row are gone, the entry's offset is noted, and the key can be written anew."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            await w.delete()
-            await w.gone()
-            assert w.made.store.changes(0, 0, 100) == []
-            assert w.made.store.cursor(0, REAPED).entry_offset == 3
-            assert await w.made.coordinators["n2"].get(KEY) is None
-            written = await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"again")))
-            assert [s.value for s in decode_object(written.payload).siblings] == [b"again"]
-            assert len(w.made.store.changes(0, 0, 100)) == 1
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        await w.delete()
+        await w.gone()
+        assert w.made.store.changes(0, 0, 100) == []
+        assert w.made.store.cursor(0, REAPED).entry_offset == 3
+        assert await w.made.coordinators["n2"].get(KEY) is None
+        written = await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"again")))
+        assert [s.value for s in decode_object(written.payload).siblings] == [b"again"]
+        assert len(w.made.store.changes(0, 0, 100)) == 1
 
 
 @pytest.mark.parametrize("remembered", [True, False])
-def test_a_request_takes_effect_once_though_its_key_was_reaped(
+async def test_a_request_takes_effect_once_though_its_key_was_reaped(
     monkeypatch: pytest.MonkeyPatch, remembered: bool
 ) -> None:
     """H40 holds over a reap: the repeated PUT does not bring the deleted value back, at any node, and is answered with
     the clock of the tombstone, as long as that is remembered."""
     monkeypatch.setattr("isthmus.repl.store.reaped_keys.REMEMBERED_MAX", 1)
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            n1, n2 = (w.made.coordinators[node] for node in ("n1", "n2"))
-            request = WriteRequest(KEY, Content(b"v"), None, b"id-1")
-            assert not (await n1.write(request)).repeated
-            deleted = await n1.write(WriteRequest(KEY, TOMBSTONE))
-            await w.gone()
-            if not remembered:
-                await w.delete(SECOND)
-                await w.gone(SECOND)
-            for coordinator in (n1, n2):
-                again = await coordinator.write(request)
-                assert again.repeated
-                assert (again.payload, again.sibling_count) == (b"", 0)
-                assert again.clock == (deleted.clock if remembered else b"")
-            assert await n1.get(KEY) is None
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        n1, n2 = (w.made.coordinators[node] for node in ("n1", "n2"))
+        request = WriteRequest(KEY, Content(b"v"), None, b"id-1")
+        assert not (await n1.write(request)).repeated
+        deleted = await n1.write(WriteRequest(KEY, TOMBSTONE))
+        await w.gone()
+        if not remembered:
+            await w.delete(SECOND)
+            await w.gone(SECOND)
+        for coordinator in (n1, n2):
+            again = await coordinator.write(request)
+            assert again.repeated
+            assert (again.payload, again.sibling_count) == (b"", 0)
+            assert again.clock == (deleted.clock if remembered else b"")
+        assert await n1.get(KEY) is None
 
 
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("late", ["value", "tombstone"])
-def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, late: str) -> None:
+async def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, late: str) -> None:
     """R-WAIT: a push that says nothing new is superseded by a REAP that is not applied. It is told so when that is; if
     the entry is dropped nobody knows, and the change comes again."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            runtime, coordinator = w.made.runtimes["n1"], w.made.coordinators["n1"]
-            value = write(None, (), Content(b"late"), (actor_of(OTHER, 0), 1), 5)
-            assert (await coordinator.push([PushItem(KEY, OTHER, encode_object(value))]))[0].error is None
-            w.queues.waiting = "not yet"
-            await coordinator.write(WriteRequest(KEY, TOMBSTONE))
-            deleted = w.in_store()
-            assert deleted is not None
-            runtime.hold, w.queues.waiting = True, ""
-            place = runtime.partitions[0]
-            async with asyncio.timeout(5):
-                while not any(entry.kind == EntryKind.REAP for entry in place.pending):
-                    await asyncio.sleep(0.001)
-            again = encode_object(value if late == "value" else deleted)
-            push = asyncio.create_task(coordinator.push([PushItem(KEY, OTHER, again, late == "tombstone")]))
-            await asyncio.sleep(0.01)
-            assert not push.done()
-            if applied:
-                runtime.apply(place)
-            else:
-                runtime.step_down(0)
-            ((result),) = await push
-            assert result.outcome is (PushOutcome.SUPERSEDED if applied else PushOutcome.FAILED)
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        runtime, coordinator = w.made.runtimes["n1"], w.made.coordinators["n1"]
+        value = write(None, (), Content(b"late"), (actor_of(OTHER, 0), 1), 5)
+        assert (await coordinator.push([PushItem(KEY, OTHER, encode_object(value))]))[0].error is None
+        w.queues.waiting = "not yet"
+        await coordinator.write(WriteRequest(KEY, TOMBSTONE))
+        deleted = w.in_store()
+        assert deleted is not None
+        runtime.hold, w.queues.waiting = True, ""
+        place = runtime.partitions[0]
+        async with asyncio.timeout(5):
+            while not any(entry.kind == EntryKind.REAP for entry in place.pending):
+                await asyncio.sleep(0.001)
+        again = encode_object(value if late == "value" else deleted)
+        push = asyncio.create_task(coordinator.push([PushItem(KEY, OTHER, again, late == "tombstone")]))
+        await asyncio.sleep(0.01)
+        assert not push.done()
+        if applied:
+            runtime.apply(place)
+        else:
+            runtime.step_down(0)
+        ((result),) = await push
+        assert result.outcome is (PushOutcome.SUPERSEDED if applied else PushOutcome.FAILED)
 
 
-def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn reaps no more than REAPS_AT_ONCE of a partition, and at that rate the memory of reaped keys is longer than
     a lease and a write's time-out together, as they are by default: no sink pushes what is older."""
     per_s = tombstone_reaper.REAPS_AT_ONCE / DEFAULT_TICK_S
     assert REMEMBERED_MAX / per_s * 1_000 > QueueSettings("q").lease_ms + ListenSettings().request_timeout_ms
     monkeypatch.setattr(tombstone_reaper, "TICK_S", 60.0)
 
-    async def scenario() -> None:
-        keys = keys_of(0, tombstone_reaper.REAPS_AT_ONCE + 5)
-        async with reaping_cluster(IMMEDIATE) as w:
-            for key in keys:
-                await w.delete(key)
-            reaper, place = w.reapers["n1"], w.made.runtimes["n1"].partitions[0]
-            reaper._reap_due(place, reaper._led[0])  # type: ignore[arg-type]
-            await w.gone(keys[0])
-            assert sum(w.in_store(key) is not None for key in keys) == 5
-
-    asyncio.run(scenario())
+    keys = keys_of(0, tombstone_reaper.REAPS_AT_ONCE + 5)
+    async with reaping_cluster(IMMEDIATE) as w:
+        for key in keys:
+            await w.delete(key)
+        reaper, place = w.reapers["n1"], w.made.runtimes["n1"].partitions[0]
+        reaper._reap_due(place, reaper._led[0])  # type: ignore[arg-type]
+        await w.gone(keys[0])
+        assert sum(w.in_store(key) is not None for key in keys) == 5
 
 
-def test_tombstones_are_kept_unless_their_bucket_says_otherwise() -> None:
+async def test_tombstones_are_kept_unless_their_bucket_says_otherwise() -> None:
     """`keep` is the default; a bucket's own delete_mode counts for it alone; values are never touched."""
 
-    async def scenario() -> None:
-        (mine,) = keys_of(0, 1, b"mine")
-        async with reaping_cluster(mine=IMMEDIATE) as w:
-            await w.delete()
-            await w.delete(mine)
-            await w.made.coordinators["n1"].write(WriteRequest(mine._replace(key=b"live" + mine.key), Content(b"v")))
-            await w.gone(mine)
-            found = w.in_store()
-            assert found is not None
-            assert found.deleted
-
-    asyncio.run(scenario())
+    (mine,) = keys_of(0, 1, b"mine")
+    async with reaping_cluster(mine=IMMEDIATE) as w:
+        await w.delete()
+        await w.delete(mine)
+        await w.made.coordinators["n1"].write(WriteRequest(mine._replace(key=b"live" + mine.key), Content(b"v")))
+        await w.gone(mine)
+        found = w.in_store()
+        assert found is not None
+        assert found.deleted
 
 
-def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
+async def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
     """Each obstacle is told by name; the last to go lets the tombstone go."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(DEFAULTS._replace(reap_after_ms=1_000)) as w:
-            w.sync("n1")
-            w.queues.offering, w.queues.waiting = True, "queue to-west: acknowledged below offset 1"
-            await w.delete()
-            await asyncio.sleep(0.05)
-            assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 1, "waits": ""}], "its delay is not over"
-            w.kind = TypeProperties(IMMEDIATE, {})
-            await w.until_it_waits("replica n2 is not in sync")
-            w.sync("n1", "n2")
-            await w.until_it_waits("queue to-west: acknowledged below offset 1")
-            assert set(w.queues.asked) == {2}
-            assert w.in_store() is not None
-            w.queues.waiting = ""
-            await w.gone()
-
-    asyncio.run(scenario())
+    async with reaping_cluster(DEFAULTS._replace(reap_after_ms=1_000)) as w:
+        w.sync("n1")
+        w.queues.offering, w.queues.waiting = True, "queue to-west: acknowledged below offset 1"
+        await w.delete()
+        await asyncio.sleep(0.05)
+        assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 1, "waits": ""}], "its delay is not over"
+        w.kind = TypeProperties(IMMEDIATE, {})
+        await w.until_it_waits("replica n2 is not in sync")
+        w.sync("n1", "n2")
+        await w.until_it_waits("queue to-west: acknowledged below offset 1")
+        assert set(w.queues.asked) == {2}
+        assert w.in_store() is not None
+        w.queues.waiting = ""
+        await w.gone()
 
 
-def test_what_was_deleted_before_is_found_by_a_walk() -> None:
+async def test_what_was_deleted_before_is_found_by_a_walk() -> None:
     """Properties that change, and a new leader, find tombstones that apply told nobody of."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            for key in (KEY, SECOND, THIRD):
-                await w.delete(key)
-            await asyncio.sleep(0.03)
-            assert w.in_store() is not None
-            w.kind = TypeProperties(IMMEDIATE, {})
-            w.reapers["n1"].properties_changed()
-            await w.gone(KEY, SECOND, THIRD)
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        for key in (KEY, SECOND, THIRD):
+            await w.delete(key)
+        await asyncio.sleep(0.03)
+        assert w.in_store() is not None
+        w.kind = TypeProperties(IMMEDIATE, {})
+        w.reapers["n1"].properties_changed()
+        await w.gone(KEY, SECOND, THIRD)
 
 
 def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,143 +295,125 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
     asyncio.run(scenario())
 
 
-def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound they are left, and found by a later walk."""
     monkeypatch.setattr(tombstone_reaper, "CANDIDATES_MAX", 1)
     monkeypatch.setattr(tombstone_reaper, "WALK_PAUSE_S", 0.01)
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            w.queues.waiting = "queue q: waits"
-            for key in (KEY, SECOND, THIRD):
-                await w.delete(key)
-            assert w.reapers["n1"].status()[0]["tombstones"] == 1
-            w.queues.waiting = ""
-            await w.gone(KEY, SECOND, THIRD)
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        w.queues.waiting = "queue q: waits"
+        for key in (KEY, SECOND, THIRD):
+            await w.delete(key)
+        assert w.reapers["n1"].status()[0]["tombstones"] == 1
+        w.queues.waiting = ""
+        await w.gone(KEY, SECOND, THIRD)
 
 
-def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
+async def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
     """Where there are queues it is written once more, as ours and with a dot of ours, and reaped by that offset."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            w.queues.offering, w.queues.waiting = True, "queue q: waits"
-            dot = (actor_of(OTHER, 0), pack_counter(1, 1))
-            theirs = encode_object(write(None, (), TOMBSTONE, dot, 1))
-            await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, theirs)])
-            await w.until_it_waits("queue q")
-            (change,) = w.made.store.changes(0, 0, 100)
-            assert (change.origin == OTHER, change.offset) == (False, 2)
-            found = w.in_store()
-            assert found is not None
-            assert found.siblings == decode_object(theirs).siblings
-            assert [actor for actor, _, _ in found.clock] == sorted([actor_of(OTHER, 0), actor_of(UUID, 0)])
-            again = w.made.store.object(0, KEY.bucket, KEY.key)
-            assert again is not None
-            w.queues.waiting = ""
-            await w.gone()
-            (back,) = await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, again)])
-            assert back.outcome is PushOutcome.SUPERSEDED, "a tombstone that went round ends where it was reaped"
-            assert w.in_store() is None
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        w.queues.offering, w.queues.waiting = True, "queue q: waits"
+        dot = (actor_of(OTHER, 0), pack_counter(1, 1))
+        theirs = encode_object(write(None, (), TOMBSTONE, dot, 1))
+        await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, theirs)])
+        await w.until_it_waits("queue q")
+        (change,) = w.made.store.changes(0, 0, 100)
+        assert (change.origin == OTHER, change.offset) == (False, 2)
+        found = w.in_store()
+        assert found is not None
+        assert found.siblings == decode_object(theirs).siblings
+        assert [actor for actor, _, _ in found.clock] == sorted([actor_of(OTHER, 0), actor_of(UUID, 0)])
+        again = w.made.store.object(0, KEY.bucket, KEY.key)
+        assert again is not None
+        w.queues.waiting = ""
+        await w.gone()
+        (back,) = await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, again)])
+        assert back.outcome is PushOutcome.SUPERSEDED, "a tombstone that went round ends where it was reaped"
+        assert w.in_store() is None
 
 
-def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
+async def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
     """The leader answers: reaped, what waits, or that there is no tombstone."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            ask = w.reapers["n2"].ask
-            assert (await ask(KEY)).outcome == "no-tombstone"
-            await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"v")))
-            assert "delete it first" in (await ask(KEY)).reason
-            await w.delete(SECOND)
-            w.queues.waiting = "queue q: waits"
-            assert await ask(SECOND) == ("waits", "queue q: waits")
-            w.queues.waiting = ""
-            assert (await ask(SECOND)).outcome == "reaped"
-            await w.gone(SECOND)
-            w.made.wire.lost.add("n1")
-            with pytest.raises(OutcomeUnknown):
-                await ask(KEY)
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        ask = w.reapers["n2"].ask
+        assert (await ask(KEY)).outcome == "no-tombstone"
+        await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"v")))
+        assert "delete it first" in (await ask(KEY)).reason
+        await w.delete(SECOND)
+        w.queues.waiting = "queue q: waits"
+        assert await ask(SECOND) == ("waits", "queue q: waits")
+        w.queues.waiting = ""
+        assert (await ask(SECOND)).outcome == "reaped"
+        await w.gone(SECOND)
+        w.made.wire.lost.add("n1")
+        with pytest.raises(OutcomeUnknown):
+            await ask(KEY)
 
 
-def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
+async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
     """The other side may have an older value that only the tombstone can repair: asked for or due, it stays until the
     newest check finds the key equal."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
-            for reaper in w.reapers.values():
-                reaper.differs = lambda key: found.get(key, "")
-            await w.delete()
-            await w.delete(SECOND)
-            await w.gone(SECOND)
-            await w.until_it_waits("full-sync west")
-            assert (await w.reapers["n2"].ask(KEY)).outcome == "waits"
-            found.clear()
-            await w.gone(KEY)
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
+        for reaper in w.reapers.values():
+            reaper.differs = lambda key: found.get(key, "")
+        await w.delete()
+        await w.delete(SECOND)
+        await w.gone(SECOND)
+        await w.until_it_waits("full-sync west")
+        assert (await w.reapers["n2"].ask(KEY)).outcome == "waits"
+        found.clear()
+        await w.gone(KEY)
 
 
-def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
+async def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
     """While the REAP entry waits, the key reads and writes as absent, and nothing is resurrected."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            await w.delete()
-            runtime = w.made.runtimes["n1"]
-            runtime.hold = True
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "waits"
-            assert await w.made.coordinators["n1"].get(KEY, Isolation.UNCOMMITTED) is None
-            asked = asyncio.ensure_future(w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"new"))))
-            await asyncio.sleep(0.01)
-            kinds = [entry.kind for entry in runtime.partitions[0].pending]
-            assert kinds == [EntryKind.REAP, EntryKind.DATA]
-            runtime.apply(runtime.partitions[0])
-            await asked
-            found = w.in_store()
-            assert found is not None
-            assert [s.value for s in found.siblings] == [b"new"]
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        await w.delete()
+        runtime = w.made.runtimes["n1"]
+        runtime.hold = True
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "waits"
+        assert await w.made.coordinators["n1"].get(KEY, Isolation.UNCOMMITTED) is None
+        asked = asyncio.ensure_future(w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"new"))))
+        await asyncio.sleep(0.01)
+        kinds = [entry.kind for entry in runtime.partitions[0].pending]
+        assert kinds == [EntryKind.REAP, EntryKind.DATA]
+        runtime.apply(runtime.partitions[0])
+        await asked
+        found = w.in_store()
+        assert found is not None
+        assert [s.value for s in found.siblings] == [b"new"]
 
 
-def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
+async def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
     """What the tombstone had seen says nothing new, while that is remembered. Then: what was fetched before the
     tombstone got to its source is refused as retryable, not stored; what comes again after that was fetched anew, and
     counts. Keys that we never wrote come at once."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            coordinator = w.made.coordinators["n1"]
-            written = await coordinator.write(WriteRequest(KEY, Content(b"old")))
-            stale = PushItem(KEY, OTHER, written.payload)
-            await coordinator.write(WriteRequest(KEY, TOMBSTONE))
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            await w.gone()
-            for _ in range(3):
-                (late,) = await coordinator.push([stale])
-                assert late.outcome is PushOutcome.SUPERSEDED
-            w.made.store._remembered.reaped = ReapedWindows()
-            (first,) = await coordinator.push([stale])
-            assert (first.outcome, getattr(first.error, "reason", "")) == (PushOutcome.FAILED, "stale-push")
-            assert w.in_store() is None
-            (second,) = await coordinator.push([stale])
-            assert second.outcome is PushOutcome.APPLIED
-            dot = (actor_of(OTHER, 0), pack_counter(1, 1))
-            new = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dot, 1)))
-            assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        coordinator = w.made.coordinators["n1"]
+        written = await coordinator.write(WriteRequest(KEY, Content(b"old")))
+        stale = PushItem(KEY, OTHER, written.payload)
+        await coordinator.write(WriteRequest(KEY, TOMBSTONE))
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        await w.gone()
+        for _ in range(3):
+            (late,) = await coordinator.push([stale])
+            assert late.outcome is PushOutcome.SUPERSEDED
+        w.made.store._remembered.reaped = ReapedWindows()
+        (first,) = await coordinator.push([stale])
+        assert (first.outcome, getattr(first.error, "reason", "")) == (PushOutcome.FAILED, "stale-push")
+        assert w.in_store() is None
+        (second,) = await coordinator.push([stale])
+        assert second.outcome is PushOutcome.APPLIED
+        dot = (actor_of(OTHER, 0), pack_counter(1, 1))
+        new = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dot, 1)))
+        assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
 
 
 def a_value_and_its_tombstone() -> tuple[Object, Object]:
@@ -463,203 +424,182 @@ def a_value_and_its_tombstone() -> tuple[Object, Object]:
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: bool) -> None:
+async def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: bool) -> None:
     """I-NO-RESURRECT: a key that was reaped is written over its tombstone's clock, by us without a context, while the
     REAP is under way or after it, so that the late push is older than what is there."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
-            value, tombstone = a_value_and_its_tombstone()
-            late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
-            await coordinator.push([late])
-            await coordinator.push([gone])
-            runtime.hold = not applied
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            if applied:
-                await w.gone()
-            asked = asyncio.ensure_future(coordinator.write(WriteRequest(KEY, Content(b"new"))))
-            await asyncio.sleep(0.01)
-            runtime.hold = False
-            runtime.apply(runtime.partitions[0])
-            await asked
-            (result,) = await coordinator.push([late])
-            assert result.outcome is PushOutcome.SUPERSEDED
-            found = w.in_store()
-            assert found is not None
-            assert [sibling.value for sibling in found.siblings] == [b"new"]
-            assert descends(found.clock, tombstone.clock)
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+        value, tombstone = a_value_and_its_tombstone()
+        late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
+        await coordinator.push([late])
+        await coordinator.push([gone])
+        runtime.hold = not applied
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        if applied:
+            await w.gone()
+        asked = asyncio.ensure_future(coordinator.write(WriteRequest(KEY, Content(b"new"))))
+        await asyncio.sleep(0.01)
+        runtime.hold = False
+        runtime.apply(runtime.partitions[0])
+        await asked
+        (result,) = await coordinator.push([late])
+        assert result.outcome is PushOutcome.SUPERSEDED
+        found = w.in_store()
+        assert found is not None
+        assert [sibling.value for sibling in found.siblings] == [b"new"]
+        assert descends(found.clock, tombstone.clock)
 
 
-def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> None:
+async def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> None:
     """I-NO-RESURRECT, I-CLOCK-STABLE: what has not seen the tombstone is taken as if that were still there: under both
     clocks and a dot of ours, which wins over the merge that a cluster makes which has the tombstone."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            coordinator = w.made.coordinators["n1"]
-            value, tombstone = a_value_and_its_tombstone()
-            late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
-            await coordinator.push([late])
-            await coordinator.push([gone])
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            await w.gone()
-            dot = (actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1))
-            news = write(None, (), Content(b"third"), dot, 3)
-            (taken,) = await coordinator.push([PushItem(KEY, THIRD_CLUSTER, encode_object(news))])
-            assert taken.outcome is PushOutcome.MERGED
-            (result,) = await coordinator.push([late])
-            assert result.outcome is PushOutcome.SUPERSEDED
-            found = w.in_store()
-            assert found is not None
-            assert [sibling.value for sibling in found.siblings] == [b"third"]
-            elsewhere = merge(tombstone, news)
-            assert descends(found.clock, elsewhere.clock)
-            assert found.clock != elsewhere.clock
-            again = await coordinator.push([PushItem(KEY, OTHER, encode_object(elsewhere))])
-            assert again[0].outcome is PushOutcome.SUPERSEDED
-            change = w.made.store.changes(0, 0, 10)[-1]
-            assert change.origin == UUID
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        coordinator = w.made.coordinators["n1"]
+        value, tombstone = a_value_and_its_tombstone()
+        late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
+        await coordinator.push([late])
+        await coordinator.push([gone])
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        await w.gone()
+        dot = (actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1))
+        news = write(None, (), Content(b"third"), dot, 3)
+        (taken,) = await coordinator.push([PushItem(KEY, THIRD_CLUSTER, encode_object(news))])
+        assert taken.outcome is PushOutcome.MERGED
+        (result,) = await coordinator.push([late])
+        assert result.outcome is PushOutcome.SUPERSEDED
+        found = w.in_store()
+        assert found is not None
+        assert [sibling.value for sibling in found.siblings] == [b"third"]
+        elsewhere = merge(tombstone, news)
+        assert descends(found.clock, elsewhere.clock)
+        assert found.clock != elsewhere.clock
+        again = await coordinator.push([PushItem(KEY, OTHER, encode_object(elsewhere))])
+        assert again[0].outcome is PushOutcome.SUPERSEDED
+        change = w.made.store.changes(0, 0, 10)[-1]
+        assert change.origin == UUID
 
 
 @pytest.mark.parametrize("remembered", [True, False])
-def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> None:
+async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> None:
     """I-NO-RESURRECT: a key of ours was deleted elsewhere, reaped here, and written and deleted there once more. That
     tombstone is not stored, or it would go round; what it has seen brings nothing back, though it comes late and twice.
     The same tombstone written once more makes no entry."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
-            dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3, 4)]
-            ours = decode_object((await coordinator.write(WriteRequest(KEY, Content(b"old")))).payload)
-            first = write(ours, ours.clock, TOMBSTONE, dots[0], 2)
-            value = write(first, first.clock, Content(b"again"), dots[1], 3)
-            second = write(value, value.clock, TOMBSTONE, dots[2], 4)
-            gone, late, more = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (first, value, second))
-            assert (await coordinator.push([gone]))[0].outcome is PushOutcome.APPLIED
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            await w.gone()
-            assert (await coordinator.push([late]))[0].outcome is PushOutcome.FAILED, "it would be taken next time"
-            if not remembered:
-                w.made.store._remembered.reaped = ReapedWindows()
-            assert (await coordinator.push([more]))[0].outcome is PushOutcome.SUPERSEDED
-            end = runtime.partitions[0].replica.leo
-            restated = Object(increment(second.clock, *dots[3], 5), second.siblings)
-            for item in (late, late, more, more._replace(payload=encode_object(restated))):
-                assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
-                assert w.in_store() is None
-            assert runtime.partitions[0].replica.leo == end
-            written = await coordinator.write(WriteRequest(KEY, Content(b"new")))
-            assert descends(decode_object(written.payload).clock, second.clock)
-
-    asyncio.run(scenario())
-
-
-def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
-    """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
-
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            coordinator = w.made.coordinators["n1"]
-            value, tombstone = a_value_and_its_tombstone()
-            for obj in (value, tombstone):
-                await coordinator.push([PushItem(KEY, OTHER, encode_object(obj))])
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            await w.gone()
-            more = increment(value.clock, actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1), 3)
-            item = PushItem(KEY, THIRD_CLUSTER, encode_object(Object(more, value.siblings)))
+    async with reaping_cluster() as w:
+        coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+        dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3, 4)]
+        ours = decode_object((await coordinator.write(WriteRequest(KEY, Content(b"old")))).payload)
+        first = write(ours, ours.clock, TOMBSTONE, dots[0], 2)
+        value = write(first, first.clock, Content(b"again"), dots[1], 3)
+        second = write(value, value.clock, TOMBSTONE, dots[2], 4)
+        gone, late, more = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (first, value, second))
+        assert (await coordinator.push([gone]))[0].outcome is PushOutcome.APPLIED
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        await w.gone()
+        assert (await coordinator.push([late]))[0].outcome is PushOutcome.FAILED, "it would be taken next time"
+        if not remembered:
+            w.made.store._remembered.reaped = ReapedWindows()
+        assert (await coordinator.push([more]))[0].outcome is PushOutcome.SUPERSEDED
+        end = runtime.partitions[0].replica.leo
+        restated = Object(increment(second.clock, *dots[3], 5), second.siblings)
+        for item in (late, late, more, more._replace(payload=encode_object(restated))):
             assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
             assert w.in_store() is None
+        assert runtime.partitions[0].replica.leo == end
+        written = await coordinator.write(WriteRequest(KEY, Content(b"new")))
+        assert descends(decode_object(written.payload).clock, second.clock)
 
-    asyncio.run(scenario())
+
+async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
+    """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
+
+    async with reaping_cluster() as w:
+        coordinator = w.made.coordinators["n1"]
+        value, tombstone = a_value_and_its_tombstone()
+        for obj in (value, tombstone):
+            await coordinator.push([PushItem(KEY, OTHER, encode_object(obj))])
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        await w.gone()
+        more = increment(value.clock, actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1), 3)
+        item = PushItem(KEY, THIRD_CLUSTER, encode_object(Object(more, value.siblings)))
+        assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
+        assert w.in_store() is None
 
 
-def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
+async def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
     """I-NO-RESURRECT: neither while the REAP is under way nor after it, in a batch of its own or with others."""
 
-    async def scenario() -> None:
-        async with reaping_cluster() as w:
-            coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
-            dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
-            value = write(None, (), Content(b"old"), dots[0], 1)
-            late = PushItem(KEY, OTHER, encode_object(value))
-            gone = PushItem(KEY, OTHER, encode_object(write(value, value.clock, TOMBSTONE, dots[1], 2)))
-            other = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dots[2], 1)))
-            outcomes = [(await coordinator.push([item]))[0].outcome for item in (late, gone)]
-            assert outcomes == [PushOutcome.APPLIED] * 2
-            runtime.hold = True
-            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-            asked = asyncio.ensure_future(coordinator.push([late]))
-            await asyncio.sleep(0.01)
-            runtime.hold = False
-            runtime.apply(runtime.partitions[0])
-            assert (await asked)[0].outcome is PushOutcome.SUPERSEDED
-            both = await coordinator.push([other, late])
-            assert [result.outcome for result in both] == [PushOutcome.APPLIED, PushOutcome.SUPERSEDED]
-            assert w.in_store() is None
-
-    asyncio.run(scenario())
+    async with reaping_cluster() as w:
+        coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+        dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
+        value = write(None, (), Content(b"old"), dots[0], 1)
+        late = PushItem(KEY, OTHER, encode_object(value))
+        gone = PushItem(KEY, OTHER, encode_object(write(value, value.clock, TOMBSTONE, dots[1], 2)))
+        other = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dots[2], 1)))
+        outcomes = [(await coordinator.push([item]))[0].outcome for item in (late, gone)]
+        assert outcomes == [PushOutcome.APPLIED] * 2
+        runtime.hold = True
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        asked = asyncio.ensure_future(coordinator.push([late]))
+        await asyncio.sleep(0.01)
+        runtime.hold = False
+        runtime.apply(runtime.partitions[0])
+        assert (await asked)[0].outcome is PushOutcome.SUPERSEDED
+        both = await coordinator.push([other, late])
+        assert [result.outcome for result in both] == [PushOutcome.APPLIED, PushOutcome.SUPERSEDED]
+        assert w.in_store() is None
 
 
-def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
+async def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
     """`repl_reap`: an entry that says so comes first, once every queue has passed the tombstone; the REAP follows when
     every queue has passed that one. Without queues nobody need be told."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE._replace(repl_reap=True)) as w:
-            w.queues.offering, w.queues.waiting = True, "queue west waits"
-            await w.delete()
-            await w.until_it_waits("queue west waits")
-            row = w.made.store.changes(0, 0, 100)[-1]
-            assert row.kind == EntryKind.DATA
-            w.queues.waiting = ""
-            reaper = w.reapers["n1"]
-            async with asyncio.timeout(10):
-                while not reaper.announced_count:
-                    await asyncio.sleep(0.001)
-            await w.gone()
-            assert reaper.reaped_count == reaper.announced_count == 1
-            asked = sorted(set(w.queues.asked))
-            assert asked == [row.offset, row.offset + 1], "the second wait is for the entry that tells"
-            w.queues.offering = False
-            await w.delete(SECOND)
-            await w.gone(SECOND)
-            assert reaper.announced_count == 1
-
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE._replace(repl_reap=True)) as w:
+        w.queues.offering, w.queues.waiting = True, "queue west waits"
+        await w.delete()
+        await w.until_it_waits("queue west waits")
+        row = w.made.store.changes(0, 0, 100)[-1]
+        assert row.kind == EntryKind.DATA
+        w.queues.waiting = ""
+        reaper = w.reapers["n1"]
+        async with asyncio.timeout(10):
+            while not reaper.announced_count:
+                await asyncio.sleep(0.001)
+        await w.gone()
+        assert reaper.reaped_count == reaper.announced_count == 1
+        asked = sorted(set(w.queues.asked))
+        assert asked == [row.offset, row.offset + 1], "the second wait is for the entry that tells"
+        w.queues.offering = False
+        await w.delete(SECOND)
+        await w.gone(SECOND)
+        assert reaper.announced_count == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
+async def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
     """Told by another cluster, a tombstone that ours has not seen beyond goes by our own rules, and is named while it
     waits; where `repl_reap` is off, it stays. After a later write, and of an unknown key, nothing is stored."""
 
-    async def scenario() -> None:
-        async with reaping_cluster(DEFAULTS._replace(repl_reap=taken)) as w:
-            coordinator = w.made.coordinators["n1"]
-            dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
-            value = write(None, (), Content(b"old"), dots[0], 1)
-            gone = write(value, value.clock, TOMBSTONE, dots[1], 2)
-            leaving = PushItem(KEY, OTHER, encode_object(gone), True)
-            later = encode_object(write(gone, gone.clock, Content(b"new"), dots[2], 3))
-            assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, leaving.payload)])] == ["applied"]
-            w.sync("n1")
-            outcomes = [(await coordinator.push([leaving]))[0].outcome for _ in range(2)]
-            assert outcomes == ["applied" if taken else "superseded", "superseded"]
-            if taken:
-                await w.until_it_waits("replica n2 is not in sync")
-                w.sync("n1", "n2")
-                await w.gone()
-            assert w.reapers["n1"].told_count == taken
-            assert w.reapers["n1"].reaped_count == taken
-            assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, later)])] == ["applied"]
-            assert [r.outcome for r in await coordinator.push([leaving])] == ["superseded"]
-            unknown = leaving._replace(key=SECOND)
-            assert [r.outcome for r in await coordinator.push([unknown])] == ["superseded" if taken else "applied"]
-
-    asyncio.run(scenario())
+    async with reaping_cluster(DEFAULTS._replace(repl_reap=taken)) as w:
+        coordinator = w.made.coordinators["n1"]
+        dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
+        value = write(None, (), Content(b"old"), dots[0], 1)
+        gone = write(value, value.clock, TOMBSTONE, dots[1], 2)
+        leaving = PushItem(KEY, OTHER, encode_object(gone), True)
+        later = encode_object(write(gone, gone.clock, Content(b"new"), dots[2], 3))
+        assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, leaving.payload)])] == ["applied"]
+        w.sync("n1")
+        outcomes = [(await coordinator.push([leaving]))[0].outcome for _ in range(2)]
+        assert outcomes == ["applied" if taken else "superseded", "superseded"]
+        if taken:
+            await w.until_it_waits("replica n2 is not in sync")
+            w.sync("n1", "n2")
+            await w.gone()
+        assert w.reapers["n1"].told_count == taken
+        assert w.reapers["n1"].reaped_count == taken
+        assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, later)])] == ["applied"]
+        assert [r.outcome for r in await coordinator.push([leaving])] == ["superseded"]
+        unknown = leaving._replace(key=SECOND)
+        assert [r.outcome for r in await coordinator.push([unknown])] == ["superseded" if taken else "applied"]

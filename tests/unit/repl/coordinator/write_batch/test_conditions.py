@@ -37,145 +37,117 @@ async def held(c: Cluster) -> list[bytes]:
 
 
 @pytest.mark.parametrize("hold", [False, True], ids=["applied", "pending"])
-def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
+async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
     """Of many writers that all ask for a new key, at the leader and through forwarding, just one is carried out."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.runtimes["n1"].hold = hold
-            writers = [
-                asyncio.ensure_future(outcome(c, asked(b"%d" % number, NEW), ("n1", "n2")[number % 2]))
-                for number in range(10)
-            ]
-            while hold and not all(w.done() for w in writers):
-                await asyncio.sleep(0)
-                c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
-            results = await asyncio.gather(*writers)
-            assert [isinstance(r, WriteResult) for r in results].count(True) == 1
-            assert [type(r) for r in results].count(ConditionFailed) == 9
-            assert len(await held(c)) == 1
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.runtimes["n1"].hold = hold
+        writers = [
+            asyncio.ensure_future(outcome(c, asked(b"%d" % number, NEW), ("n1", "n2")[number % 2]))
+            for number in range(10)
+        ]
+        while hold and not all(w.done() for w in writers):
+            await asyncio.sleep(0)
+            c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+        results = await asyncio.gather(*writers)
+        assert [isinstance(r, WriteResult) for r in results].count(True) == 1
+        assert [type(r) for r in results].count(ConditionFailed) == 9
+        assert len(await held(c)) == 1
 
 
-def test_a_tag_admits_only_the_version_that_it_names() -> None:
+async def test_a_tag_admits_only_the_version_that_it_names() -> None:
     """If-Match by tag is compare-and-set: it holds for the version that was read, for no other and for none."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            assert (
-                type(await outcome(c, asked(b"0", Condition(if_match=("0123456789abcdef",))), "n2")) is ConditionFailed
-            )
-            written = await c.coordinators["n1"].write(asked(b"1", None))
-            tag = object_tag(written.clock, decode_object(written.payload).siblings)
-            replace = WriteRequest(
-                KEY, Content(b"2"), decode_object(written.payload).clock, condition=Condition((tag,))
-            )
-            assert isinstance(await outcome(c, replace, "n2"), WriteResult)
-            assert type(await outcome(c, replace)) is ConditionFailed
-            assert await held(c) == [b"2"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        assert type(await outcome(c, asked(b"0", Condition(if_match=("0123456789abcdef",))), "n2")) is ConditionFailed
+        written = await c.coordinators["n1"].write(asked(b"1", None))
+        tag = object_tag(written.clock, decode_object(written.payload).siblings)
+        replace = WriteRequest(KEY, Content(b"2"), decode_object(written.payload).clock, condition=Condition((tag,)))
+        assert isinstance(await outcome(c, replace, "n2"), WriteResult)
+        assert type(await outcome(c, replace)) is ConditionFailed
+        assert await held(c) == [b"2"]
 
 
-def test_the_clock_of_if_not_modified_must_be_the_keys() -> None:
+async def test_the_clock_of_if_not_modified_must_be_the_keys() -> None:
     """Another clock than the key's, older or of a key that is not there, is a conflict; the same is none."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            first = decode_object((await c.coordinators["n1"].write(asked(b"1", None))).payload).clock
-            same = WriteRequest(KEY, Content(b"2"), first, condition=Condition(clock=first))
-            assert isinstance(await outcome(c, same, "n2"), WriteResult)
-            assert type(await outcome(c, same, "n2")) is Modified
-            absent = WriteRequest(key_of(1), Content(b"2"), condition=Condition(clock=first))
-            assert type(await outcome(c, absent, "n2")) is Modified
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        first = decode_object((await c.coordinators["n1"].write(asked(b"1", None))).payload).clock
+        same = WriteRequest(KEY, Content(b"2"), first, condition=Condition(clock=first))
+        assert isinstance(await outcome(c, same, "n2"), WriteResult)
+        assert type(await outcome(c, same, "n2")) is Modified
+        absent = WriteRequest(key_of(1), Content(b"2"), condition=Condition(clock=first))
+        assert type(await outcome(c, absent, "n2")) is Modified
 
 
-def test_a_deleted_key_does_not_exist_for_a_condition() -> None:
+async def test_a_deleted_key_does_not_exist_for_a_condition() -> None:
     """If-None-Match: * is carried out over a tombstone, If-Match: * is not."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            await c.coordinators["n1"].write(asked(b"1", OLD._replace(if_match=None)))
-            await c.coordinators["n1"].write(WriteRequest(KEY, TOMBSTONE))
-            assert type(await outcome(c, asked(b"2", OLD), "n2")) is ConditionFailed
-            assert isinstance(await outcome(c, asked(b"3", NEW), "n2"), WriteResult)
-            assert await held(c) == [b"3"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        await c.coordinators["n1"].write(asked(b"1", OLD._replace(if_match=None)))
+        await c.coordinators["n1"].write(WriteRequest(KEY, TOMBSTONE))
+        assert type(await outcome(c, asked(b"2", OLD), "n2")) is ConditionFailed
+        assert isinstance(await outcome(c, asked(b"3", NEW), "n2"), WriteResult)
+        assert await held(c) == [b"3"]
 
 
-def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
+async def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
     """If-Unmodified-Since holds for a key changed in that second or before, and for one that is not there."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            now_s = c.runtimes["n1"].time.wall_ms() // 1000
-            assert isinstance(await outcome(c, asked(b"1", Condition(unmodified_since_s=now_s - 9))), WriteResult)
-            assert type(await outcome(c, asked(b"2", Condition(unmodified_since_s=now_s - 1)))) is ConditionFailed
-            assert isinstance(await outcome(c, asked(b"3", Condition(unmodified_since_s=now_s))), WriteResult)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        now_s = c.runtimes["n1"].time.wall_ms() // 1000
+        assert isinstance(await outcome(c, asked(b"1", Condition(unmodified_since_s=now_s - 9))), WriteResult)
+        assert type(await outcome(c, asked(b"2", Condition(unmodified_since_s=now_s - 1)))) is ConditionFailed
+        assert isinstance(await outcome(c, asked(b"3", Condition(unmodified_since_s=now_s))), WriteResult)
 
 
-def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
+async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
     """What a refusal tells of the key is as sure as a committed read: a leader that was replaced cannot tell it."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            await c.coordinators["n1"].write(asked(b"1", None))
-            c.runtimes["n1"].reads = []
-            waiting = asyncio.ensure_future(outcome(c, asked(b"2", NEW)))
-            async with asyncio.timeout(5):
-                while not c.runtimes["n1"].reads:
-                    await asyncio.sleep(0)
-            assert not waiting.done()
-            c.runtimes["n1"].reads[0].set_result(None)
-            assert type(await waiting) is ConditionFailed
-            c.runtimes["n1"].reads = None
-            c.runtimes["n1"].read_refusals = [NotReady("another leads")]
-            retried = await outcome(c, asked(b"2", NEW))
-            assert type(retried) is ConditionFailed, "asked again once leadership was settled"
-            assert c.runtimes["n1"].read_refusals == []
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        await c.coordinators["n1"].write(asked(b"1", None))
+        c.runtimes["n1"].reads = []
+        waiting = asyncio.ensure_future(outcome(c, asked(b"2", NEW)))
+        async with asyncio.timeout(5):
+            while not c.runtimes["n1"].reads:
+                await asyncio.sleep(0)
+        assert not waiting.done()
+        c.runtimes["n1"].reads[0].set_result(None)
+        assert type(await waiting) is ConditionFailed
+        c.runtimes["n1"].reads = None
+        c.runtimes["n1"].read_refusals = [NotReady("another leads")]
+        retried = await outcome(c, asked(b"2", NEW))
+        assert type(retried) is ConditionFailed, "asked again once leadership was settled"
+        assert c.runtimes["n1"].read_refusals == []
 
 
 @pytest.mark.parametrize("pending", [False, True], ids=["unconfirmed", "pending"])
-def test_a_refusal_that_nobody_confirms_in_time_is_none(pending: bool) -> None:
+async def test_a_refusal_that_nobody_confirms_in_time_is_none(pending: bool) -> None:
     """A leader that hears of nobody does not know whether it still leads, nor whether what it judged against stays: it
     must not say so when the client's time is over. That nothing was written it knows."""
 
-    async def scenario() -> None:
-        async with cluster(request_timeout_ms=300) as c:
-            runtime = c.runtimes["n1"]
-            runtime.hold = pending
-            first = asyncio.ensure_future(outcome(c, asked(b"1", None)))
-            await (asyncio.sleep(0.01) if pending else first)
-            runtime.reads = []
-            answer = await outcome(c, asked(b"2", NEW))
-            assert isinstance(answer, Retryable), answer
-            assert answer.reason == TimedOut.reason
-            assert not isinstance(answer, MOVING)
-            if pending:
-                assert isinstance(await first, OutcomeUnknown)
-
-    asyncio.run(scenario())
+    async with cluster(request_timeout_ms=300) as c:
+        runtime = c.runtimes["n1"]
+        runtime.hold = pending
+        first = asyncio.ensure_future(outcome(c, asked(b"1", None)))
+        await (asyncio.sleep(0.01) if pending else first)
+        runtime.reads = []
+        answer = await outcome(c, asked(b"2", NEW))
+        assert isinstance(answer, Retryable), answer
+        assert answer.reason == TimedOut.reason
+        assert not isinstance(answer, MOVING)
+        if pending:
+            assert isinstance(await first, OutcomeUnknown)
 
 
-def test_a_repeated_request_is_known_before_its_condition_is_judged() -> None:
+async def test_a_repeated_request_is_known_before_its_condition_is_judged() -> None:
     """A conditional write whose answer was lost is answered as repeated, not refused by what it wrote itself."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            assert isinstance(await outcome(c, asked(b"1", NEW, b"id")), WriteResult)
-            again = await outcome(c, asked(b"1", NEW, b"id"), "n2")
-            assert isinstance(again, WriteResult)
-            assert again.repeated
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        assert isinstance(await outcome(c, asked(b"1", NEW, b"id")), WriteResult)
+        again = await outcome(c, asked(b"1", NEW, b"id"), "n2")
+        assert isinstance(again, WriteResult)
+        assert again.repeated
 
 
 def test_a_condition_survives_the_wire_and_bad_ones_are_refused() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from isthmus.repl.model.errors import TooLarge
@@ -37,66 +35,54 @@ async def is_alive(c: Cluster) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
-def test_a_context_that_leaves_no_room_for_the_write_is_refused(there: bool) -> None:
+async def test_a_context_that_leaves_no_room_for_the_write_is_refused(there: bool) -> None:
     """With as many entries as a clock may have, and the write's own beside them, nobody could read the key again."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            node = c.coordinators["n1"]
-            if there:
-                await node.write(WriteRequest(KEY, Content(b"before")))
-            with pytest.raises(TooLarge):
-                await node.write(WriteRequest(KEY, Content(b"v"), clock_of(CLOCK_ENTRIES_MAX)))
-            await is_alive(c)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        node = c.coordinators["n1"]
+        if there:
+            await node.write(WriteRequest(KEY, Content(b"before")))
+        with pytest.raises(TooLarge):
+            await node.write(WriteRequest(KEY, Content(b"v"), clock_of(CLOCK_ENTRIES_MAX)))
+        await is_alive(c)
 
 
-def test_a_stored_clock_that_is_full_takes_no_write_more() -> None:
+async def test_a_stored_clock_that_is_full_takes_no_write_more() -> None:
     """A write over it is refused, with the clock as its context too; what is there can be read."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            node, full = c.coordinators["n1"], clock_of(CLOCK_ENTRIES_MAX)
-            (result,) = await node.push([pushed(full)])
-            assert result.outcome is PushOutcome.APPLIED
-            for context in (full, ()):
-                with pytest.raises(TooLarge):
-                    await node.write(WriteRequest(KEY, Content(b"v"), context))
-            data = await node.get(KEY)
-            assert data is not None
-            assert decode_object(data).clock == full
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        node, full = c.coordinators["n1"], clock_of(CLOCK_ENTRIES_MAX)
+        (result,) = await node.push([pushed(full)])
+        assert result.outcome is PushOutcome.APPLIED
+        for context in (full, ()):
+            with pytest.raises(TooLarge):
+                await node.write(WriteRequest(KEY, Content(b"v"), context))
+        data = await node.get(KEY)
+        assert data is not None
+        assert decode_object(data).clock == full
 
 
-def test_a_push_whose_merge_no_clock_holds_is_rejected() -> None:
+async def test_a_push_whose_merge_no_clock_holds_is_rejected() -> None:
     """Two clocks that are well each by itself may be none together."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            half = CLOCK_ENTRIES_MAX // 2 + 1
-            first, second = await c.coordinators["n1"].push([pushed(clock_of(half)), pushed(clock_of(half, b"b"))])
-            assert (first.outcome, second.outcome) == (PushOutcome.APPLIED, PushOutcome.REJECTED)
-            await is_alive(c)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        half = CLOCK_ENTRIES_MAX // 2 + 1
+        first, second = await c.coordinators["n1"].push([pushed(clock_of(half)), pushed(clock_of(half, b"b"))])
+        assert (first.outcome, second.outcome) == (PushOutcome.APPLIED, PushOutcome.REJECTED)
+        await is_alive(c)
 
 
-def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
+async def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
     """Tombstones that leave elsewhere, of a key that is not here, are remembered together only as far as a clock goes:
     the key can still be written."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            node, half = c.coordinators["n1"], CLOCK_ENTRIES_MAX // 2 + 1
-            node._properties = FixedProperties(TypeProperties(DEFAULTS._replace(repl_reap=True), {}))
-            for letter, outcome in ((b"a", PushOutcome.SUPERSEDED), (b"b", PushOutcome.REJECTED)):
-                clock = clock_of(half, letter)
-                sibling = Sibling(clock[0][:2], 1_000, True, b"")
-                item = PushItem(KEY, OTHER, encode_object(Object(clock, (sibling,))), leaving=True)
-                (result,) = await node.push([item])
-                assert result.outcome is outcome
-            await is_alive(c)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        node, half = c.coordinators["n1"], CLOCK_ENTRIES_MAX // 2 + 1
+        node._properties = FixedProperties(TypeProperties(DEFAULTS._replace(repl_reap=True), {}))
+        for letter, outcome in ((b"a", PushOutcome.SUPERSEDED), (b"b", PushOutcome.REJECTED)):
+            clock = clock_of(half, letter)
+            sibling = Sibling(clock[0][:2], 1_000, True, b"")
+            item = PushItem(KEY, OTHER, encode_object(Object(clock, (sibling,))), leaving=True)
+            (result,) = await node.push([item])
+            assert result.outcome is outcome
+        await is_alive(c)

@@ -41,171 +41,147 @@ async def pending(c: Cluster, count: int = 1) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_an_applied_request_is_known_at_every_node() -> None:
+async def test_an_applied_request_is_known_at_every_node() -> None:
     """The repeat writes nothing, whatever it contains, and is answered with what the key holds now."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            first = await c.coordinators["n1"].write(named(b"one"))
-            assert not first.repeated
-            for asked in both(c):
-                again = await asked.write(named(b"other"))
-                assert again == first._replace(repeated=True)
-            later = await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"two")))
-            again = await c.coordinators["n2"].write(named(b"one"))
-            assert (again.repeated, again.clock, again.sibling_count) == (True, later.clock, 2)
-            assert await values(c) == [b"one", b"two"]
-            repeats = [v for n, labels, v in c.coordinators["n1"].metrics() if labels.get("kind") == "repeated"]
-            assert repeats == [3]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        first = await c.coordinators["n1"].write(named(b"one"))
+        assert not first.repeated
+        for asked in both(c):
+            again = await asked.write(named(b"other"))
+            assert again == first._replace(repeated=True)
+        later = await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"two")))
+        again = await c.coordinators["n2"].write(named(b"one"))
+        assert (again.repeated, again.clock, again.sibling_count) == (True, later.clock, 2)
+        assert await values(c) == [b"one", b"two"]
+        repeats = [v for n, labels, v in c.coordinators["n1"].metrics() if labels.get("kind") == "repeated"]
+        assert repeats == [3]
 
 
-def test_a_request_is_its_key_and_its_id() -> None:
+async def test_a_request_is_its_key_and_its_id() -> None:
     """The same id under another key of the partition, and another id under the same key, are other requests."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            one, two = keys_of(0, 2)
-            results = await c.coordinators["n1"].write_batch(
-                [named(b"1", key=one), named(b"2", key=two), named(b"3", b"id-2", one), named(b"4", key=one)]
-            )
-            assert [r.repeated for r in results if isinstance(r, WriteResult)] == [False, False, False, True]
-            assert await values(c, one) == [b"1", b"3"]
-            assert await values(c, two) == [b"2"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        one, two = keys_of(0, 2)
+        results = await c.coordinators["n1"].write_batch(
+            [named(b"1", key=one), named(b"2", key=two), named(b"3", b"id-2", one), named(b"4", key=one)]
+        )
+        assert [r.repeated for r in results if isinstance(r, WriteResult)] == [False, False, False, True]
+        assert await values(c, one) == [b"1", b"3"]
+        assert await values(c, two) == [b"2"]
 
 
-def test_a_pending_request_is_waited_for() -> None:
+async def test_a_pending_request_is_waited_for() -> None:
     """A repeat of what is not applied yet, and of what is in the same batch, is answered when the first is (R-WAIT)."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.runtimes["n1"].hold = True
-            tasks = [asyncio.create_task(both(c)[0].write(named(b"one")))]
-            await pending(c)
-            tasks += [asyncio.create_task(asked.write(named(b"other"))) for asked in both(c)]
-            tasks.append(asyncio.create_task(both(c)[0].write_batch([named(b"a", b"id-2"), named(b"b", b"id-2")])))
-            await pending(c, 2)
-            await asyncio.sleep(0.01)
-            assert not any(task.done() for task in tasks)
-            c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
-            first, again, forwarded, batch = await asyncio.gather(*tasks)
-            assert not first.repeated
-            assert again.repeated
-            assert forwarded.repeated
-            assert [r.repeated for r in batch] == [False, True]
-            assert await values(c) == [b"a", b"one"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.runtimes["n1"].hold = True
+        tasks = [asyncio.create_task(both(c)[0].write(named(b"one")))]
+        await pending(c)
+        tasks += [asyncio.create_task(asked.write(named(b"other"))) for asked in both(c)]
+        tasks.append(asyncio.create_task(both(c)[0].write_batch([named(b"a", b"id-2"), named(b"b", b"id-2")])))
+        await pending(c, 2)
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in tasks)
+        c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+        first, again, forwarded, batch = await asyncio.gather(*tasks)
+        assert not first.repeated
+        assert again.repeated
+        assert forwarded.repeated
+        assert [r.repeated for r in batch] == [False, True]
+        assert await values(c) == [b"a", b"one"]
 
 
-def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
+async def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
     """A repeat that waited for an entry which a change of leader dropped is unknown, as the first; the next one is
     written by the new leader, once."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.runtimes["n1"].hold = True
-            tasks = [asyncio.create_task(c.coordinators["n1"].write(named(b"one")))]
-            await pending(c)
-            tasks += [asyncio.create_task(asked.write(named(b"one"))) for asked in both(c)]
-            await asyncio.sleep(0.01)
-            c.move(0, "n2")
-            for task in tasks:
-                with pytest.raises(OutcomeUnknown):
-                    await task
-            assert await values(c) == []
-            for repeated in (False, True):
-                for asked in both(c)[: 1 + repeated]:
-                    assert (await asked.write(named(b"one"))).repeated == repeated
-            c.runtimes["n1"].hold = False
-            c.move(0, "n1")
-            assert (await c.coordinators["n1"].write(named(b"one"))).repeated
-            assert await values(c) == [b"one"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.runtimes["n1"].hold = True
+        tasks = [asyncio.create_task(c.coordinators["n1"].write(named(b"one")))]
+        await pending(c)
+        tasks += [asyncio.create_task(asked.write(named(b"one"))) for asked in both(c)]
+        await asyncio.sleep(0.01)
+        c.move(0, "n2")
+        for task in tasks:
+            with pytest.raises(OutcomeUnknown):
+                await task
+        assert await values(c) == []
+        for repeated in (False, True):
+            for asked in both(c)[: 1 + repeated]:
+                assert (await asked.write(named(b"one"))).repeated == repeated
+        c.runtimes["n1"].hold = False
+        c.move(0, "n1")
+        assert (await c.coordinators["n1"].write(named(b"one"))).repeated
+        assert await values(c) == [b"one"]
 
 
-def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
+async def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
     """Repeats wait for the entry of the first, without one of their own and so outside the window: where nothing is
     committed for hours, those whose clients have gone are not kept."""
 
-    async def scenario() -> None:
-        async with cluster(request_timeout_ms=100) as c:
-            runtime = c.runtimes["n1"]
-            runtime.hold = True
-            for _ in range(3):
-                asked = [c.coordinators["n1"].write(named(b"one")) for _ in range(20)]
-                results = await asyncio.gather(*asked, return_exceptions=True)
-                assert {type(result) for result in results} == {OutcomeUnknown}
-                assert runtime.partitions[0].waiters.idle
-            late = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
-            await asyncio.sleep(0.01)
-            runtime.apply(runtime.partitions[0])
-            assert (await late).repeated
-
-    asyncio.run(scenario())
+    async with cluster(request_timeout_ms=100) as c:
+        runtime = c.runtimes["n1"]
+        runtime.hold = True
+        for _ in range(3):
+            asked = [c.coordinators["n1"].write(named(b"one")) for _ in range(20)]
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(result) for result in results} == {OutcomeUnknown}
+            assert runtime.partitions[0].waiters.idle
+        late = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
+        await asyncio.sleep(0.01)
+        runtime.apply(runtime.partitions[0])
+        assert (await late).repeated
 
 
-def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
+async def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
     """A request that was pending when leadership ended, and is in no log any more, is written when it comes again."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"zero")))
-            c.runtimes["n1"].hold = True
-            task = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
-            await pending(c)
-            c.move(0, "n2")
-            with pytest.raises(OutcomeUnknown):
-                await task
-            c.runtimes["n1"].hold = False
-            c.move(0, "n1")
-            assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
-            assert await values(c) == [b"one", b"zero"]
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"zero")))
+        c.runtimes["n1"].hold = True
+        task = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
+        await pending(c)
+        c.move(0, "n2")
+        with pytest.raises(OutcomeUnknown):
+            await task
+        c.runtimes["n1"].hold = False
+        c.move(0, "n1")
+        assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
+        assert await values(c) == [b"one", b"zero"]
 
 
-def test_a_refused_request_stays_free() -> None:
+async def test_a_refused_request_stays_free() -> None:
     """An id whose write was refused was not used: the same write takes effect afterwards. So with a delete of
     nothing."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            c.runtimes["n1"].refusal = TooFewInSync("few")
-            for asked in both(c):
-                with pytest.raises(TooFewInSync):
-                    await asked.write(named(b"one"))
-            c.runtimes["n1"].refusal = None
-            delete = WriteRequest(KEY, TOMBSTONE, None, b"id-2")
-            assert not (await c.coordinators["n1"].write(delete)).created
-            assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
-            gone = await c.coordinators["n1"].write(delete)
-            assert (gone.created, gone.repeated) == (True, False)
-            again = await c.coordinators["n1"].write(delete)
-            assert (again.created, again.repeated, again.clock) == (True, True, gone.clock)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        c.runtimes["n1"].refusal = TooFewInSync("few")
+        for asked in both(c):
+            with pytest.raises(TooFewInSync):
+                await asked.write(named(b"one"))
+        c.runtimes["n1"].refusal = None
+        delete = WriteRequest(KEY, TOMBSTONE, None, b"id-2")
+        assert not (await c.coordinators["n1"].write(delete)).created
+        assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
+        gone = await c.coordinators["n1"].write(delete)
+        assert (gone.created, gone.repeated) == (True, False)
+        again = await c.coordinators["n1"].write(delete)
+        assert (again.created, again.repeated, again.clock) == (True, True, gone.clock)
 
 
-def test_the_window_forgets_by_offsets() -> None:
+async def test_the_window_forgets_by_offsets() -> None:
     """Within the window a repeat is known; once the partition's log has moved on by as much, it is a new write."""
 
-    async def scenario() -> None:
-        async with cluster(window=5) as c:
-            await c.coordinators["n1"].write(named(b"one"))
-            fillers = keys_of(0, 6)[1:]
-            for key in fillers[:4]:
-                await c.coordinators["n1"].write(WriteRequest(key, Content(b"x")))
-            assert (await c.coordinators["n1"].write(named(b"one"))).repeated
-            await c.coordinators["n1"].write(WriteRequest(fillers[4], Content(b"x")))
-            assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
-            assert await values(c) == [b"one", b"one"]
-
-    asyncio.run(scenario())
+    async with cluster(window=5) as c:
+        await c.coordinators["n1"].write(named(b"one"))
+        fillers = keys_of(0, 6)[1:]
+        for key in fillers[:4]:
+            await c.coordinators["n1"].write(WriteRequest(key, Content(b"x")))
+        assert (await c.coordinators["n1"].write(named(b"one"))).repeated
+        await c.coordinators["n1"].write(WriteRequest(fillers[4], Content(b"x")))
+        assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
+        assert await values(c) == [b"one", b"one"]
 
 
 def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -229,17 +205,14 @@ def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
     assert found == [b"one"]
 
 
-def test_an_id_has_a_length() -> None:
+async def test_an_id_has_a_length() -> None:
     """Longer than 64 bytes is refused for that item alone, at the leader, whoever asks."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            for asked in both(c):
-                results = await asked.write_batch([named(b"x", b"i" * 65), named(b"y", b"i" * 64)])
-                assert isinstance(results[0], BadInput)
-                assert isinstance(results[1], WriteResult)
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        for asked in both(c):
+            results = await asked.write_batch([named(b"x", b"i" * 65), named(b"y", b"i" * 64)])
+            assert isinstance(results[0], BadInput)
+            assert isinstance(results[1], WriteResult)
 
 
 def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
@@ -268,7 +241,7 @@ def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("ending", ["applied", "dropped", "late"])
-def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied_alone(ending: str) -> None:
+async def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied_alone(ending: str) -> None:
     """Against an entry that is not committed it waits (R-WAIT). It is rejected for good only once that is applied: an
     entry that is dropped, or of which nothing is known in time, may leave the pushed object as the only one."""
 
@@ -276,24 +249,21 @@ def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied
         dot = (actor_of(OTHER, 0), pack_counter(1, 1))
         return PushItem(KEY, OTHER, encode_object(write(None, (), Content(value), dot, 1_700_000_000_000)))
 
-    async def scenario() -> None:
-        async with cluster(request_timeout_ms=100 if ending == "late" else 5_000) as c:
-            runtime = c.runtimes["n1"]
-            runtime.hold = True
-            first = asyncio.create_task(c.coordinators["n1"].push([pushed(b"one")]))
-            await pending(c, 1)
-            others = [asyncio.create_task(c.coordinators["n1"].push([pushed(v)])) for v in (b"one", b"other")]
-            await asyncio.sleep(0.01)
-            assert not any(task.done() for task in (first, *others))
-            if ending == "applied":
-                runtime.apply(runtime.partitions[0])
-            elif ending == "dropped":
-                runtime.step_down(0)
-            (_,), (same,), (other,) = await asyncio.gather(first, *others)
-            if ending == "applied":
-                assert (same.outcome, other.outcome) == (PushOutcome.SUPERSEDED, PushOutcome.REJECTED)
-                assert isinstance(other.error, Corruption)
-            else:
-                assert (same.outcome, other.outcome) == (PushOutcome.FAILED, PushOutcome.FAILED)
-
-    asyncio.run(scenario())
+    async with cluster(request_timeout_ms=100 if ending == "late" else 5_000) as c:
+        runtime = c.runtimes["n1"]
+        runtime.hold = True
+        first = asyncio.create_task(c.coordinators["n1"].push([pushed(b"one")]))
+        await pending(c, 1)
+        others = [asyncio.create_task(c.coordinators["n1"].push([pushed(v)])) for v in (b"one", b"other")]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in (first, *others))
+        if ending == "applied":
+            runtime.apply(runtime.partitions[0])
+        elif ending == "dropped":
+            runtime.step_down(0)
+        (_,), (same,), (other,) = await asyncio.gather(first, *others)
+        if ending == "applied":
+            assert (same.outcome, other.outcome) == (PushOutcome.SUPERSEDED, PushOutcome.REJECTED)
+            assert isinstance(other.error, Corruption)
+        else:
+            assert (same.outcome, other.outcome) == (PushOutcome.FAILED, PushOutcome.FAILED)
