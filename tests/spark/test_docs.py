@@ -53,7 +53,7 @@ def test_the_tables_name_every_option_column_and_verdict() -> None:
     for name in (*_PARSERS, *KEY_COLUMNS, *ENTRY_COLUMNS, *OBJECT_COLUMNS, *VerdictKind):
         if name != "path":
             assert f"`{name}`" in PAGE, name
-    options = PAGE[PAGE.index("## Options") : PAGE.index("## As of when")]
+    options = PAGE[PAGE.index("## Options") : PAGE.index("## Consistency of reads")]
     for line in options.splitlines():
         if line.startswith("| `"):
             for name in re.findall(r"`(\w+)`", line.split("|")[1]):
