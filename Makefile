@@ -9,7 +9,7 @@ ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 # Over how many processes `make test` spreads the tests; 0: all in this one, as a debugger needs it. Tests wait more than
 # they compute, so that six fill two cores. A process that ends amid a test ends the run.
 WORKERS ?= 6
-SPREAD := --dist loadgroup --max-worker-restart=0
+SPREAD := --dist loadscope --max-worker-restart=0
 
 # Without byte code on disk every worker and every process that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -10,6 +10,7 @@ import asyncio
 import faulthandler
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -36,6 +37,18 @@ hypothesis.settings.load_profile("isthmus")
 
 TOOLS: Final = {"network": ("ip", "tc", "iptables", "nsenter"), "disks": ("mkfs.ext4", "mount", "losetup")}
 """Marker -> the programs that its tests run."""
+
+TOGETHER: Final = re.compile(
+    r"tests/simulation/cluster/test_simulation\.py::test_(no_invariant_breaks\[|everything_happens)"
+    r"|tests/simulation/cluster/test_reaps\.py::test_(nothing_comes_back|all_of_it_happens)"
+    r"|tests/contract/test_metastore(_cluster)?\.py::.*zookeeper"
+    r"|tests/component/http/test_(queue_fetch|queue_push|riak_python_client)\.py"
+    r"|tests/component/node/test_metrics\.py"
+    r"|tests/project/test_conventions\.py"
+)
+"""Tests of a file that stay in one process: some count what others went through, others share what is slow to make.
+
+xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere."""
 
 _left_out: Counter[str] = Counter()
 """Tests that `-m` deselected, by the markers that they have; with `-n` each worker counts all of them."""
@@ -154,9 +167,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need what this machine lacks, with the reason; keep tests that share a fixture in one process."""
-    for item in items:
-        _group(item)
+    """Skip tests that need what this machine lacks, with the reason."""
     lacking = {"root": "needs root"} if os.geteuid() != 0 else {}
     if any(item.get_closest_marker("strace") for item in items) and not _strace_works():
         lacking["strace"] = "needs the system package strace, and leave to trace"
@@ -168,16 +179,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def _group(item: pytest.Item) -> None:
-    """With `--dist loadgroup`: tests that share a fixture of their module, or the ZooKeeper of the session."""
-    assert isinstance(item, pytest.Function)
-    shared = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if found[-1].scope == "module"]
-    if "shared_server" in item.fixturenames:
-        item.add_marker(pytest.mark.xdist_group("zookeeper"))
-    elif shared:
-        item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
 def _strace_works() -> bool:
@@ -194,6 +195,18 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         for marker in ("slow", "root", "strace"):
             if item.get_closest_marker(marker):
                 _left_out[marker] += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With `--dist loadscope`: spread tests one by one, except those that stay together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.partition("::")[0] if TOGETHER.match(nodeid) else nodeid
+
+    return Scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -220,7 +220,7 @@ class ZooKeeperWorld:
         await asyncio.to_thread(close_session)
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.xdist_group("zookeeper"))])
+@pytest.fixture(params=["memory", "zookeeper"])
 def world(request: pytest.FixtureRequest) -> MemoryWorld | ZooKeeperWorld:
     """Each claim of the contract holds on both."""
     if request.param == "memory":

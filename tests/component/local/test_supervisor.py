@@ -312,7 +312,7 @@ def test_no_output_file_of_the_directory_grows_for_ever(
     tmp_path: Path, supervised: Any, shell_child: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor's own log is begun again like those of its children: one that cannot start fills it for months."""
-    monkeypatch.setattr(supervision, "HOUSEKEEPING_S", 0.02)
+    monkeypatch.setattr(supervision, "LOG_CHECK_S", 0.02)
 
     async def run() -> None:
         directory = tmp_path / "s"

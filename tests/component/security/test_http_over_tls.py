@@ -236,7 +236,7 @@ def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder, dial: type[HttpPeer
     async def wait(request: Request) -> Reply:
         await request.body()
         asked.set()
-        await request.gone()
+        await request.disconnected()
         left.set()
         return text_reply("late")
 

@@ -46,7 +46,6 @@ ran: set[int] = set()
 """The seeds of it."""
 
 
-@pytest.mark.xdist_group("simulation.reaps")
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_nothing_comes_back_whatever_fails(first: int) -> None:
     """I-NO-RESURRECT, I-FAR-COMMITTED, I-CLOCK-STABLE: over crashes, losses of power, changes of leader, moves and
@@ -57,7 +56,6 @@ def test_nothing_comes_back_whatever_fails(first: int) -> None:
         ran.add(seed)
 
 
-@pytest.mark.xdist_group("simulation.reaps")
 def test_all_of_it_happens() -> None:
     """The seeds are not tame: reaps, those that wait, late pushes of each outcome, and each fault."""
     if ran != set(SEEDS):

@@ -131,7 +131,6 @@ ran: set[int] = set()
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("simulation.seeds")
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_no_invariant_breaks(first: int) -> None:
     """Every named invariant holds after every event, and every seed becomes well again and quiet."""
@@ -158,7 +157,6 @@ def test_seeds_that_once_broke_an_invariant_do_not(seed: int) -> None:
     assert run_seed(seed).counts["copy_condemned"] > 0
 
 
-@pytest.mark.xdist_group("simulation.seeds")
 def test_everything_happens_that_is_meant_to() -> None:
     """The seeds are not tame: each fault, each transition and each refusal occurs, again and again."""
     if ran != set(SEEDS):

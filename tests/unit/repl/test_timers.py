@@ -81,8 +81,8 @@ def test_a_fetch_that_waits_0_ms_does_not_fail_the_next_one(run: Any) -> None:
             await waiter
 
         await asyncio.gather(polls.wait(session, 0, until), polls.wait(session, 20, until))
-        polls.in_ms(0)
-        polls.in_ms(10)
+        polls.look_in_ms(0)
+        polls.look_in_ms(10)
         await asyncio.sleep(0.03)
 
     run(main())
