@@ -6,6 +6,7 @@ Every act is one conditional write of one document. All nodes learn of it by a w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -82,7 +83,7 @@ class QueueDocuments:
 
     def __init__(self, metastore: Metastore, queue: str, wall_ms: int) -> None:
         paths = QueuePaths(queue)
-
+        self._reading = asyncio.Lock()
         self.owner = WatchedDocument(metastore, paths.owner, None, EVENTS)
         self.suspensions = WatchedDocument(metastore, paths.suspensions, unread_suspensions(queue, wall_ms), EVENTS)
         self.command = WatchedDocument(metastore, paths.command, None, EVENTS)
@@ -94,22 +95,18 @@ class QueueDocuments:
             self.owner, self.suspensions, self.command, self.rates, self.lost, self.held, self.limits,
         )  # fmt: skip
 
-    def on_hint(self, path: str) -> None:
-        """A watch reported a change at `path`."""
-        for one in self._all:
-            one.on_hint(path)
-
-    def expire(self) -> None:
-        """Let the next `refresh` read every document."""
-        for one in self._all:
-            one.expire()
-
     async def refresh(self) -> QueueState:
-        """Read the documents that may have changed. Raises NotReady."""
-        with metastore_errors():
-            for one in self._all:
-                await one.refresh()
-        return self.state()
+        """Read all documents, the owner first and the command after it. Raises NotReady.
+
+        `release` writes the command before the owner, so a state that has the new owner also has the command that moves
+        the cursors for it. For that, one reader at a time reads all of them.
+        """
+        async with self._reading:
+            with metastore_errors():
+                for one in self._all:
+                    one.expire()
+                    await one.refresh()
+            return self.state()
 
     def state(self) -> QueueState:
         """The values as they were read last."""

@@ -402,8 +402,7 @@ class QueueService:
             return
         parts = path.split("/")
         if len(parts) == len(("", "queues", "NAME", "what")) and parts[1] == "queues" and parts[2] in self._queues:
-            self._queues[parts[2]].documents.on_hint(path)
-            self._tasks.start(self._retry_until_read(lambda: self._refresh(parts[2])))
+            self._tasks.start(self._retry_until_read(partial(self.refresh, parts[2])))
 
     async def _retry_until_read(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Watch events are not repeated: what one announced must be read, however long the metastore is away."""
@@ -415,12 +414,6 @@ class QueueService:
 
     async def refresh(self, name: str) -> None:
         """Read all documents of a queue, if it is here, and apply them. Raises NotReady."""
-        if name in self._queues:
-            self._queues[name].documents.expire()
-            await self._refresh(name)
-
-    async def _refresh(self, name: str) -> None:
-        """Read the documents of a queue that have changed, and apply them."""
         queue = self._queues.get(name)
         if queue is not None:
             before = queue.stored.command
@@ -430,7 +423,6 @@ class QueueService:
 
     async def reload(self, queue: QueueServer) -> None:
         """Read all documents of the queue, without going on with it yet. Raises NotReady."""
-        queue.documents.expire()
         queue.apply_state(await queue.documents.refresh(), self.node)
 
     async def follow_definitions(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from isthmus.repl.model.errors import Corruption, IsthmusError, OutcomeUnknown, TimedOut
+from isthmus.repl.model.errors import Corruption, Fenced, IsthmusError, OutcomeUnknown, TimedOut
 
 SWEEP_S: Final = 0.25
 """How often unanswered requests are checked for expiry: one timer for all, since a timer for each request costs more
@@ -24,7 +24,7 @@ class BatchResult:
     """The outcome of one request over one or more partitions.
 
     `results[slot]` is filled when an item is decided; `future` is done once all of the request's batches are.
-    A batch that fails overwrites its slots.
+    A batch that fails overwrites its slots, except that an item that was refused stays definite: nothing was written.
     """
 
     __slots__ = ("future", "remaining", "results")
@@ -43,8 +43,15 @@ class BatchResult:
 
     def fail(self, slots: Iterable[int], error: IsthmusError) -> None:
         """Decide one batch with the same error for all of its `slots`."""
+        unknown = isinstance(error, OutcomeUnknown)
         for slot in slots:
-            self.results[slot] = error
+            found = self.results[slot]
+            if unknown and isinstance(found, IsthmusError):
+                self.results[slot] = Fenced(
+                    f"nothing was written; leadership ended before a refusal was certain: {found}"
+                )
+            else:
+                self.results[slot] = error
         self.release()
 
 

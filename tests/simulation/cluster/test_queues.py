@@ -22,7 +22,7 @@ MANY = range(20, 320)
 DEFECT_HEAL_LIMIT_MS = 40_000
 
 EXPECTED = {
-    "acked": 500, "unknown": 15, "repeated": 50, "delivered": 200, "soft_taken": 100, "appended_cursor": 40,
+    "acked": 500, "unknown": 30, "repeated": 50, "delivered": 200, "soft_taken": 100, "appended_cursor": 40,
     "act_release": 1, "act_register": 4, "ack_again": 15, "fetch_lost": 50, "reply_lost": 50, "sink_restarted": 10,
     "elections": 30, "power_loss": 10, "far_rounds": 2, "push_merged": 20, "reap_waits_for_queues": 30,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
-from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.model.errors import BadInput, Corruption, Fenced, NotReady, OutcomeUnknown
 from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
 from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, Waiters
 
@@ -37,6 +37,28 @@ async def test_uncommitted_writes_are_unknown_and_committed_ones_are_answered_wh
     waiters.applied(9)
     assert await committed.future == ["done"]
     assert waiters.idle
+
+
+async def test_an_item_that_was_refused_is_not_unknown_when_leadership_ends() -> None:
+    """I-ANSWER: only the items of a batch that have entries may have taken effect. A refusal may rest on entries that
+    are dropped now, or on a leadership that had ended, so it becomes a definite 503."""
+    forged, damaged = BadInput("clock of a newer leader"), Corruption("a damaged row")
+    result = BatchResult(asyncio.get_running_loop().create_future(), 3)
+    result.results[:], result.remaining = [forged, "written", damaged], 1
+    waiters = Waiters()
+    waiters.add([PendingBatch(6, result, (0, 1, 2))])
+    waiters.fail_above(5, OutcomeUnknown("session-expired"))
+    answers = result.future.result()
+    assert [type(answer) for answer in answers] == [Fenced, OutcomeUnknown, Fenced]
+    assert "nothing was written" in str(answers[0])
+
+
+async def test_a_definite_failure_of_a_batch_replaces_its_refusals() -> None:
+    """Nothing of the batch was appended, so all of its items get the same answer."""
+    result = BatchResult(asyncio.get_running_loop().create_future(), 2)
+    result.results[:], result.remaining = [BadInput("no key"), None], 1
+    result.fail((0, 1), NotReady("the node stops"))
+    assert [type(answer) for answer in result.future.result()] == [NotReady, NotReady]
 
 
 async def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.write_batch import TooManySiblings
-from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, TooFewInSync
+from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, Retryable, TooFewInSync
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, WriteResult
@@ -216,8 +216,8 @@ async def test_an_id_has_a_length() -> None:
 
 
 def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
-    """One sibling too many, judged by entries that are not applied, is told when they are; unknown if they are
-    dropped (R-WAIT)."""
+    """One sibling too many, judged by entries that are not applied, is told when they are; refused for now if
+    they are dropped (R-WAIT)."""
 
     async def scenario(applied: bool) -> IsthmusError:
         async with cluster() as c:
@@ -237,7 +237,7 @@ def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
             return error
 
     assert isinstance(asyncio.run(scenario(True)), TooManySiblings)
-    assert isinstance(asyncio.run(scenario(False)), OutcomeUnknown)
+    assert isinstance(asyncio.run(scenario(False)), Retryable)
 
 
 @pytest.mark.parametrize("ending", ["applied", "dropped", "late"])
