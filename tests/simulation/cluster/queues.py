@@ -679,9 +679,10 @@ class QueueSimulation(ClusterSimulation):
         owner = window.state.owner
         if owner == NO_OWNER or not process.holds_directory() or self.declared_lost(process, partition):
             return
-        # a `place` for the next owner may be applied in a partition before that one's version is
-        owners = {owner, process.queues.machines()[name].owner} - {NO_OWNER}
-        sinks, store = [self.sink(each, name) for each in owners], process.rows_of(partition)
+        sinks, store, machine = [self.sink(owner, name)], process.rows_of(partition), process.queues.machines()[name]
+        if window.owner_version != machine.owner_version and machine.owner != NO_OWNER:
+            # A `place` for the next owner is applied in a partition that serves nobody before it serves that one.
+            sinks.append(self.sink(machine.owner, name))
         actor = actor_of(ORIGIN, partition)
         for row in store.changes(P, 0, ALL_ROWS):
             if row.offset >= window.cursor or any(gap.start <= row.offset < gap.end for gap in window.state.gaps):
