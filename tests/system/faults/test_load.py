@@ -102,13 +102,21 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
     server.server_close()
 
 
+WRITES = 20
+"""A machine that is busy may make none in the time that is enough for hundreds."""
+
+
 def recorded(register: Register, clients: int = 1, seconds: float = 0.6) -> History:
-    """What clients record in a while, with a last read of every key."""
+    """What clients record in `seconds`, and until they have made `WRITES`, with a last read of every key."""
     history = History()
     keys = ["a", "b"]
     running = Load([register.place], keys, history, random.Random(5), clients=clients, pause_s=0.001)
     running.start()
     time.sleep(seconds)
+    deadline = time.monotonic() + 20
+    while sum(op.kind is Kind.WRITE for of in list(history.keys.values()) for op in list(of)) < WRITES:
+        assert time.monotonic() < deadline, "the clients make no writes"
+        time.sleep(0.05)
     running.stop()
     register.mishap = lambda: ""
     read_all([register.place], keys, history, random.Random(6), 5)
