@@ -2,7 +2,7 @@
 
 A filter is a list of rules, in a text separated by commas:
 
-    any                every change                block_rtq          none in real time: only what is pushed
+    any                every change                block_rtq          nothing in real time, only pushed references
     buckettype:T       of this bucket type         bucketname:B       of buckets of this name, of any type
     bucketprefix:P     of buckets whose name begins so
     !RULE              not those; with negations alone, all others
@@ -111,8 +111,8 @@ class Filter:
         return self.only_negations or any(rule.kind != TYPE or rule.value == bucket_type for rule in matching)
 
     def takes(self, bucket_type: bytes) -> bool:
-        """Whether repairs of some bucket of this type go into the queue. A queue that offers nothing in real time is
-        for pushed references only, and takes all."""
+        """Whether repairs (references that a full-sync pushes) of some bucket of this type go into the queue. A queue
+        that offers nothing in real time takes all repairs."""
         return self.blocks or self.may_offer(bucket_type)
 
     def takes_all(self, bucket_type: bytes) -> bool:
@@ -161,8 +161,8 @@ def _covers(outer: Rule, inner: Rule) -> bool:
 
 
 def offers_of(of: Filter, bucket_type: bytes) -> bool:
-    """Whether a change of some bucket of the type may be offered, in real time, or as a pushed reference where nothing
-    is offered in real time."""
+    """Whether the queue can contain a reference of some bucket of the type: in real time, or pushed, if it offers
+    nothing in real time."""
     return of.blocks or _of_type(of, bucket_type).offered != frozenset()
 
 

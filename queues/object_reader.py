@@ -22,8 +22,8 @@ _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 
 def read_changes(store: Store, window: Window, from_offset: int, limit: int) -> list[Change]:
-    """Up to `limit` rows of the window's partition at offsets >= `from_offset`, in offset order, after `backfilled`.
-    Raises DamagedChange at a row that cannot be decoded, with the rows before it."""
+    """Up to `limit` rows of the window's partition at offsets >= `from_offset`, in offset order, with the origins that
+    `backfilled` sets. Raises DamagedChange at a row that cannot be decoded, with the rows before it."""
     try:
         rows = store.changes(window.partition, from_offset, limit)
     except DamagedChange as error:
@@ -41,8 +41,8 @@ def sound_changes(store: Store, window: Window, from_offset: int, limit: int) ->
 
 
 def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]:
-    """`rows`, with our origin in those foreign rows that the window offers because a write of ours is in them. Costs a
-    read of the key row for each foreign row below `backfill_end`."""
+    """`rows`, in which foreign rows that contain a write of this cluster get this cluster's origin, so that the window
+    offers them (`Window.may_backfill`). Reads the key row of each foreign row below `backfill_end`."""
     if not rows or rows[0].offset >= window.backfill_end:
         return rows
     own = window.origins.own
@@ -54,9 +54,9 @@ def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]
 
 
 def _has_seen(store: Store, window: Window, change: Change, actor: bytes) -> bool:
-    """Whether the object has seen a write of `actor`. A key that has changed again has a newer row, which was judged
-    when it was made. With a damaged key row the answer is True: a reference too many changes nothing at the sink, and
-    one too few is a change that never arrives."""
+    """Whether the object's clock has a write of `actor`. False when the key has changed again: its newer row is read
+    at its own offset. True when the key row is damaged: a reference sent needlessly changes nothing at the sink, and
+    one left out would lose a change."""
     found = store.key_row(window.partition, change.key_hash, change.bucket, change.key)
     if found is None:
         return False

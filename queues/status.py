@@ -30,7 +30,7 @@ HELP: Final[Mapping[str, Family]] = {
     ),
     "isthmus_queue_objects_in_memory": Family("Whole objects that wait in memory.", "changes", "queues", ("queue",)),
     "isthmus_queue_references_in_memory": Family(
-        "Places of the window in memory, settled ones among them.", "changes", "queues", ("queue",)
+        "References in memory: waiting, in flight, or acknowledged out of order.", "changes", "queues", ("queue",)
     ),
     "isthmus_queue_suspended": Family("1 while an operator has suspended serving.", "0 or 1", "queues", ("queue",)),
     "isthmus_queue_served_total": Family("Changes given to sinks, repeats included.", "changes", "queues", ("queue",)),
@@ -52,10 +52,13 @@ HELP: Final[Mapping[str, Family]] = {
         "1 while changes are not queued: suspended, or the source is off.", "0 or 1", "queues", ("queue",)
     ),
     "isthmus_queue_given_up_total": Family(
-        "Changes left out in real time; each lies in a gap.", "changes", "queues", ("queue",)
+        "Real-time changes given up at a limit, by the sink, or while publishing was suspended; each lies in a gap.",
+        "changes",
+        "queues",
+        ("queue",),
     ),
     "isthmus_queue_ledger_off": Family(
-        "Changes by which a ledger did not close; anything but 0 is a bug.", "changes", "queues", ("queue",)
+        "Changes by which a ledger did not balance; anything but 0 is a bug.", "changes", "queues", ("queue",)
     ),
     "isthmus_queue_gaps": Family(
         "Gaps that no full-sync has closed, of partitions led here.", "gaps", "queues", ("queue",)

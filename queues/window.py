@@ -215,15 +215,15 @@ class Window:
                     tail = self._tail = None
 
     def _append(self, entries: Sequence[Entry], counted: bool = False) -> bool:
-        """Add entries at the end. Returns False when the budget was spent: `scan` is then the first one left out.
-        `counted`: the ledger has counted them already."""
+        """Add entries at the end. Returns False when the budget was spent: `scan` is then the offset of the first entry
+        that was not added. `counted`: the ledger has counted them already."""
         budget, own, cursor = self.budget, self.origins.own, self.cursor
         waiting, fresh, plain = self._waiting, self._fresh, not self._skip_ranges and self._bucket_rule is None
         eligible = 0
         for at, entry in enumerate(entries):
             if entry.previous_offset >= cursor and self._collapse(entry, counted):
                 continue
-            # The most frequent change first: ours, of a queue without filter and gaps.
+            # Shortcut for the most frequent change: ours, in a queue without filter and gaps.
             if not (plain and entry.kind == _DATA and entry.origin == own) and not (
                 self.offers(entry) if counted else self._count_offered(entry)
             ):
@@ -269,11 +269,12 @@ class Window:
         return (kind, self.partition, offset, self.bucket_type, bucket, key, origin, entry.time_ms, payload)
 
     def _collapse(self, entry: Entry, counted: bool = False) -> bool:
-        """Take a newer change of a key into the reference that waits for the key. Returns True when the change needs no
-        place of its own. `counted`: the ledger has counted it as eligible, if it is.
+        """Replace the waiting reference of a key by a newer change of the key. Returns True when the change needs no
+        place of its own. `counted`: the ledger has counted the change already, if the queue offers it.
 
-        A reference whose newer change is foreign, and so perhaps not eligible by itself, is still sent, because the
-        change that it stood for was ours and was never sent; except to the cluster that the newer change came from.
+        The filter is not asked: it looks at bucket type and bucket, which are those of the waiting reference. A foreign
+        origin does not matter either: the older change was offered and never sent, so the newer one is sent in its
+        place, except to the cluster that the newer one came from.
         """
         previous = entry.previous_offset
         place = self._moved.get(previous, previous)
@@ -318,7 +319,8 @@ class Window:
     # ---------------------------------------------------------------- what is offered
 
     def offers(self, entry: Entry) -> bool:
-        """Whether the queue offers this change, considered by itself."""
+        """Whether the queue offers this change by its kind, origin, bucket and recorded gaps. Other changes of the key
+        do not matter here: see `_collapse`."""
         return (
             entry.kind in CHANGES
             and self.origins.eligible(entry.origin)
@@ -327,7 +329,7 @@ class Window:
         )
 
     def offers_row(self, row: Change) -> bool:
-        """Whether the queue offers the change of a row of the change index."""
+        """`offers` for a row of the change index."""
         return (
             row.kind in CHANGES
             and self.origins.eligible(row.origin)
@@ -336,9 +338,11 @@ class Window:
         )
 
     def may_backfill(self, row: Change) -> bool:
-        """Whether the queue offers a foreign row if a write of ours is in it. Such a row was made before the CURSOR
-        entry under which the window stands, so it was judged by a cursor that may have been moved back since, or by
-        another owner's."""
+        """Whether the queue must offer this foreign row if its clock has a write of this cluster (R-OWED).
+
+        A push keeps its foreign origin if the cursors of all other clusters' queues are above the row that it replaces.
+        For a row below the window's CURSOR entry, this was decided before that entry. The entry may have moved the
+        cursor back or changed the owner, so the row's origin does not prove that this cluster's write was sent."""
         rule = self.origins
         return (
             row.offset < self.backfill_end
@@ -348,7 +352,8 @@ class Window:
         )
 
     def _count_offered(self, entry: Entry) -> bool:
-        """`offers`, with the ledger's counts for what is not offered."""
+        """`offers`, and count in the ledger a change that is not offered: as `passed_over` by origin or filter, as
+        `eligible` and `given_up` in a gap."""
         if entry.kind not in CHANGES:
             return False
         if not self.origins.eligible(entry.origin) or (

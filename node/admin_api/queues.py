@@ -1,7 +1,7 @@
 """Source queues in the admin API: listings, and operators' changes. docs/queues.md explains the terms.
 
-Passes changes on to `queues.admin` and shows its state; for the whole cluster, the answers of every node
-(`node.services.queue_query`).
+Operators' changes are made by `queues.admin`. Listings of the whole cluster are joined from the answers of all nodes
+(`node.services.queue_query`); the others show this node's share.
 """
 
 from __future__ import annotations
