@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 from tests.support.memory_directory import room
-from tests.support.zookeepers import shared_server, world
+from tests.support.zookeepers import clients, shared_server

@@ -1,4 +1,4 @@
-"""What a cluster of several nodes rests on: ids, claims, writes that name members, cheap looks; in both worlds."""
+"""What a cluster of several nodes rests on: ids, claims, writes that name members, cheap looks, on both metastores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.repl.metastore.port import (
 from isthmus.repl.metastore.watch_cache import FULL_READ_INTERVAL_S
 from isthmus.repl.model.errors import Corruption, TooLarge, WrongIdentity
 from isthmus.repl.model.record import Member
-from tests.support.metastore_clients import World, a_record, a_registration, joined, until
+from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, joined
 
 
 async def refused(call: Awaitable[object]) -> None:
@@ -62,12 +62,14 @@ def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None
 # --- ids ---
 
 
-async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(world: World) -> None:
+async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(
+    clients: MetastoreClients,
+) -> None:
     """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; so it does while the
     first is down, which could not start again otherwise. `node remove` frees the id."""
 
-    async with joined(world) as (two, _):
-        async with joined(world) as (one, _):
+    async with joined(clients) as (two, _):
+        async with joined(clients) as (one, _):
             await one.register(a_registration("n1", id=7))
             with pytest.raises(WrongIdentity, match=r"node n2 has the id 7, which the live node n1 has.*node\.id"):
                 await two.register(a_registration("n2", id=7))
@@ -85,25 +87,27 @@ async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one
         assert await ids_of_nodes(two) == {"n2": (7, 0)}
 
 
-async def test_a_node_that_goes_by_another_id_gives_up_the_one_before(world: World) -> None:
+async def test_a_node_that_goes_by_another_id_gives_up_the_one_before(clients: MetastoreClients) -> None:
     """A new node.id in the file of a node frees the former one for others, at once."""
 
-    async with joined(world) as (other, _):
-        async with joined(world) as (one, _):
+    async with joined(clients) as (other, _):
+        async with joined(clients) as (one, _):
             await one.register(a_registration("n1", id=7))
-        async with joined(world) as (one, _):
+        async with joined(clients) as (one, _):
             await one.register(a_registration("n1", id=8))
             await other.register(a_registration("n2", id=7))
             assert {node: number for node, (number, _) in (await ids_of_nodes(other)).items()} == {"n1": 8, "n2": 7}
 
 
-async def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_only_its_own(world: World) -> None:
+async def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_only_its_own(
+    clients: MetastoreClients,
+) -> None:
     """With `takes` a session replaces what it left itself; what another one put there stays untouched, its gens and its
     id, too, and the refusal says where that process is. Once its session is over the name is free."""
 
-    async with joined(world) as (one, _):
+    async with joined(clients) as (one, _):
         mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
-        async with joined(world) as (two, _):
+        async with joined(clients) as (two, _):
             theirs = await two.register(a_registration("n1", id=8, log_ids={3: 6}, admin_url="http://other:1"))
             for _ in range(2):
                 with pytest.raises(NameTaken, match=r"registered as node n1, its admin listener is http://other:1"):
@@ -118,10 +122,10 @@ async def test_a_registration_of_another_process_is_respected_by_who_is_to_repla
         assert (await one.registrations())["n1"].log_ids == {3: 5}
 
 
-async def test_of_two_that_register_one_id_at_once_one_succeeds(world: World) -> None:
+async def test_of_two_that_register_one_id_at_once_one_succeeds(clients: MetastoreClients) -> None:
     """However the two interleave, exactly one is registered."""
 
-    async with joined(world) as (one, _), joined(world) as (two, _):
+    async with joined(clients) as (one, _), joined(clients) as (two, _):
         for number in range(1, 6):
             done = await asyncio.gather(
                 one.register(a_registration("n1", id=number)),
@@ -131,31 +135,31 @@ async def test_of_two_that_register_one_id_at_once_one_succeeds(world: World) ->
             assert sorted(type(result) for result in done if not isinstance(result, int)) == [WrongIdentity], done
 
 
-async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(world: World) -> None:
+async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(clients: MetastoreClients) -> None:
     """A node that comes back at once is not kept out by its own former process (H28), and the old session's end
     does not take the id away from it."""
 
-    async with joined(world) as (new, _), joined(world) as (other, _):
-        async with joined(world) as (old, _):
+    async with joined(clients) as (new, _), joined(clients) as (other, _):
+        async with joined(clients) as (old, _):
             await old.register(a_registration("n1", id=7))
             await new.register(a_registration("n1", id=7))
         with pytest.raises(WrongIdentity, match="n1"):
             await other.register(a_registration("n2", id=7))
 
 
-async def test_nodes_that_were_given_no_id_meet_at_zero(world: World) -> None:
+async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClients) -> None:
     """0 is an id like any other: the second node of a cluster must be given its own."""
 
-    async with joined(world) as (one, _), joined(world) as (two, _):
+    async with joined(clients) as (one, _), joined(clients) as (two, _):
         await one.register(a_registration("n1"))
         with pytest.raises(WrongIdentity, match=r"node n2 has the id 0, which the live node n1 has already"):
             await two.register(a_registration("n2"))
 
 
-async def test_all_of_a_registration_is_told(world: World) -> None:
+async def test_all_of_a_registration_is_told(clients: MetastoreClients) -> None:
     """Address, id, rack and spare gen come back as they were registered."""
 
-    async with joined(world) as (one, _), joined(world) as (two, _):
+    async with joined(clients) as (one, _), joined(clients) as (two, _):
         wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
         inc = await one.register(wanted)
         assert await two.registrations() == {"n1": replace(wanted, session_id=inc)}
@@ -164,12 +168,12 @@ async def test_all_of_a_registration_is_told(world: World) -> None:
 # --- writes that name members ---
 
 
-async def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(world: World) -> None:
+async def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(clients: MetastoreClients) -> None:
     """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
     nothing when the node is absent, leaving, or of another gen (H8, H10)."""
 
-    async with joined(world) as (leader, _):
-        async with joined(world) as (follower, _):
+    async with joined(clients) as (leader, _):
+        async with joined(clients) as (follower, _):
             await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
             await leader.create_records([a_record(3), a_record(4)])
             record = (await leader.records())[3]
@@ -190,11 +194,11 @@ async def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(
 
 
 @pytest.mark.parametrize("change", ["gen", "leaving", "session-ended", "left-and-back", "record"])
-async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: str, world: World) -> None:
+async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: str, clients: MetastoreClients) -> None:
     """The checks hold at the moment of the write: a new gen, a leave, an ended session, a new session that is leaving
     (whose znode begins at version 0 again), or another writer, all in the last moment, refuse it."""
 
-    async with joined(world) as (leader, _), joined(world) as (follower, ears):
+    async with joined(clients) as (leader, _), joined(clients) as (follower, events):
         await follower.register(a_registration("n2", log_ids={3: 9}))
         await leader.create_records([a_record(3)])
         record = (await leader.records())[3]
@@ -208,8 +212,10 @@ async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: 
                 case "record":
                     await follower.write_record(replace(record, reason="theirs"))
                 case _:
-                    await world.expire(follower)
-                    await until(lambda: ears.states[-1] is SessionState.CONNECTED and len(ears.states) > 2, "back")
+                    await clients.expire(follower)
+                    await eventually(
+                        lambda: events.states[-1] is SessionState.CONNECTED and len(events.states) > 2, "back"
+                    )
                     if change == "left-and-back":
                         await follower.register(a_registration("n2", log_ids={3: 9}, active=False))
 
@@ -218,13 +224,13 @@ async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: 
         assert (await leader.records())[3].reason == ("theirs" if change == "record" else "")
 
 
-async def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(world: World) -> None:
+async def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(clients: MetastoreClients) -> None:
     """The persistent znode of a node moves its version with its gens, and only then; it outlives the session."""
 
-    async with joined(world) as (watcher, _):
+    async with joined(clients) as (watcher, _):
         versions = []
         for gens, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
-            async with joined(world) as (client, _):
+            async with joined(clients) as (client, _):
                 asked = counted(client)
                 await client.register(a_registration("n1", log_ids=gens, active=active))
                 assert asked.index("/replicas/n1") < asked.index("/nodes/n1")
@@ -237,34 +243,36 @@ async def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(worl
 # --- claims ---
 
 
-async def test_a_claim_is_held_by_one_session_until_it_goes(world: World) -> None:
+async def test_a_claim_is_held_by_one_session_until_it_goes(clients: MetastoreClients) -> None:
     """The first has it, also when it asks again; others are refused and hear when it goes; then one of them has it."""
 
-    async with joined(world) as (two, ears):
-        async with joined(world) as (one, _):
+    async with joined(clients) as (two, events):
+        async with joined(clients) as (one, _):
             assert await one.claim("/controller", b"n1")
             assert await one.claim("/controller", b"n1")
             assert not await two.claim("/controller", b"n2")
-            ears.hints.clear()
-        await until(lambda: "/controller" in ears.hints, "the hint that it is free")
+            events.hints.clear()
+        await eventually(lambda: "/controller" in events.hints, "the hint that it is free")
         assert await two.claim("/controller", b"n2")
         assert await two.get("/controller") == Versioned(b"n2", 0)
         await two.delete("/controller", 0)
         assert await two.get("/controller") is None
 
 
-async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(world: World) -> None:
+async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clients: MetastoreClients) -> None:
     """The value does not make it ours: an older session that may still act keeps its claim until it ends (H28, H30),
     and what our own session lost by expiring is not held any more."""
 
-    async with joined(world) as (new, ears):
-        async with joined(world) as (old, _):
+    async with joined(clients) as (new, events):
+        async with joined(clients) as (old, _):
             assert await old.claim("/controller", b"n1")
             assert not await new.claim("/controller", b"n1")
         assert await new.claim("/controller", b"n1")
-        await world.expire(new)
-        await until(lambda: SessionState.EXPIRED in ears.states and ears.states[-1] is SessionState.CONNECTED, "back")
-        async with joined(world) as (other, _):
+        await clients.expire(new)
+        await eventually(
+            lambda: SessionState.EXPIRED in events.states and events.states[-1] is SessionState.CONNECTED, "back"
+        )
+        async with joined(clients) as (other, _):
             assert await other.claim("/controller", b"n2")
             assert not await new.claim("/controller", b"n1")
 
@@ -272,10 +280,10 @@ async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(world
 # --- creation ---
 
 
-async def test_records_and_values_are_created_together_or_not_at_all(world: World) -> None:
+async def test_records_and_values_are_created_together_or_not_at_all(clients: MetastoreClients) -> None:
     """A value whose version has moved, or that exists already, keeps the records from being made, and the reverse."""
 
-    async with joined(world) as (client, _):
+    async with joined(clients) as (client, _):
         version = await client.put("/types/default", b"old", None)
         fresh = ConditionalWrite("/types/more", b"new", None)
         assert not await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", version + 1)])
@@ -290,10 +298,10 @@ async def test_records_and_values_are_created_together_or_not_at_all(world: Worl
         assert await client.create_records([a_record(2)], [other])
 
 
-async def test_what_a_write_rests_on_must_not_have_moved(world: World) -> None:
+async def test_what_a_write_rests_on_must_not_have_moved(clients: MetastoreClients) -> None:
     """Neither records nor a value are written when another value has moved, or is not there; else all is."""
 
-    async with joined(world) as (client, _):
+    async with joined(clients) as (client, _):
         version = await client.put("/rests/on", b"1", None)
         for wrong in (Precondition("/rests/on", version + 1), Precondition("/rests/nowhere", 0)):
             assert not await client.create_records([a_record(1)], [ConditionalWrite("/rests/a", b"", None)], [wrong])
@@ -310,27 +318,27 @@ async def test_what_a_write_rests_on_must_not_have_moved(world: World) -> None:
         assert await client.get("/rests/on") == Versioned(b"1", version)
 
 
-async def test_the_most_partitions_are_created_in_one_write(world: World) -> None:
+async def test_the_most_partitions_are_created_in_one_write(clients: MetastoreClients) -> None:
     """1,024 records of three nodes with the longest names fit one write; what does not fit is refused before it is
     sent, by a message that says what would, and costs no connection."""
 
-    async with joined(world) as (client, ears), joined(world) as (reader, _):
+    async with joined(clients) as (client, events), joined(clients) as (reader, _):
         members = [Member(f"n{number}-" + "x" * 61, 1 << 20) for number in range(7)]
         with pytest.raises(TooLarge, match=r"1024 records .*1000000 in one write; fewer partitions"):
             await client.create_records([a_record(partition, *members) for partition in range(1024)])
         records = [a_record(partition, *members[:3]) for partition in range(1024)]
         assert await client.create_records(records)
         assert await reader.records() == {record.partition: record for record in records}
-        assert ears.states == [SessionState.CONNECTED]
+        assert events.states == [SessionState.CONNECTED]
 
 
 # --- looks ---
 
 
-async def test_a_synced_record_is_what_was_written_last(world: World) -> None:
+async def test_a_synced_record_is_what_was_written_last(clients: MetastoreClients) -> None:
     """Each read shows what another client's write confirmed just before; where there is none, LookupError."""
 
-    async with joined(world) as (reader, _), joined(world) as (writer, _):
+    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
         with pytest.raises(LookupError):
             await reader.synced_record(3)
         await writer.create_records([a_record(3)])
@@ -342,11 +350,11 @@ async def test_a_synced_record_is_what_was_written_last(world: World) -> None:
             assert (found.reason, found.version) == (str(number), record.version)
 
 
-async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(world: World) -> None:
+async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(clients: MetastoreClients) -> None:
     """What was read before the majority was asked counts only if the majority still has it; a record that was not
     there yet is found as well."""
 
-    async with joined(world) as (reader, _), joined(world) as (writer, _):
+    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
         tree: Any = reader._tree  # type: ignore[attr-defined]
         confirm = tree.confirm
 
@@ -360,10 +368,10 @@ async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(world: Wo
         assert (await reader.synced_record(3)).reason == "theirs"
 
 
-async def test_a_look_reads_only_what_changed(world: World) -> None:
+async def test_a_look_reads_only_what_changed(clients: MetastoreClients) -> None:
     """Looks at what nobody changed read nothing; after a change exactly that is read, and it is seen at once."""
 
-    async with joined(world) as (reader, _), joined(world) as (writer, _):
+    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
         await writer.create_records([a_record(partition) for partition in range(8)])
         await writer.register(a_registration("n1"))
         await reader.records()
@@ -377,7 +385,7 @@ async def test_a_look_reads_only_what_changed(world: World) -> None:
         assert (await reader.records())[5].reason == "news"
         assert asked == ["/p/5"]
         asked.clear()
-        async with joined(world) as (third, _):
+        async with joined(clients) as (third, _):
             await third.register(a_registration("n3", id=3))
             assert sorted(await reader.registrations()) == ["n1", "n3"]
             assert asked == ["/nodes", "/nodes/n3"]
@@ -388,17 +396,19 @@ async def test_a_look_reads_only_what_changed(world: World) -> None:
 
 
 async def test_after_a_break_and_after_a_minute_everything_is_read_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    clients: MetastoreClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """News may be missed while a connection is broken, so the next look believes nothing; nor does one after the
     interval of the safety net."""
 
-    async with joined(world) as (reader, ears):
+    async with joined(clients) as (reader, events):
         await reader.create_records([a_record(0), a_record(1)])
         await reader.records()
         asked = counted(reader)
-        await world.expire(reader)
-        await until(lambda: SessionState.EXPIRED in ears.states and ears.states[-1] is SessionState.CONNECTED, "back")
+        await clients.expire(reader)
+        await eventually(
+            lambda: SessionState.EXPIRED in events.states and events.states[-1] is SessionState.CONNECTED, "back"
+        )
         await reader.records()
         assert asked == ["/p", "/p/0", "/p/1"]
         asked.clear()
@@ -408,10 +418,10 @@ async def test_after_a_break_and_after_a_minute_everything_is_read_again(
         assert sorted(asked) == ["/p", "/p/0", "/p/1"]
 
 
-async def test_looks_at_once_all_see_what_was_confirmed_before_them(world: World) -> None:
+async def test_looks_at_once_all_see_what_was_confirmed_before_them(clients: MetastoreClients) -> None:
     """Of many looks that begin after a write was confirmed, none shows the record from before."""
 
-    async with joined(world) as (reader, _), joined(world) as (writer, _):
+    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
         await writer.create_records([a_record(3)])
         record = (await writer.records())[3]
 
@@ -423,10 +433,10 @@ async def test_looks_at_once_all_see_what_was_confirmed_before_them(world: World
             assert await asyncio.gather(*(look() for _ in range(4))) == [str(number)] * 4
 
 
-async def test_a_record_older_than_one_seen_before_is_refused(world: World) -> None:
+async def test_a_record_older_than_one_seen_before_is_refused(clients: MetastoreClients) -> None:
     """A record that was deleted and made anew under the client's eyes is not believed, and the error says so (H32)."""
 
-    async with joined(world) as (reader, _), joined(world) as (writer, _):
+    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
         await writer.create_records([a_record(3)])
         record = await writer.write_record((await writer.records())[3])
         assert (await reader.records())[3].version == record.version
@@ -437,11 +447,11 @@ async def test_a_record_older_than_one_seen_before_is_refused(world: World) -> N
                 await reader.records()
 
 
-def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(world: World) -> None:
+def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clients: MetastoreClients) -> None:
     """Registrations looked at after a record reflect every end of a session that came before its write (H29)."""
 
     async def run() -> None:
-        async with joined(world) as (reader, _), joined(world) as (writer, _):
+        async with joined(clients) as (reader, _), joined(clients) as (writer, _):
             await writer.create_records([a_record(3)])
             record = (await writer.records())[3]
             looks = 0
@@ -456,12 +466,12 @@ def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(world: Wor
 
             watching = asyncio.ensure_future(watch_on())
             for number in range(10):
-                async with joined(world) as (client, _):
+                async with joined(clients) as (client, _):
                     await client.register(a_registration(f"n{number}", id=number))
                     assert f"n{number}" in await writer.registrations()
                 record = await writer.write_record(replace(record, reason=str(number)))
                 before = looks
-                await until(lambda: looks > before + 1 or watching.done(), "a look after the write")  # noqa: B023
+                await eventually(lambda: looks > before + 1 or watching.done(), "a look after the write")  # noqa: B023
             watching.cancel()
             assert isinstance((await asyncio.gather(watching, return_exceptions=True))[0], asyncio.CancelledError)
 

@@ -1,4 +1,4 @@
-"""Nodes with real connections on loopback, strangers that speak by hand, and a proxy that misbehaves."""
+"""Nodes with real connections on loopback, raw connections driven by a test, and a proxy that misbehaves."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MB: Final = 1_000_000
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-def run(story: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
-    """Run `story` on one of LOOPS."""
+def run(scenario: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
+    """Run `scenario` on one of LOOPS."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(story)
+        runner.run(scenario)
 
 
-async def until(holds: Callable[[], object], what: str = "it") -> None:
-    """Wait until `holds`, not for ever."""
+async def eventually(holds: Callable[[], object], what: str = "it") -> None:
+    """Wait until `holds()` is true. Raises AssertionError after PATIENCE_S seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE_S
     while not holds():
@@ -135,8 +135,8 @@ class Node:
         return b" ".join((node.encode(), method.encode(), body))
 
 
-class World:
-    """What a story plays in; everything ends with it."""
+class LinkCluster:
+    """Nodes, raw connections, and proxies of one test."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -160,8 +160,8 @@ class World:
         """Both dial each other; waits until both connections stand at both ends."""
         a.links.set_nodes({b.name: b.address})
         b.links.set_nodes({a.name: a.address})
-        await until(lambda: a.links.linked(b.name) and b.links.linked(a.name), "two connections")
-        await until(lambda: a.links.catch_up_room(b.name) and b.links.catch_up_room(a.name), "both ends")
+        await eventually(lambda: a.links.linked(b.name) and b.links.linked(a.name), "two connections")
+        await eventually(lambda: a.links.catch_up_room(b.name) and b.links.catch_up_room(a.name), "both ends")
 
     async def proxy(self, to: Node) -> Proxy:
         """A proxy in front of `to`."""
@@ -170,30 +170,30 @@ class World:
         await proxy.start()
         return proxy
 
-    async def stranger(self, to: Node, receive_buffer_bytes: int = 0) -> Stranger:
-        """A connection to `to` over which nothing was said."""
+    async def raw_connection(self, to: Node, receive_buffer_bytes: int = 0) -> RawConnection:
+        """A connection to `to` before the handshake."""
         sock = socket.socket()
         if receive_buffer_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         sock.setblocking(False)
         self.sockets.append(sock)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", to.port))
-        return Stranger(sock)
+        return RawConnection(sock)
 
-    async def follower(self, to: Node, name: str = "f", receive_buffer_bytes: int = 0) -> Stranger:
-        """A stranger that has shaken hands as node `name`."""
-        stranger = await self.stranger(to, receive_buffer_bytes)
-        await stranger.greet(Handshake(UUID, "c", name, to.name, 64 * MB))
-        welcome = await stranger.frame()
+    async def follower(self, to: Node, name: str = "f", receive_buffer_bytes: int = 0) -> RawConnection:
+        """A raw connection that has completed the handshake as node `name`."""
+        raw_connection = await self.raw_connection(to, receive_buffer_bytes)
+        await raw_connection.greet(Handshake(UUID, "c", name, to.name, 64 * MB))
+        welcome = await raw_connection.frame()
         assert welcome.kind is FrameKind.WELCOME
         assert decode_handshake(welcome.body).node == to.name
-        return stranger
+        return raw_connection
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    """A world that is cleared away at the end."""
-    made = World()
+async def run_cluster() -> AsyncIterator[LinkCluster]:
+    """Yield a cluster; close all its sockets, nodes, and proxies at the end."""
+    made = LinkCluster()
     try:
         yield made
     finally:
@@ -205,8 +205,8 @@ async def world() -> AsyncIterator[World]:
             await proxy.stop()
 
 
-class Stranger:
-    """The other end of a socket, by hand."""
+class RawConnection:
+    """A socket on which a test sends and reads frames itself."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

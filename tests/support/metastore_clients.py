@@ -1,4 +1,4 @@
-"""What the tests of this room share: started clients, their ears, waiting, and a process to run a server in."""
+"""Metastore clients for tests: started clients with their recorded events, and records to write."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 
-class World(Protocol):
+class MetastoreClients(Protocol):
     """Clients of one tree, and a way to end a session."""
 
     def client(self) -> Metastore: ...
     async def expire(self, client: Metastore) -> None: ...
 
 
-class Ears:
-    """What a client was told, in order."""
+class RecordedEvents:
+    """Session states and hints that a client reported, in order."""
 
     def __init__(self) -> None:
         self.states: list[SessionState] = []
@@ -29,19 +29,19 @@ class Ears:
 
 
 @asynccontextmanager
-async def joined(world: World) -> AsyncIterator[tuple[Metastore, Ears]]:
-    """A started client and its ears; stopped at the end."""
-    client, ears = world.client(), Ears()
-    client.watch(ears.hints.append)
-    await client.start(ears.states.append)
+async def joined(clients: MetastoreClients) -> AsyncIterator[tuple[Metastore, RecordedEvents]]:
+    """A started client and its events; stopped at the end."""
+    client, events = clients.client(), RecordedEvents()
+    client.watch(events.hints.append)
+    await client.start(events.states.append)
     try:
-        yield client, ears
+        yield client, events
     finally:
         await client.stop()
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
-    """Wait for what events of other threads will bring about."""
+async def eventually(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
+    """Wait until `condition()` is true, driven by events of other threads."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"

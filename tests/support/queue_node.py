@@ -22,13 +22,13 @@ from isthmus.repl.store.port import PartitionStep
 from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.memory_store import MemoryStore
-from tests.support.queue_source import OURS, SINK, Pen, Shelf
+from tests.support.queue_source import OURS, SINK, EntryFactory, FakeStore
 
 PARTITIONS = (3, 8)
 
 
 class Clock:
-    """Real time, which a test may push on, or stop."""
+    """Real time, which a test may advance or freeze."""
 
     def __init__(self) -> None:
         self.skew_ms = 0
@@ -46,15 +46,15 @@ class Clock:
         return time.time_ns() // 1_000_000 + self.skew_ms
 
 
-class Home:
-    """`start` makes a life of the node; `crash` forgets its memory. Partitions are led from the start."""
+class QueueNode:
+    """The queues of one node. `start` starts them and leads all partitions; `crash` drops what is only in memory."""
 
     def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None, node: str = "e1") -> None:
         self.settings = settings or (QueueSettings("q"),)
         self.node = node
         self.clock = Clock()
-        self.shelf = Shelf()
-        self.pen = Pen(self.shelf)
+        self.fake_store = FakeStore()
+        self.factory = EntryFactory(self.fake_store)
         self.store = MemoryStore()
         self.metastore = MemoryMetastore(ensemble)
         self.refusals: list[IsthmusError] = []
@@ -94,13 +94,13 @@ class Home:
         if lead:
             for partition in PARTITIONS:
                 self.lead(partition)
-            await self.until(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in self.served()))
+            await self.eventually(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in self.served()))
 
     def served(self) -> list:  # type: ignore[type-arg]
         return list(self.queues._queues.values())
 
     def lead(self, partition: int) -> None:
-        self.queues.leadership(partition, True, self.shelf.ends.get(partition, 0))
+        self.queues.leadership(partition, True, self.fake_store.ends.get(partition, 0))
 
     async def crash(self) -> None:
         """The process dies: nothing more is saved."""
@@ -128,8 +128,8 @@ class Home:
     ) -> None:
         entries = []
         for key in keys:
-            entry = self.pen.data(partition, key, origin=origin, size=size, time_ms=self.clock.wall_ms(), seen=seen)
-            self.shelf.put(partition, entry)
+            entry = self.factory.data(partition, key, origin=origin, size=size, time_ms=self.clock.wall_ms(), seen=seen)
+            self.fake_store.put(partition, entry)
             entries.append(entry)
         self.apply(partition, *entries)
 
@@ -137,8 +137,8 @@ class Home:
         await asyncio.sleep(0.001)
         if self.refusals:
             raise self.refusals.pop()
-        entry = self.pen.cursor(partition, queue, payload)
-        self.shelf.put(partition, entry)
+        entry = self.factory.cursor(partition, queue, payload)
+        self.fake_store.put(partition, entry)
         self.apply(partition, entry)
         return entry.offset
 
@@ -171,7 +171,7 @@ class Home:
 
     # ------------------------------------------------------------------ the sink's part
 
-    async def until(self, condition: object, seconds: float = 10.0) -> None:
+    async def eventually(self, condition: object, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():  # type: ignore[operator]
             assert time.monotonic() < deadline, "waited too long"

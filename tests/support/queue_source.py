@@ -1,7 +1,7 @@
-"""A small cluster as a source queue sees it: writes, what is in the store, and what the queue has been told of it.
+"""What a source queue reads and receives: a store in memory, and entries to put into it.
 
-`Shelf` keeps the rows that apply would write, with the store's reading methods; `Pen` makes real entries. Telling
-may lag behind storing, as it does between the writer thread and the loop.
+`FakeStore` holds the rows that apply would write and has the store's reading methods. `EntryFactory` makes real
+entries. A test may notify the queue later than it writes, as happens between the writer thread and the event loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ THIRD = b"\xc0" * 16
 BUCKET = b"bucket"
 
 
-class Shelf:
-    """Rows of several partitions."""
+class FakeStore:
+    """Change index, objects, and cursors of several partitions, in memory."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[int, Change]] = {}
@@ -67,11 +67,11 @@ class Shelf:
             self.objects.pop((partition, entry.key), None)
 
 
-class Pen:
-    """Makes the next entry of a partition from what the shelf holds."""
+class EntryFactory:
+    """Makes the next entry of a partition from the contents of a FakeStore."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, fake_store: FakeStore) -> None:
+        self.fake_store = fake_store
 
     def data(
         self,
@@ -84,7 +84,7 @@ class Pen:
         time_ms: int = 0,
         seen: Clock = (),
     ) -> Entry:
-        offset = self.shelf.ends.get(partition, 0)
+        offset = self.fake_store.ends.get(partition, 0)
         content = TOMBSTONE if delete else Content(b"v" * size)
         made = write(None, seen, content, (actor_of(origin, partition), pack_counter(1, offset)), time_ms)
         payload, summary = encode_with_summary(made)
@@ -96,7 +96,7 @@ class Pen:
             origin=origin,
             time_ms=time_ms,
             key_hash=key_hash(BUCKET, key),
-            previous_offset=self.shelf.latest.get((partition, key), NO_OFFSET),
+            previous_offset=self.fake_store.latest.get((partition, key), NO_OFFSET),
             bucket=BUCKET,
             key=key,
             row=encode_key_row(summary, offset),
@@ -104,8 +104,8 @@ class Pen:
         )
 
     def reap(self, partition: int, key: bytes) -> Entry:
-        offset = self.shelf.ends.get(partition, 0)
-        previous = self.shelf.latest.get((partition, key), NO_OFFSET)
+        offset = self.fake_store.ends.get(partition, 0)
+        previous = self.fake_store.latest.get((partition, key), NO_OFFSET)
         return make_entry(
             EntryKind.REAP,
             1,
@@ -119,11 +119,11 @@ class Pen:
         )
 
     def barrier(self, partition: int) -> Entry:
-        offset = self.shelf.ends.get(partition, 0)
+        offset = self.fake_store.ends.get(partition, 0)
         return make_entry(EntryKind.BARRIER, 1, offset, request_id=b"", origin=OURS, time_ms=0)
 
     def cursor(self, partition: int, queue: bytes, payload: bytes) -> Entry:
-        offset = self.shelf.ends.get(partition, 0)
+        offset = self.fake_store.ends.get(partition, 0)
         return make_entry(
             EntryKind.CURSOR, 1, offset, request_id=b"", origin=OURS, time_ms=0, key=queue, payload=payload
         )

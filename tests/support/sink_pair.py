@@ -29,7 +29,7 @@ from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.service import Sink
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.memory_metastore import MemoryMetastore
-from tests.support.queue_node import Home
+from tests.support.queue_node import QueueNode
 from tests.support.queue_source import SINK
 
 
@@ -85,33 +85,33 @@ class Cluster:
         return [None if one is None else encode_object(one) for one in found]
 
 
-class Bridge:
+class SourceListener:
     """The source's HTTP listener. `faults` are taken one a request: "drop" loses the answer after the source made
     it, "cut" sends half of it, "garbage" other bytes, "huge" declares 2^40 bytes, "error" is a 500, digits are that
     status, after the source did what was asked; None answers well."""
 
-    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, source: QueueNode, loop: asyncio.AbstractEventLoop) -> None:
         self.faults: deque[str | None] = deque()
         self.requests = 0
         self.seen: Counter[str] = Counter()
-        bridge = self
+        listener = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                bridge.requests += 1
+                listener.requests += 1
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                fault = bridge.faults.popleft() if bridge.faults else None
-                bridge.seen[str(fault)] += 1
+                fault = listener.faults.popleft() if listener.faults else None
+                listener.seen[str(fault)] += 1
                 _, _, name, act = self.path.split("/")
                 status, reason, answer = 200, "", b""
                 try:
                     if act == "object":
-                        asked = home.acts.object_of(name, decode_asking(body))
+                        asked = source.acts.object_of(name, decode_asking(body))
                         answer = encode_object_reply(asyncio.run_coroutine_threadsafe(asked, loop).result(60))
                     else:
-                        call = home.queues.fetch(name, decode_request(body))
+                        call = source.queues.fetch(name, decode_request(body))
                         answer = encode_reply(asyncio.run_coroutine_threadsafe(call, loop).result(60))
                 except IsthmusError as error:
                     status = 409 if isinstance(error, BadInput) else 503
@@ -156,30 +156,30 @@ class Bridge:
         self._thread.join()
 
 
-class Pair:
-    """Two clusters: `home` is the source, `cluster` is behind the sinks that `sink()` makes."""
+class SinkPair:
+    """Two clusters: `source` is the source, `cluster` is behind the sinks that `sink()` makes."""
 
     def __init__(self) -> None:
-        self.home = Home(QueueSettings("q"), QueueSettings("r"))
+        self.source = QueueNode(QueueSettings("q"), QueueSettings("r"))
         self.cluster = Cluster()
         self.metastore = MemoryMetastore()
         self.sinks: list[Sink] = []
 
-    async def __aenter__(self) -> Pair:
-        await self.home.start()
+    async def __aenter__(self) -> SinkPair:
+        await self.source.start()
         await self.metastore.start(lambda state: None)
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
-        self.bridge = Bridge(self.home, asyncio.get_running_loop())
+        self.listener = SourceListener(self.source, asyncio.get_running_loop())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self.cluster.stuck.set()
         for sink in self.sinks:
             await sink.stop()
-        await self.home.queues.stop()
-        await asyncio.get_running_loop().run_in_executor(None, self.bridge.close)
-        await self.home.close()
+        await self.source.queues.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self.listener.close)
+        await self.source.close()
         self._folder.cleanup()
 
     async def sink(
@@ -194,7 +194,7 @@ class Pair:
         **more: Any,
     ) -> Sink:
         settings = SinkSettings(
-            peers=tuple(PeerSettings(self.bridge.url, queue) for queue in queues or ("q",) if peers),
+            peers=tuple(PeerSettings(self.listener.url, queue) for queue in queues or ("q",) if peers),
             workers=4,
             batch_count=batch_count,
             poll_ms=poll_ms,
@@ -210,7 +210,7 @@ class Pair:
             cluster_name="west",
             node_name="w1",
             metastore=self.metastore,
-            time=self.home.clock,
+            time=self.source.clock,
             letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
             conflicts=Conflicts(self.folder / "conflicts.sqlite", 3),
             credentials=OpenPeers(),
@@ -225,15 +225,15 @@ class Pair:
 
     async def equal(self, seconds: float = 15.0) -> None:
         """Wait until everything at the source is at the sink's cluster, acknowledged; then compare byte by byte."""
-        machine = self.home.served()[0].machine
-        shelf = self.home.shelf
+        machine = self.source.served()[0].machine
+        fake_store = self.source.fake_store
         deadline = time.monotonic() + seconds
         while True:
             cursors = {p: w.advance() for p, w in machine.windows.items()}
-            if all(cursors[p] == shelf.ends[p] for p in cursors):
+            if all(cursors[p] == fake_store.ends[p] for p in cursors):
                 break
-            assert time.monotonic() < deadline, (cursors, shelf.ends, [sink.listing() for sink in self.sinks])
+            assert time.monotonic() < deadline, (cursors, fake_store.ends, [sink.listing() for sink in self.sinks])
             await asyncio.sleep(0.005)
-        want = {key: decode_object(payload) for (_, key), payload in shelf.objects.items()}
+        want = {key: decode_object(payload) for (_, key), payload in fake_store.objects.items()}
         have = {key.key: found for key, found in self.cluster.objects.items()}
         assert have == want

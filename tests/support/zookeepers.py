@@ -1,4 +1,4 @@
-"""Real ZooKeepers for the tests of this room, and the two worlds that the contract runs on."""
+"""Real ZooKeeper servers, and the two metastores that the contract tests run on."""
 
 from __future__ import annotations
 
@@ -169,11 +169,11 @@ def make_server(tmp_path: Path) -> Iterator[Callable[[Callable[[Path, int], list
 
 @pytest.fixture
 def own_server(make_server: Callable[[None], Server]) -> Server:
-    """A ZooKeeper that one test may hurt."""
+    """A ZooKeeper server that one test may stop or kill."""
     return make_server(None)
 
 
-class MemoryWorld:
+class MemoryClients:
     """Clients of one memory tree."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class MemoryWorld:
         client.expire()
 
 
-class ZooKeeperWorld:
+class ZooKeeperClients:
     """Clients of one root in a real ZooKeeper."""
 
     _roots = itertools.count()
@@ -221,14 +221,14 @@ class ZooKeeperWorld:
 
 
 @pytest.fixture(params=["memory", "zookeeper"])
-def world(request: pytest.FixtureRequest) -> MemoryWorld | ZooKeeperWorld:
+def clients(request: pytest.FixtureRequest) -> MemoryClients | ZooKeeperClients:
     """Each claim of the contract holds on both."""
     if request.param == "memory":
-        return MemoryWorld()
-    return ZooKeeperWorld(request.getfixturevalue("shared_server"))
+        return MemoryClients()
+    return ZooKeeperClients(request.getfixturevalue("shared_server"))
 
 
 @pytest.fixture
-def real_world(shared_server: Server) -> ZooKeeperWorld:
+def zookeeper_clients(shared_server: Server) -> ZooKeeperClients:
     """A root of its own in the shared ZooKeeper."""
-    return ZooKeeperWorld(shared_server)
+    return ZooKeeperClients(shared_server)

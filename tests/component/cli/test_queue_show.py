@@ -12,8 +12,8 @@ from isthmus.queues.queue_documents import PUBLISHING
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD
 from tests.support.fake_admin_listener import FakeAdminListener
-from tests.support.queue_node import Home
-from tests.unit.queues.admin.test_acts import alive, keys, settled, told
+from tests.support.queue_node import QueueNode
+from tests.unit.queues.admin.test_acts import alive, audit_info, keys, settled
 
 
 def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
@@ -22,16 +22,16 @@ def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
     """What is not there is said and not called unknown; every act shows who, when and why; priorities are a table."""
     documents: list[dict[str, Any]] = []
 
-    async def test(home: Home) -> None:
-        documents.extend(await home.queues.listing())
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        await home.acts.push("q", keys(b"x"), FOLD, 0)
-        await home.acts.suspend("q", PUBLISHING, None, told(home))
-        await home.acts.throttle("q", Rates(1_000, 10), told(home))
-        await home.acts.clear("q", told(home))
-        await settled(home)
-        documents.extend(await home.queues.listing())
+    async def test(queue_node: QueueNode) -> None:
+        documents.extend(await queue_node.queues.listing())
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        await queue_node.acts.push("q", keys(b"x"), FOLD, 0)
+        await queue_node.acts.suspend("q", PUBLISHING, None, audit_info(queue_node))
+        await queue_node.acts.throttle("q", Rates(1_000, 10), audit_info(queue_node))
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await settled(queue_node)
+        documents.extend(await queue_node.queues.listing())
 
     alive(test)
     shown = []

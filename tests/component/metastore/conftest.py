@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.zookeepers import ensemble, make_server, own_server, real_world, shared_server
+from tests.support.zookeepers import ensemble, make_server, own_server, shared_server, zookeeper_clients

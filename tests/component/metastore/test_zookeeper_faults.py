@@ -18,7 +18,7 @@ from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, Ve
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.record import Registration
-from tests.support.metastore_clients import until
+from tests.support.metastore_clients import eventually
 
 
 def metastore(hosts: str, session_timeout_ms: int = 8000, connect_timeout_ms: int = 10_000) -> ZooKeeperMetastore:
@@ -38,12 +38,12 @@ async def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_s
     await client.put("/x", b"kept", None)
     await client.get("/x")
     own_server.kill()
-    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    await eventually(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
     for call in (client.get("/x"), client.put("/y", b"", None), client.records()):
         with pytest.raises(Unavailable):
             await call
     await asyncio.to_thread(own_server.start)
-    await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+    await eventually(lambda: states[-1] is SessionState.CONNECTED, "connected again")
     assert SessionState.EXPIRED not in states
     assert "/x" in hints
     assert await client.get("/x") == Versioned(b"kept", 0)
@@ -90,7 +90,7 @@ async def test_a_zookeeper_whose_data_went_back_is_not_believed(
     await client.start(states.append)
     await client.put("/x", b"1", None)
     own_server.kill()
-    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    await eventually(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
     assert client._link is not None
     if new_session:
         client._link._client._reset()  # what the driver does when its session has expired
@@ -129,10 +129,10 @@ async def test_hosts_that_are_no_hosts_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_driver_that_dies_of_its_own_error_is_started_again(real_world: Any) -> None:
+async def test_a_driver_that_dies_of_its_own_error_is_started_again(zookeeper_clients: Any) -> None:
     """When kazoo's thread ends by an unforeseen error, the session counts as expired and a new one begins."""
 
-    client, states = real_world.client(), list[SessionState]()
+    client, states = zookeeper_clients.client(), list[SessionState]()
     await client.start(states.append)
     connection = client._link._client._connection
     sound = connection._read_socket
@@ -144,7 +144,7 @@ async def test_a_driver_that_dies_of_its_own_error_is_started_again(real_world: 
     connection._read_socket = broken
     with pytest.raises((Unavailable, Ambiguous)):
         await client.put("/x", b"", None)
-    await until(lambda: states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], f"a new session: {states}")
+    await eventually(lambda: states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], f"a new session: {states}")
     assert await client.allocate_gen() == 1
     await client.stop()
 
@@ -153,7 +153,7 @@ async def test_a_driver_that_dies_of_its_own_error_is_started_again(real_world: 
     ("path", "value"), [("p/3", b"{}"), ("p/x", b"{}"), ("nodes/n1", b"[]"), ("gen", b"many"), ("uuid", b"00")]
 )
 async def test_foreign_bytes_in_the_tree_are_named(
-    path: str, value: bytes, real_world: Any, shared_server: Any
+    path: str, value: bytes, zookeeper_clients: Any, shared_server: Any
 ) -> None:
     """Bytes that this program did not write are Corruption, with the path in the message; a record or registration is
     told so beside the others, which can be read."""
@@ -165,7 +165,7 @@ async def test_foreign_bytes_in_the_tree_are_named(
         stranger.stop()
         stranger.close()
 
-    client = real_world.client()
+    client = zookeeper_clients.client()
     await client.start(lambda _: None)
     await asyncio.to_thread(write_foreign, client._base)
     reads = {
@@ -183,12 +183,12 @@ async def test_foreign_bytes_in_the_tree_are_named(
     await client.stop()
 
 
-async def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) -> None:
+async def test_a_record_at_a_wrong_path_is_named(zookeeper_clients: Any, shared_server: Any) -> None:
     """A record that says partition 3 but lies at another path is unreadable, and not partition 3."""
     from isthmus.repl.metastore.codecs import encode_record
     from isthmus.repl.model.record import PartitionRecord
 
-    client = real_world.client()
+    client = zookeeper_clients.client()
     await client.start(lambda _: None)
     await client.put("/p/4", encode_record(PartitionRecord(3, "default", 3, 12, ("n1",))), None)
     assert not await client.records()
@@ -199,7 +199,7 @@ async def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server:
 
 
 async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
-    real_world: Any, shared_server: Any, monkeypatch: pytest.MonkeyPatch
+    zookeeper_clients: Any, shared_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody's access list on one znode is that partition's affair: the others are read, a node is found where it is,
     and once the list is gone the record is read within the time of a full read."""
@@ -211,7 +211,7 @@ async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
 
     monkeypatch.setattr(watch_cache, "FULL_READ_INTERVAL_S", 0.2)
 
-    client = real_world.client()
+    client = zookeeper_clients.client()
     await client.start(lambda _: None)
     for number in (0, 1):
         await client.put(f"/p/{number}", encode_record(PartitionRecord(number, "default", number, 2, ("n1",))), None)
@@ -228,7 +228,7 @@ async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
     assert "NoAuth" in client.unreadable["/p/1"]
     with pytest.raises(LocalFault, match="NoAuth"):  # it is no sign that the node is gone
         await client.registrations()
-    fresh = real_world.client()
+    fresh = zookeeper_clients.client()
     fresh._base = client._base
     await fresh.start(lambda _: None)
     assert sorted(await fresh.records()) == [0]

@@ -13,7 +13,7 @@ import pytest
 from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.record import Member, PartitionRecord
-from tests.support.metastore_clients import a_record, a_registration, until
+from tests.support.metastore_clients import a_record, a_registration, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -98,7 +98,7 @@ async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensembl
     record = (await client.records())[3]
     for server in ensemble.servers[:2]:
         server.kill()
-    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    await eventually(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         for call in (
@@ -111,7 +111,7 @@ async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensembl
                 await call
         await asyncio.sleep(0.1)
     await asyncio.to_thread(ensemble.start)
-    await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+    await eventually(lambda: states[-1] is SessionState.CONNECTED, "connected again")
     assert SessionState.EXPIRED not in states
     assert (await client.registrations())["n1"].session_id == inc
     assert (await client.synced_record(3)).version == record.version

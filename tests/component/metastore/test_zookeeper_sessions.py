@@ -21,7 +21,7 @@ from isthmus.repl.metastore.port import SessionState, Unavailable
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.record import Registration
 from tests.support.link_nodes import Proxy
-from tests.support.metastore_clients import a_record, until
+from tests.support.metastore_clients import a_record, eventually
 
 
 class ClientProcess:
@@ -121,9 +121,9 @@ async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_sessio
     inc = await client.register(Registration("n1", 0, True, id=3))
     proxy.swallows = True
     proxy.cut()
-    await until(lambda: proxy.swallowed, "swallowed")
+    await eventually(lambda: proxy.swallowed, "swallowed")
     proxy.swallows = False
-    await until(lambda: len(states) == 3, "connected again")
+    await eventually(lambda: len(states) == 3, "connected again")
     assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
     assert (await client.registrations())["n1"].session_id == inc
     await client.stop()
@@ -145,7 +145,7 @@ def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monk
         inc = await client.register(Registration("n1", 0, True, id=3))
         await asyncio.sleep(1.5)  # no more is heard of it than of a client at rest
         proxy.cut()
-        await until(lambda: len(states) == 3, "connected again")
+        await eventually(lambda: len(states) == 3, "connected again")
         assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
         assert (await client.registrations())["n1"].session_id == inc
         await client.stop()
@@ -174,14 +174,14 @@ async def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: 
     record = (await client.records())[3]
     own_server.kill()
     down = time.monotonic()
-    await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+    await eventually(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
     while time.monotonic() < down + 4:
         for call in (client.records(), client.synced_record(3), client.write_record(record)):
             with pytest.raises(Unavailable):
                 await call
         await asyncio.sleep(0.2)
     await asyncio.to_thread(own_server.start)
-    await until(lambda: states[-1] is SessionState.CONNECTED, "connected again")
+    await eventually(lambda: states[-1] is SessionState.CONNECTED, "connected again")
     assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
     assert (await client.registrations())["n1"].session_id == inc
     assert await client.register(Registration("n1", 0, True, id=3)) == inc

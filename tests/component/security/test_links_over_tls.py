@@ -14,7 +14,7 @@ from isthmus.node.security import certificates
 from isthmus.repl.security import tls_server
 from isthmus.repl.security.tls import NodeName
 from isthmus.repl.security.tls_server import TlsServer
-from tests.support.link_nodes import DEAD_AFTER_MS, LOOPS, MB, Node, entries_of, forward, run, until, world
+from tests.support.link_nodes import DEAD_AFTER_MS, LOOPS, MB, Node, entries_of, eventually, forward, run, run_cluster
 from tests.support.tls_files import Folder, filled
 
 
@@ -34,24 +34,24 @@ def test_nodes_speak_through_tls_whatever_the_size(folder: Folder, loop: str) ->
     """Small messages and ones of megabytes arrive both ways, and requests are answered, for longer than a silent
     connection lives."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with run_cluster() as w:
             a, b = await w.node("a", tls=folder.link("a")), await w.node("b", tls=folder.link("b"))
             await w.connect(a, b)
             for seq in range(40):
                 size = 2 * MB if seq % 10 == 0 else 1000
-                await until(lambda size=size: a.links.catch_up_room("b"), "room")  # type: ignore[misc]
+                await eventually(lambda size=size: a.links.catch_up_room("b"), "room")  # type: ignore[misc]
                 assert a.links.send("b", 0, forward(seq, entries_of(1, size, seq)))
                 assert b.links.send("a", 0, forward(seq, entries_of(1, size, seq)))
                 assert await a.links.request("b", "echo", b"x" * 1000, 5000) == b"a echo " + b"x" * 1000
-            await until(lambda: len(a.messages) == len(b.messages) == 40, "all messages")
+            await eventually(lambda: len(a.messages) == len(b.messages) == 40, "all messages")
             await asyncio.sleep(2.2 * DEAD_AFTER_MS / 1000)  # pings and their answers go through, too
             assert a.links.linked("b")
             assert b.links.linked("a")
             assert not a.faults()
             assert set(a.links.certificates_expire_s()) == {"b"}
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -71,48 +71,48 @@ def test_who_shows_a_wrong_certificate_is_refused_both_ways(
     """Of another authority, expired, of another node, of another cluster, of no node: neither end takes the other, and
     the log says why in words."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with run_cluster() as w:
             a, b = await w.node("a", tls=folder.link("a")), await w.node("b", tls=folder.link(pair))
             with structlog.testing.capture_logs() as logs:
                 a.links.set_nodes({"b": b.address})
-                await until(lambda: words in str(logs), "the reason where a dialled")
+                await eventually(lambda: words in str(logs), "the reason where a dialled")
                 b.links.set_nodes({"a": a.address})
                 if reason:
-                    await until(lambda: reason in refused(a), "a count where b dialled")
+                    await eventually(lambda: reason in refused(a), "a count where b dialled")
                 else:
-                    await until(lambda: "wrong-certificate" in a.faults(), "a count where b dialled")
+                    await eventually(lambda: "wrong-certificate" in a.faults(), "a count where b dialled")
             assert not a.links.linked("b")
             assert not b.links.linked("a")
             assert not a.frames
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_plain_text_and_tls_do_not_meet_and_say_so(folder: Folder, loop: str) -> None:
     """A node without TLS and one with it: each says of the other what it speaks."""
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with run_cluster() as w:
             a, b = await w.node("a", tls=folder.link("a")), await w.node("b")
             with structlog.testing.capture_logs() as logs:
                 a.links.set_nodes({"b": b.address})
                 b.links.set_nodes({"a": a.address})
-                await until(lambda: "plaintext" in refused(a), "a refuses plain text")
-                await until(lambda: "tls" in b.faults(), "b sees TLS")
-                await until(lambda: said(logs, "transport.dial.failed", "reason"), "words where a dialled")
+                await eventually(lambda: "plaintext" in refused(a), "a refuses plain text")
+                await eventually(lambda: "tls" in b.faults(), "b sees TLS")
+                await eventually(lambda: said(logs, "transport.dial.failed", "reason"), "words where a dialled")
             assert any("does it speak TLS?" in each for each in said(logs, "transport.dial.failed", "reason"))
             assert "the other end speaks TLS, which is not turned on here" in said(logs, "transport.fault", "sentence")
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_tls_is_turned_on_node_by_node(folder: Folder) -> None:
     """Nodes that take both and dial without, that take both and dial with, and that want it, each reach the next."""
 
-    async def story(first: dict[str, bool] | None, second: dict[str, bool] | None) -> None:
-        async with world() as w:
+    async def scenario(first: dict[str, bool] | None, second: dict[str, bool] | None) -> None:
+        async with run_cluster() as w:
             a = await w.node("a", tls=None if first is None else folder.link("a", **first))
             b = await w.node("b", tls=None if second is None else folder.link("b", **second))
             await w.connect(a, b)
@@ -120,15 +120,15 @@ def test_tls_is_turned_on_node_by_node(folder: Folder) -> None:
 
     steps = [None, {"take_plain": True, "dial_plain": True}, {"take_plain": True}, {}]
     for before, after in pairwise(steps):
-        run(story(before, after))
+        run(scenario(before, after))
 
 
 def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None:
     """After a pair was replaced, also key first, the next connection shows the new one; the standing one stays."""
     own = filled(tmp_path)
 
-    async def story() -> None:
-        async with world() as w:
+    async def scenario() -> None:
+        async with run_cluster() as w:
             a, b = await w.node("a", tls=own.link("a")), await w.node("b", tls=own.link("b"))
             await w.connect(a, b)
             before = a.links.certificates_expire_s()["b"]
@@ -139,11 +139,11 @@ def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None
             await asyncio.sleep(1.1)  # files are looked at once a second
             a.links.set_nodes({})
             b.links.set_nodes({})
-            await until(lambda: not a.links.certificates_expire_s(), "the end of the old connections")
+            await eventually(lambda: not a.links.certificates_expire_s(), "the end of the old connections")
             await w.connect(a, b)
             assert a.links.certificates_expire_s()["b"] > before + 300 * 86_400
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -153,7 +153,7 @@ def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monk
     monkeypatch.setattr(tls_server, "HANDSHAKES_MAX", 8)
     monkeypatch.setattr(tls_server, "CROWDED_S", 0.1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=256)
         address = listening.getsockname()
         made: list[asyncio.BaseTransport] = []
@@ -178,8 +178,8 @@ def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monk
         context = folder.client("b")
         async with asyncio.timeout(20):
             _, good = await asyncio.open_connection(*address, ssl=context, server_hostname="localhost")
-        await until(lambda: len(made) == 1, "the right client")
-        await until(lambda: not any(value for name, _, value in server.samples() if name.endswith("handshakes")))
+        await eventually(lambda: len(made) == 1, "the right client")
+        await eventually(lambda: not any(value for name, _, value in server.samples() if name.endswith("handshakes")))
         assert {"crowded", "plaintext"} <= set(server.refused)
         assert "timeout" in server.refused or server.refused["crowded"] > 5
         for writer in (*held, good):
@@ -187,14 +187,14 @@ def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monk
         server.close()
         await server.wait_closed()
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_handshake_that_stops_half_way_is_ended_in_time(folder: Folder, loop: str) -> None:
     """Who sends a beginning and then nothing is cut after the time-out, and counted as such."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         listening = socket.create_server(("127.0.0.1", 0))
         contexts = folder.link("a").server.current
         server = TlsServer("t", listening, asyncio.Protocol, contexts, handshake_timeout_s=0.2)
@@ -203,9 +203,9 @@ def test_a_handshake_that_stops_half_way_is_ended_in_time(folder: Folder, loop: 
         writer.write(b"\x16\x03\x01\x02\x00")
         async with asyncio.timeout(10):
             assert await reader.read() == b""
-        await until(lambda: server.refused == {"timeout": 1}, "the count")
+        await eventually(lambda: server.refused == {"timeout": 1}, "the count")
         writer.close()
         server.close()
         await server.wait_closed()
 
-    run(story(), loop)
+    run(scenario(), loop)

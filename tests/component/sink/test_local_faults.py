@@ -16,19 +16,19 @@ from isthmus.repl.model.errors import LocalFault
 from isthmus.sink import worker_pool
 from isthmus.sink.worker import Slot
 from tests.component.sink.test_operation import sink_of
-from tests.component.sink.test_sink import joined, until
-from tests.support.sink_pair import Pair
+from tests.component.sink.test_sink import eventually, joined
+from tests.support.sink_pair import SinkPair
 
 
 def test_numbers_are_told_while_the_file_of_dead_letters_is_held() -> None:
     """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
     known of it last is told."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.rejecting = {b"a"}
         sink = await pair.sink()
-        pair.home.put(b"a", b"b")
-        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 2)
+        pair.source.put(b"a", b"b")
+        await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 2)
         other = sqlite3.connect(pair.folder / "letters.sqlite", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
@@ -46,7 +46,7 @@ def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.Mon
     """A file that cannot be looked into at the start makes their number unknown, and nothing else; it is looked into
     again."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink(start=False)
 
         def refuse() -> None:
@@ -58,7 +58,7 @@ def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.Mon
             assert sink.overview()["dead_letters"] == {"kept": None, "given_up": None}
             assert not [name for name, _, _ in sink.metrics() if "dead_letters" in name]
         await sink._count_letters()
-        await until(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
+        await eventually(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
 
     joined(test)
 
@@ -67,11 +67,11 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
     """A link that was suspended during its cycle says at once what it has to acknowledge. Whatever goes wrong there,
     its worker and its slot are free again, and the link works on once it is resumed."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q")
         pair.cluster.stuck.clear()
-        pair.home.put(b"a")
-        await until(lambda: any(slot.pushing for slots in sink._pool._slots.values() for slot in slots))
+        pair.source.put(b"a")
+        await eventually(lambda: any(slot.pushing for slots in sink._pool._slots.values() for slot in slots))
         with monkeypatch.context() as patched:
 
             async def broken(_slot: Slot) -> bool:
@@ -80,11 +80,11 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
             patched.setattr(Slot, "acknowledge", broken)
             await sink.suspend("q", None, "ann", "")
             pair.cluster.stuck.set()
-            await until(lambda: not sink._pool.pushing())
+            await eventually(lambda: not sink._pool.pushing())
             await asyncio.sleep(0.05)
-        await until(lambda: sink.overview()["workers"]["busy"] == 0)
+        await eventually(lambda: sink.overview()["workers"]["busy"] == 0)
         await sink.resume("q", None)
-        pair.home.put(b"b")
+        pair.source.put(b"b")
         await pair.equal()
 
     joined(test)
@@ -94,7 +94,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
     """However many slots have something to acknowledge at a source that has gone silent, they say it at once, and the
     stop waits for a while and no longer: a request may take an hour."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         monkeypatch.setattr(worker_pool, "STOP_ACK_S", 0.7)
         sink = await pair.sink("q", peer_limit_count=8)
         told = 0
@@ -120,7 +120,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
 def test_seeds_that_say_nothing_hold_up_nothing_else_on_this_node() -> None:
     """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
         with contextlib.ExitStack() as stack:

@@ -27,10 +27,10 @@ from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.service import Sink
-from tests.component.sink.test_sink import joined, until
+from tests.component.sink.test_sink import eventually, joined
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.queue_source import OURS, SINK, THIRD
-from tests.support.sink_pair import Pair
+from tests.support.sink_pair import SinkPair
 
 # ---------------------------------------------------------------- limits and discovery
 
@@ -39,12 +39,12 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
     """Another number of workers counts at once, on all nodes or one, and is there after a restart with who set it; a
     rate holds, is told with what binds, and is lifted live."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q", "r")
-        await until(lambda: sink._pool.workers == 2)
+        await eventually(lambda: sink._pool.workers == 2)
         await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
-        await until(lambda: sink._pool.workers == 1)
-        pair.home.put(*(b"k%d" % n for n in range(40)))
+        await eventually(lambda: sink._pool.workers == 1)
+        pair.source.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
         await sink.stop()
         again = await pair.sink("q", "r")
@@ -53,8 +53,8 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
         assert overview["limits_set"] == {"by": "ann", "at_ms": 7, "reason": "night"}
         await again.set_limits(SinkLimits(workers=3, objects_per_second=20, by="bob", at_ms=8), "w1")
         assert again.overview()["workers"]["count"] == 3
-        pair.home.put(*(b"n%d" % n for n in range(60)))
-        await until(lambda: again.overview()["throttle"]["throttled_seconds"] > 0)
+        pair.source.put(*(b"n%d" % n for n in range(60)))
+        await eventually(lambda: again.overview()["throttle"]["throttled_seconds"] > 0)
         assert again.overview()["throttle"]["binding"] == "objects"
         assert pair.cluster.pushed < 2 * (40 + 60), "two queues give each change"
         await again.set_limits(SinkLimits(objects_per_second=0, by="bob", at_ms=9), "w1", forget=True)
@@ -69,14 +69,14 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
 def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
     """By node it holds there only; without a node everywhere."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink()
         await sink.suspend(None, None, "ann", "", "w2")
         assert sink.status()["state"] == "running"
         await sink.suspend(None, None, "ann", "", "w1")
         assert sink.status()["state"] == "suspended"
         await sink.resume(None, None, "w1")
-        pair.home.put(b"a")
+        pair.source.put(b"a")
         await pair.equal()
         assert [s["node"] for s in sink.overview()["suspensions"]] == ["w2"]
 
@@ -129,7 +129,7 @@ def listed(cluster: bytes, *urls: str) -> bytes:
 
 
 async def sink_of(
-    pair: Pair,
+    pair: SinkPair,
     *peers: str,
     properties: dict[bytes, bytes] | None = None,
     places: PlaceDigests | None = None,
@@ -147,7 +147,7 @@ async def sink_of(
         cluster_name="west",
         node_name="w1",
         metastore=pair.metastore,
-        time=pair.home.clock,
+        time=pair.source.clock,
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
         conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
         credentials=OpenPeers(),
@@ -162,24 +162,24 @@ def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
     """The seed tells of the node that has the changes; when it is listed no more its link ends, after what it has to
     acknowledge; when it is listed again everything goes on."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         def nothing() -> bytes:
             return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
 
         seed = Peer(nothing)
         try:
-            seed.nodes = listed(OURS, seed.url, pair.bridge.url)
+            seed.nodes = listed(OURS, seed.url, pair.listener.url)
             sink = await sink_of(pair, seed.url)
-            pair.home.put(b"a")
+            pair.source.put(b"a")
             await pair.equal()
             rows = {row["peer"]: row for row in sink.listing()}
-            assert rows[pair.bridge.url]["from"] == "discovery"
+            assert rows[pair.listener.url]["from"] == "discovery"
             assert rows[seed.url]["from"] == "config"
             seed.nodes = listed(OURS, seed.url)
-            await until(lambda: len(sink.listing()) == 1)
-            assert pair.home.served()[0].machine.in_flight_count() == 0
-            seed.nodes = listed(OURS, seed.url, pair.bridge.url)
-            pair.home.put(b"b")
+            await eventually(lambda: len(sink.listing()) == 1)
+            assert pair.source.served()[0].machine.in_flight_count() == 0
+            seed.nodes = listed(OURS, seed.url, pair.listener.url)
+            pair.source.put(b"b")
             await pair.equal()
             assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
         finally:
@@ -192,12 +192,12 @@ def test_a_listed_node_that_is_passed_over_is_shown() -> None:
     """A node that the seed lists and that cannot be dialled as the seed is has a row with its reason, is named in the
     sink's state, and counts in the metrics; once it is listed otherwise, it does not."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         seed = Peer(lambda: encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ())))
         try:
             seed.nodes = listed(OURS, seed.url, "https://10.0.0.9:8098")
             sink = await sink_of(pair, seed.url)
-            await until(lambda: len(sink.listing()) == 2)
+            await eventually(lambda: len(sink.listing()) == 2)
             row = sink.listing()[1]
             assert (row["peer"], row["state"], row["source_cluster"]) == (
                 "https://10.0.0.9:8098",
@@ -209,7 +209,7 @@ def test_a_listed_node_that_is_passed_over_is_shown() -> None:
             assert "nothing is fetched from a node of east (https://10.0.0.9:8098)" in sink.status()["reason"]
             assert ("isthmus_sink_peers_passed_over", {}, 1) in sink.metrics()
             seed.nodes = listed(OURS, seed.url)
-            await until(lambda: len(sink.listing()) == 1)
+            await eventually(lambda: len(sink.listing()) == 1)
             assert sink.passed_over() == ""
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
@@ -220,7 +220,7 @@ def test_a_listed_node_that_is_passed_over_is_shown() -> None:
 def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
     """A link that failed for long does not wait for its delay once another peer tells that the node lives again."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         answers: list[bytes] = [b"junk"]
         seed, other = Peer(lambda: answers[0]), Peer(lambda: answers[0])
         try:
@@ -228,11 +228,11 @@ def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
             sink = await sink_of(pair, seed.url, other.url, delay_max_ms=60_000, delay_factor=10)
             for peer in (seed, other):
                 peer.nodes = b"no list"
-            await until(lambda: len(sink.listing()) == 2 and min(r["delay_ms"] for r in sink.listing()) > 10_000)
+            await eventually(lambda: len(sink.listing()) == 2 and min(r["delay_ms"] for r in sink.listing()) > 10_000)
             answers[0] = encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
-            await until(lambda: not sink._listed)
+            await eventually(lambda: not sink._listed)
             seed.nodes = listed(OURS, seed.url, other.url)
-            await until(lambda: {row["state"] for row in sink.listing()} == {"running"})
+            await eventually(lambda: {row["state"] for row in sink.listing()} == {"running"})
         finally:
             for peer in (seed, other):
                 await asyncio.get_running_loop().run_in_executor(None, peer.close)
@@ -244,7 +244,7 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
     """Both sides tell digests with each fetch; what is not told is the default, and a difference is shown by its type
     while changes go on."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         def nothing() -> bytes:
             theirs = {b"same": b"1" * 8, b"other": b"2" * 8, b"theirs": b"3" * 8}
             return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", (), properties=theirs))
@@ -252,7 +252,7 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
         peer = Peer(nothing)
         try:
             sink = await sink_of(pair, peer.url, properties={b"same": b"1" * 8, b"other": b"9" * 8, b"ours": b"4" * 8})
-            await until(lambda: sink.listing()[0]["properties_differ"])
+            await eventually(lambda: sink.listing()[0]["properties_differ"])
             row = sink.listing()[0]
             assert row["properties_differ"] == ["other", "ours", "theirs"]
             assert (row["state"], row["reason"]) == (
@@ -268,18 +268,18 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
 def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
     """A sink and a queue that tell their digests by place name the bucket and the property."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         ours, theirs = ({b"default": {b"orders": place_digest({"allow_mult": on})}} for on in (True, False))
-        pair.home.facts.digests, pair.home.facts.places = {b"default": b"2" * 8}, theirs
-        sink = await sink_of(pair, pair.bridge.url, properties={b"default": b"1" * 8}, places=ours)
-        await until(lambda: sink.listing()[0]["properties_differ"])
+        pair.source.facts.digests, pair.source.facts.places = {b"default": b"2" * 8}, theirs
+        sink = await sink_of(pair, pair.listener.url, properties={b"default": b"1" * 8}, places=ours)
+        await eventually(lambda: sink.listing()[0]["properties_differ"])
         row = sink.listing()[0]
         assert row["property_differences"] == [
             {"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}
         ]
         assert (row["state"], row["properties_differ"]) == ("running", ["default"])
         assert row["reason"] == "properties differ from the source's: bucket default/orders: allow_mult"
-        (queue, *_) = await pair.home.acts.listing()
+        (queue, *_) = await pair.source.acts.listing()
         assert queue["property_differences"] == {"w1": row["property_differences"]}
 
     joined(test)
@@ -289,7 +289,7 @@ def test_a_source_that_is_overdue_with_its_answer_is_told_before_the_fetch_has_f
     """A link that was cut amid a fetch fails only when the request's time is over: until then its reason says for how
     long nothing came, and no more once something came."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         free = Event()
 
         def held() -> bytes:
@@ -299,22 +299,22 @@ def test_a_source_that_is_overdue_with_its_answer_is_told_before_the_fetch_has_f
         peer = Peer(held)
         try:
             sink = await sink_of(pair, peer.url, request_timeout_ms=60_000, discover=False)
-            await until(lambda: peer.fetches > 0)
+            await eventually(lambda: peer.fetches > 0)
             assert sink.listing()[0]["reason"] == "no answer yet"
-            pair.home.clock.skew_ms += 7_000
+            pair.source.clock.skew_ms += 7_000
             assert sink.listing()[0]["state"] == "starting"
             assert re.fullmatch(r"no answer for [789] s to a fetch that goes on", sink.listing()[0]["reason"])
             free.set()
-            await until(lambda: sink.listing()[0]["fetches"] > 0)
+            await eventually(lambda: sink.listing()[0]["fetches"] > 0)
             free.clear()
             fetches = peer.fetches
-            await until(lambda: peer.fetches > fetches)
+            await eventually(lambda: peer.fetches > fetches)
             assert (sink.listing()[0]["state"], sink.listing()[0]["reason"]) == ("running", "")
-            pair.home.clock.skew_ms += 9_000
+            pair.source.clock.skew_ms += 9_000
             assert sink.listing()[0]["state"] == "running"
             assert re.fullmatch(r"no answer for (9|1\d) s to a fetch that goes on", sink.listing()[0]["reason"])
             free.set()
-            await until(lambda: sink.listing()[0]["reason"] == "")
+            await eventually(lambda: sink.listing()[0]["reason"] == "")
         finally:
             free.set()
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
@@ -326,18 +326,18 @@ def test_an_acknowledgement_by_itself_tells_no_properties() -> None:
     """Before a suspended link rests it acknowledges without a fetch, which says nothing of properties: a queue whose
     properties are the same on both sides must not name them as differing from then on."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         same = {b"same": b"1" * 8}
-        pair.home.facts.digests = same
-        sink = await sink_of(pair, pair.bridge.url, properties=same)
-        (queue, *_) = pair.home.served()
-        await until(lambda: sink.listing()[0]["fetches"] > 0)
+        pair.source.facts.digests = same
+        sink = await sink_of(pair, pair.listener.url, properties=same)
+        (queue, *_) = pair.source.served()
+        await eventually(lambda: sink.listing()[0]["fetches"] > 0)
         pair.cluster.stuck.clear()
-        pair.home.put(b"a")
-        await until(lambda: queue.machine.in_flight_count() == 1)
+        pair.source.put(b"a")
+        await eventually(lambda: queue.machine.in_flight_count() == 1)
         await sink.suspend(None, None, "ann", "")
         pair.cluster.stuck.set()
-        await until(lambda: queue.machine.counts.acknowledged == 1)
+        await eventually(lambda: queue.machine.counts.acknowledged == 1)
         assert queue.differing == {}
 
     joined(test)
@@ -349,18 +349,18 @@ def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_
     acknowledgement in and made a batch. The sink believes neither: it backs off, tells the same acknowledgement again
     under the same session, and gets what was on its way; nothing is lost, and nothing is a dead letter."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink(batch_count=4)
-        pair.bridge.faults.extend([None, status, status, None, status, None, None, status])
-        pair.home.put(*[b"k-%d" % number for number in range(40)])
+        pair.listener.faults.extend([None, status, status, None, status, None, None, status])
+        pair.source.put(*[b"k-%d" % number for number in range(40)])
         await pair.equal()
-        await until(lambda: pair.bridge.seen[status] == 4 and not pair.bridge.faults)
-        pair.home.put(b"last")
+        await eventually(lambda: pair.listener.seen[status] == 4 and not pair.listener.faults)
+        pair.source.put(b"last")
         await pair.equal()
         (link,) = sink._pool.links.values()
         assert link.errors == 4
         assert sink._letters.counts() == (0, 0)
-        (queue, *_) = pair.home.served()
+        (queue, *_) = pair.source.served()
         assert queue.machine.counts.acknowledged == 41
         assert queue.machine.in_flight_count() == 0
 
@@ -397,21 +397,21 @@ def test_a_lying_peer_is_named_by_its_reason_and_disturbs_nobody(
     peer has goes on."""
     monkeypatch.setattr("isthmus.sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         liar = Peer(answer)
         try:
             liar.nodes = listed(OURS, liar.url)
-            sink = await sink_of(pair, liar.url, pair.bridge.url, batch_bytes=200_000)
+            sink = await sink_of(pair, liar.url, pair.listener.url, batch_bytes=200_000)
             for n in range(20):
-                pair.home.put(b"k%d" % n)
+                pair.source.put(b"k%d" % n)
                 await asyncio.sleep(0.005)
             await pair.equal()
-            await until(lambda: {r["peer"]: r for r in sink.listing()}[liar.url]["last_error_reason"])
+            await eventually(lambda: {r["peer"]: r for r in sink.listing()}[liar.url]["last_error_reason"])
             rows = {row["peer"]: row for row in sink.listing()}
             assert rows[liar.url]["last_error_reason"] == reason
             assert rows[liar.url]["state"] == "failing"
             assert rows[liar.url]["running"] <= 1
-            assert rows[pair.bridge.url]["state"] == "running"
+            assert rows[pair.listener.url]["state"] == "running"
             assert sum(row["applied"] for row in rows.values()) == 20
             assert [source["source_cluster"] for source in sink.overview()["sources"]] == ["east"]
         finally:
@@ -505,12 +505,12 @@ def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
     """After the limit was raised a retry stores the object, asked for anew where it was not kept; what is refused again
     stays with its new reason."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.rejecting = {b"big", b"bigger", b"huge"}
         sink = await pair.sink()
-        pair.home.put(b"big", b"bigger", b"small")
-        pair.home.put(b"huge", size=5_000)
-        await until(lambda: sink.overview()["dead_letters"]["kept"] == 3)
+        pair.source.put(b"big", b"bigger", b"small")
+        pair.source.put(b"huge", size=5_000)
+        await eventually(lambda: sink.overview()["dead_letters"]["kept"] == 3)
         letters = {row["key"][2]: row for row in await sink.dead_letters()}
         pair.cluster.rejecting = {b"bigger"}
         retried = {row["id"]: row for row in await sink.retry_dead_letters(None)}
@@ -535,11 +535,11 @@ def test_what_is_refused_while_an_older_letter_of_its_key_is_retried_is_not_forg
     """A newer change of the key is refused, and acknowledged, while the older one is pushed once more: whatever becomes
     of that, the letter that is left has the newer object."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.rejecting = {b"k"}
         sink = await pair.sink()
-        pair.home.put(b"k")
-        await until(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+        pair.source.put(b"k")
+        await eventually(lambda: sink.overview()["dead_letters"]["kept"] == 1)
         letters = sink._letters
         (row,) = letters.letters()
         older = letters.find(row.id)
@@ -566,11 +566,11 @@ def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() 
     """What comes is the object as it is at the source now; refused again it stays with its reason, and is kept if it
     fits. A source that does not have it, is suspended, or is another cluster's leaves the letter, with the reason."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.rejecting = {b"huge"}
         sink = await pair.sink()
-        pair.home.put(b"huge", size=5_000)
-        await until(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+        pair.source.put(b"huge", size=5_000)
+        await eventually(lambda: sink.overview()["dead_letters"]["kept"] == 1)
 
         async def retried() -> dict[str, Any]:
             (row,) = await sink.dead_letters()
@@ -587,23 +587,23 @@ def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() 
 
         told = await retried()
         assert (told["outcome"], told["reason"]) == ("rejected", "too-large")
-        await pair.home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "because"))
+        await pair.source.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "because"))
         told = await retried()
         assert (told["outcome"], told["reason"]) == (None, "not-ready")
         assert "suspended: because" in told["error"]
-        await pair.home.acts.resume("q", "serving", None, AuditInfo("ann", 1, ""))
-        read = pair.home.get_batch
-        pair.home.get_batch = lambda keys, isolation, room: asyncio.sleep(0, [None])  # type: ignore[method-assign, return-value, assignment]
+        await pair.source.acts.resume("q", "serving", None, AuditInfo("ann", 1, ""))
+        read = pair.source.get_batch
+        pair.source.get_batch = lambda keys, isolation, room: asyncio.sleep(0, [None])  # type: ignore[method-assign, return-value, assignment]
         assert (await retried())["reason"] == "gone-at-source"
-        pair.home.get_batch = read  # type: ignore[method-assign]
-        pair.bridge.faults += ["garbage"] * 4
+        pair.source.get_batch = read  # type: ignore[method-assign]
+        pair.listener.faults += ["garbage"] * 4
         await said("malformed")
-        pair.bridge.faults.clear()
-        uuid, pair.home.queues.cluster_uuid = pair.home.queues.cluster_uuid, THIRD
+        pair.listener.faults.clear()
+        uuid, pair.source.queues.cluster_uuid = pair.source.queues.cluster_uuid, THIRD
         await said("other-cluster")
-        pair.home.queues.cluster_uuid = uuid
-        pair.home.put(b"huge", size=30)
-        await until(lambda: (pair.home.served()[0].machine.counts.acknowledged) >= 2)
+        pair.source.queues.cluster_uuid = uuid
+        pair.source.put(b"huge", size=30)
+        await eventually(lambda: (pair.source.served()[0].machine.counts.acknowledged) >= 2)
         (row,) = await sink.dead_letters()
         assert row["object_kept"], "the newer, smaller one was refused, too, and kept"
         pair.cluster.rejecting = set()
@@ -616,17 +616,17 @@ def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() 
 def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
     """Another cluster is refused by name, and nobody gets anything before somebody owns the queue."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         key = Key(b"default", b"bucket", b"a")
-        pair.home.put(b"a")
+        pair.source.put(b"a")
         asked = ObjectRequest(SINK, "west", key)
         with pytest.raises(OwnedByOther, match="belongs to nobody"):
-            await pair.home.acts.object_of("q", asked)
+            await pair.source.acts.object_of("q", asked)
         sink = await pair.sink()
-        await until(lambda: len(pair.cluster.objects) == 1)
-        assert (await pair.home.acts.object_of("q", asked)).payload is not None
+        await eventually(lambda: len(pair.cluster.objects) == 1)
+        assert (await pair.source.acts.object_of("q", asked)).payload is not None
         with pytest.raises(OwnedByOther, match="belongs to cluster west"):
-            await pair.home.acts.object_of("q", ObjectRequest(THIRD, "north", key))
+            await pair.source.acts.object_of("q", ObjectRequest(THIRD, "north", key))
         assert sink.overview()["dead_letters"]["kept"] == 0
 
     joined(test)
@@ -635,7 +635,7 @@ def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
 def test_a_letter_that_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors never lose a reference: when the disk refuses the letter, the change comes again until it can be kept."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         calls = []
 
         def refuse(_letters: object) -> None:
@@ -646,10 +646,10 @@ def test_a_letter_that_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.Mo
         sink = await pair.sink()
         with monkeypatch.context() as patched:
             patched.setattr(sink._letters, "add", refuse)
-            pair.home.put(b"a", b"b")
-            await until(lambda: len(calls) >= 2)
-            await until(lambda: sink.listing()[0]["last_error_reason"] == "local-fault")
-        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 2)
+            pair.source.put(b"a", b"b")
+            await eventually(lambda: len(calls) >= 2)
+            await eventually(lambda: sink.listing()[0]["last_error_reason"] == "local-fault")
+        await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 2)
         assert sink.overview()["dead_letters"]["kept"] == 1
         assert sink.overview()["sources"][0][PushOutcome.REJECTED.value] == 1
 

@@ -25,16 +25,16 @@ from isthmus.sink.status import HELP
 from isthmus.sink.worker import Slot
 from tests.support.queue_node import PARTITIONS
 from tests.support.queue_source import OURS, THIRD
-from tests.support.sink_pair import Pair
+from tests.support.sink_pair import SinkPair
 
 P, Q = PARTITIONS
 
 
-def joined(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+def joined(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
     """Run `test` with a source, its HTTP listener and a cluster for sinks."""
 
     async def run() -> None:
-        async with Pair() as pair:
+        async with SinkPair() as pair:
             await test(pair)
 
     asyncio.run(run())
@@ -44,7 +44,7 @@ def slots_of(sink: Sink) -> list[Slot]:
     return [slot for slots in sink._pool._slots.values() for slot in slots]
 
 
-async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
@@ -54,12 +54,12 @@ async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
 def test_everything_written_arrives_and_is_acknowledged() -> None:
     """Puts and deletes before and after the sink began are at the other cluster, equal in every byte."""
 
-    async def test(pair: Pair) -> None:
-        home = pair.home
-        home.put(*(b"early%d" % n for n in range(700)))
+    async def test(pair: SinkPair) -> None:
+        source = pair.source
+        source.put(*(b"early%d" % n for n in range(700)))
         sink = await pair.sink(poll_ms=20)
         for n in range(50):
-            home.put(b"late%d" % n, b"hot", partition=Q)
+            source.put(b"late%d" % n, b"hot", partition=Q)
             await asyncio.sleep(0.002)
         await pair.equal()
         row = sink.listing()[0]
@@ -67,8 +67,8 @@ def test_everything_written_arrives_and_is_acknowledged() -> None:
         assert row["source_cluster"] == "east"
         assert row["applied"] == pair.cluster.outcomes[PushOutcome.APPLIED] >= 751
         assert row["rejected"] == row["failed"] == row["errors"] == 0
-        await until(lambda: sink.listing()[0]["fetches"] >= row["fetches"] + 4)
-        listing = (await home.queues.listing())[0]
+        await eventually(lambda: sink.listing()[0]["fetches"] >= row["fetches"] + 4)
+        listing = (await source.queues.listing())[0]
         assert (listing["waiting"], listing["in_flight"]) == (0, 0)
         assert listing["late_acknowledgements"] == 0, "a batch was acknowledged twice"
 
@@ -78,9 +78,9 @@ def test_everything_written_arrives_and_is_acknowledged() -> None:
 def test_changes_that_fail_come_again_until_they_are_stored() -> None:
     """A failed change is not acknowledged; those of its batch that were stored do not come again."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.failing = {b"a": 3, b"b": 1}
-        pair.home.put(b"a", b"b", b"c", b"d")
+        pair.source.put(b"a", b"b", b"c", b"d")
         sink = await pair.sink()
         await pair.equal()
         row = sink.listing()[0]
@@ -95,17 +95,17 @@ def test_changes_that_fail_come_again_until_they_are_stored() -> None:
 def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
     """Dropped, cut, wrong and huge answers back a link off; no worker dies, everything arrives, nothing merges."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         rng = Random(5)
         bad = ["drop", "cut", "garbage", "huge", "error"]
-        pair.bridge.faults.extend(rng.choice([None, rng.choice(bad)]) for _ in range(60))
+        pair.listener.faults.extend(rng.choice([None, rng.choice(bad)]) for _ in range(60))
         sink = await pair.sink(batch_count=7)
-        while pair.bridge.faults:
+        while pair.listener.faults:
             n = rng.randrange(40)
-            pair.home.put(b"k%d" % n, b"n%d" % n, partition=PARTITIONS[n % 2])
+            pair.source.put(b"k%d" % n, b"n%d" % n, partition=PARTITIONS[n % 2])
             await asyncio.sleep(0.004)
         await pair.equal(30)
-        assert all(pair.bridge.seen[fault] for fault in bad)
+        assert all(pair.listener.seen[fault] for fault in bad)
         assert sink.listing()[0]["errors"] >= 10
         assert sink._pool.workers
 
@@ -115,18 +115,18 @@ def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
 def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing() -> None:
     """A sink that dies after storing gets the batch again in its next life, and applying it again is nothing."""
 
-    async def test(pair: Pair) -> None:
-        home, cluster = pair.home, pair.cluster
+    async def test(pair: SinkPair) -> None:
+        source, cluster = pair.source, pair.cluster
         first = await pair.sink()
-        home.put(b"a", b"b", b"c")
+        source.put(b"a", b"b", b"c")
         cluster.before = first._stopping.set  # no further fetch, so no acknowledgement
-        await until(lambda: cluster.pushed == 3)
-        await until(lambda: not first._pool.pushing())
+        await eventually(lambda: cluster.pushed == 3)
+        await eventually(lambda: not first._pool.pushing())
         for slot in slots_of(first):
             slot.fetcher.ack = None
         await first.stop()
         stored = dict(cluster.objects)
-        assert home.served()[0].machine.in_flight_count() == 3
+        assert source.served()[0].machine.in_flight_count() == 3
         cluster.before = None
         second = await pair.sink()
         await pair.equal()
@@ -140,13 +140,13 @@ def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing
 def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
     """Stopping is quick while a worker waits at the source, and leaves nothing to be sent twice."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink(poll_ms=20_000)
-        await until(lambda: pair.home.served()[0].waiters)
+        await eventually(lambda: pair.source.served()[0].waiters)
         pair.cluster.before = sink._stopping.set  # the stop comes while a batch is being pushed
-        pair.home.put(b"a")
-        await until(lambda: any(slot.fetcher.ack for slot in slots_of(sink)))
-        await until(lambda: sink.listing()[0]["running"] <= 1)
+        pair.source.put(b"a")
+        await eventually(lambda: any(slot.fetcher.ack for slot in slots_of(sink)))
+        await eventually(lambda: sink.listing()[0]["running"] <= 1)
         began = time.monotonic()
         await sink.stop()
         assert not sink._pool.workers
@@ -160,15 +160,15 @@ def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
     """After a burst of full batches one slot waits at the source for all; what the others have stored is told within
     seconds all the same, not when their polls come, one after the other."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         await pair.sink(batch_count=10, poll_ms=20_000)
-        machine = pair.home.served()[0].machine
-        await until(lambda: len(pair.home.served()[0].waiters) == 1)
+        machine = pair.source.served()[0].machine
+        await eventually(lambda: len(pair.source.served()[0].waiters) == 1)
         pair.cluster.stuck.clear()
-        pair.home.put(*(b"%d" % number for number in range(75)))
-        await until(lambda: machine.in_flight_count() == 40)
+        pair.source.put(*(b"%d" % number for number in range(75)))
+        await eventually(lambda: machine.in_flight_count() == 40)
         pair.cluster.stuck.set()
-        await until(lambda: machine.counts.acknowledged == 75, seconds=5)
+        await eventually(lambda: machine.counts.acknowledged == 75, seconds=5)
         assert machine.counts.redelivered == 0
 
     joined(test)
@@ -178,12 +178,12 @@ def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once(
     """One object of many seconds' worth of the sink's rate is acknowledged before the next fetch may begin, else its
     lease would be over each time, and it would come for ever."""
 
-    async def test(pair: Pair) -> None:
-        machine = pair.home.served()[0].machine
+    async def test(pair: SinkPair) -> None:
+        machine = pair.source.served()[0].machine
         machine.leases.lease_ms = 3_000
         await pair.sink(rate_limit_bytes=1_000)
-        pair.home.put(b"large", size=30_000)
-        await until(lambda: machine.counts.acknowledged == 1, seconds=10)
+        pair.source.put(b"large", size=30_000)
+        await eventually(lambda: machine.counts.acknowledged == 1, seconds=10)
         assert machine.counts.redelivered == 0
 
     joined(test)
@@ -192,7 +192,7 @@ def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once(
 def test_a_stop_waits_for_what_a_slot_tells_by_itself() -> None:
     """An acknowledgement that is on its way by itself when the sink stops arrives, as that of a slot at rest does."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink, begun = await pair.sink(rate_limit_bytes=1_000), asyncio.Event()
 
         def slowly(slot: Slot) -> Callable[[], Coroutine[Any, Any, bool]]:
@@ -208,10 +208,10 @@ def test_a_stop_waits_for_what_a_slot_tells_by_itself() -> None:
 
         for slot in slots_of(sink):
             slot.acknowledge = slowly(slot)  # type: ignore[method-assign]
-        pair.home.put(b"large", size=30_000)
+        pair.source.put(b"large", size=30_000)
         await begun.wait()
         await sink.stop()
-        assert pair.home.served()[0].machine.counts.acknowledged == 1
+        assert pair.source.served()[0].machine.counts.acknowledged == 1
 
     joined(test)
 
@@ -219,11 +219,11 @@ def test_a_stop_waits_for_what_a_slot_tells_by_itself() -> None:
 def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
     """What this cluster refuses for good does not come again, and can be looked at."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.rejecting = {b"big\xff"}
-        pair.home.put(b"a", b"big\xff", b"c")
+        pair.source.put(b"a", b"big\xff", b"c")
         sink = await pair.sink()
-        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 3)
+        await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 3)
         (letter,) = await sink.dead_letters()
         assert letter["key"] == ["default", "bucket", "big\\xff"]
         assert (letter["reason"], letter["queue"]) == ("too-large", "q")
@@ -242,27 +242,27 @@ def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once
     queue arrive. When the type is made all of it comes by itself. A change that meets a type which is not there all the
     same has failed, and comes again."""
 
-    async def test(pair: Pair) -> None:
-        pair.home.types[PARTITIONS[1]] = b"orders"
-        await pair.home.crash()
-        await pair.home.start()
+    async def test(pair: SinkPair) -> None:
+        pair.source.types[PARTITIONS[1]] = b"orders"
+        await pair.source.crash()
+        await pair.source.start()
         pair.cluster.types = {b"default"}
         sink = await pair.sink()
-        machine = pair.home.served()[0].machine
-        await until(lambda: machine.sink_types.known == {b"default"} and not machine.wanted_cursors(0))
-        pair.home.put(b"o1", b"o2", partition=PARTITIONS[1])
-        pair.home.put(b"a", b"b")
-        await until(lambda: machine.counts.acknowledged == 2)
-        await until(lambda: sink.listing()[0]["state"] == "holding")
+        machine = pair.source.served()[0].machine
+        await eventually(lambda: machine.sink_types.known == {b"default"} and not machine.wanted_cursors(0))
+        pair.source.put(b"o1", b"o2", partition=PARTITIONS[1])
+        pair.source.put(b"a", b"b")
+        await eventually(lambda: machine.counts.acknowledged == 2)
+        await eventually(lambda: sink.listing()[0]["state"] == "holding")
         row = sink.listing()[0]
         assert row["held_types"] == ["orders"]
         assert "this cluster has no bucket type orders" in row["reason"]
         assert "isthmus bucket-type create orders" in row["reason"]
         assert row["rejected"] == row["failed"] == 0
-        assert ("isthmus_sink_held_types", {"queue": "q", "peer": pair.bridge.url}, 1) in sink.metrics()
+        assert ("isthmus_sink_held_types", {"queue": "q", "peer": pair.listener.url}, 1) in sink.metrics()
         pair.cluster.types = {b"default", b"orders"}
-        await until(lambda: machine.counts.acknowledged == 4)
-        await until(lambda: sink.listing()[0]["state"] == "running")
+        await eventually(lambda: machine.counts.acknowledged == 4)
+        await eventually(lambda: sink.listing()[0]["state"] == "running")
         assert await sink.dead_letters() == []
 
     joined(test)
@@ -271,15 +271,15 @@ def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once
 def test_a_type_that_goes_between_an_answer_and_its_push_makes_no_dead_letter() -> None:
     """The source gave its changes out, and the cluster has no such type when they are pushed: they have failed."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.types = {b"default"}
         sink = await pair.sink()
         pair.cluster.before = lambda: pair.cluster.types.clear()  # type: ignore[union-attr]
-        pair.home.put(b"a")
-        await until(lambda: sink.listing()[0]["failed"] >= 1)
+        pair.source.put(b"a")
+        await eventually(lambda: sink.listing()[0]["failed"] >= 1)
         pair.cluster.before = None
         pair.cluster.types.add(b"default")
-        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 1)
+        await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 1)
         assert await sink.dead_letters() == []
 
     joined(test)
@@ -288,18 +288,18 @@ def test_a_type_that_goes_between_an_answer_and_its_push_makes_no_dead_letter() 
 def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
     """The file keeps three; what is refused beyond is said to be missing, and the source's gap has it."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         names = [b"r%d" % n for n in range(5)]
         pair.cluster.rejecting = set(names)
         sink = await pair.sink()
-        pair.home.put(b"a", *names, b"z")
-        await until(lambda: bool(pair.home.acts.gaps()))
-        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 5)
+        pair.source.put(b"a", *names, b"z")
+        await eventually(lambda: bool(pair.source.acts.gaps()))
+        await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 5)
         assert [letter["key"][2] for letter in await sink.dead_letters()] == ["r0", "r1", "r2"]
         assert sink.overview()["dead_letters"] == {"kept": 3, "given_up": 2}
-        (gap,) = pair.home.acts.gaps()
+        (gap,) = pair.source.acts.gaps()
         assert (gap["what"], gap["count_at_least"]) == ("refused", 2)
-        ledger = await pair.home.acts.ledger("q")
+        ledger = await pair.source.acts.ledger("q")
         assert (ledger["closes"], ledger["given_up"], ledger["lost"]) == (True, 2, {})
 
     joined(test)
@@ -309,15 +309,15 @@ def test_a_dead_letter_whose_key_was_settled_otherwise_is_forgotten() -> None:
     """A newer object of the key arrived, by whichever way: the refused one is superseded. One that nothing has settled
     stays."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.rejecting = {b"a", b"b"}
         sink = await pair.sink()
-        pair.home.put(b"a", b"b")
-        await until(lambda: len(kept_letters(sink)) == 2)
+        pair.source.put(b"a", b"b")
+        await eventually(lambda: len(kept_letters(sink)) == 2)
         await sink._settle_letters()
         assert len(kept_letters(sink)) == 2
         pair.cluster.rejecting = {b"b"}
-        for (_, key), payload in pair.home.shelf.objects.items():
+        for (_, key), payload in pair.source.fake_store.objects.items():
             if key == b"a":
                 await pair.cluster.push([PushItem(Key(b"default", b"bucket", key), OURS, payload)])
         await sink._settle_letters()
@@ -335,14 +335,14 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
     """Another owner, a peer that points home, an unknown queue: the reason is shown and the delay grows to its
     bound."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         owner = await pair.sink("q")
-        await until(lambda: pair.home.served()[0].machine.owner)
+        await eventually(lambda: pair.source.served()[0].machine.owner)
         stranger = await pair.sink("q", uuid=THIRD)
         native = await pair.sink("q", uuid=OURS)
         lost = await pair.sink("nowhere")
         for sink, words in ((stranger, "belongs to cluster west"), (native, "points at home"), (lost, "'nowhere'")):
-            await until(lambda: sink.listing()[0]["delay_ms"] == 50)  # noqa: B023
+            await eventually(lambda: sink.listing()[0]["delay_ms"] == 50)  # noqa: B023
             row = sink.listing()[0]
             assert row["state"] == "failing"
             assert words in row["last_error"]
@@ -356,14 +356,14 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
 def test_what_a_source_said_of_itself_is_told_with_its_age() -> None:
     """A source that gives nothing out says so in its answers; between two of them that may be over."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink()
-        await until(lambda: sink.listing()[0]["fetches"])
-        await pair.home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
-        await until(lambda: sink.listing()[0]["state"] == "waiting")
+        await eventually(lambda: sink.listing()[0]["fetches"])
+        await pair.source.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
+        await eventually(lambda: sink.listing()[0]["state"] == "waiting")
         assert re.fullmatch(r"the source is suspended, as it answered \d+ s ago", sink.listing()[0]["reason"])
-        await pair.home.acts.resume("q", "serving", None, AuditInfo("ann", 2, ""))
-        await until(lambda: sink.listing()[0]["state"] == "running")
+        await pair.source.acts.resume("q", "serving", None, AuditInfo("ann", 2, ""))
+        await eventually(lambda: sink.listing()[0]["state"] == "running")
 
     joined(test)
 
@@ -371,26 +371,26 @@ def test_what_a_source_said_of_itself_is_told_with_its_age() -> None:
 def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() -> None:
     """Suspension is by queue, by peer or for all, is kept in the metastore, and lets running cycles finish."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q", "r")
-        pair.home.put(b"a")
+        pair.source.put(b"a")
         await pair.equal()
         await sink.suspend("q", None, "ann", "maintenance")
-        await until(lambda: sink.listing()[0]["running"] == 0)
+        await eventually(lambda: sink.listing()[0]["running"] == 0)
         await sink.stop()
         again = await pair.sink("q", "r")
         rows = {row["queue"]: row for row in again.listing()}
         assert rows["q"]["state"] == "suspended"
         assert (rows["q"]["suspended"]["by"], rows["q"]["suspended"]["reason"]) == ("ann", "maintenance")
         assert again.status() == {"actor": "sink", "state": "running", "reason": "1 link suspended"}
-        pair.home.put(b"b")
-        await until(lambda: {row["queue"]: row for row in again.listing()}["r"]["batches"])
+        pair.source.put(b"b")
+        await eventually(lambda: {row["queue"]: row for row in again.listing()}["r"]["batches"])
         assert {row["queue"]: row for row in again.listing()}["q"]["fetches"] == 0
         with pytest.raises(BadInput, match="no queue 'x'"):
             await again.suspend("x", None, "ann", "")
         await again.resume("q", None)
         await pair.equal()
-        await again.suspend(None, pair.bridge.url, "bob", "")
+        await again.suspend(None, pair.listener.url, "bob", "")
         assert again.status()["state"] == "suspended"
         with pytest.raises(BadInput, match="resume that"):
             await again.resume("q", None)
@@ -403,14 +403,14 @@ def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() ->
 def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
     """A suspension of a queue, peer or node that this node knows no more is not there for ever."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q", "r")
-        await sink.suspend("q", pair.bridge.url, "ann", "", "w2")
+        await sink.suspend("q", pair.listener.url, "ann", "", "w2")
         await sink.stop()
         again = await pair.sink("r", nodes=["w1"])
         with pytest.raises(BadInput, match="there is no node 'w3' in this cluster; there are: w1"):
             await again.suspend(None, None, "ann", "", "w3")
-        await again.resume("q", pair.bridge.url, "w2")
+        await again.resume("q", pair.listener.url, "w2")
         assert again.overview()["suspensions"] == []
         with pytest.raises(BadInput, match="from no queue 'q'; known: r"):
             await again.resume("q", None)
@@ -422,12 +422,12 @@ def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.Monke
     """A cluster that does not answer costs a worker a bounded time; nothing of the batch is acknowledged."""
     monkeypatch.setattr(worker_room, "PUSH_TIMEOUT_S", 0.05)
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         pair.cluster.stuck.clear()
         sink = await pair.sink()
-        pair.home.put(b"a")
-        await until(lambda: sink.listing()[0]["failed"] >= 2)
-        assert pair.home.served()[0].machine.counts.acknowledged == 0
+        pair.source.put(b"a")
+        await eventually(lambda: sink.listing()[0]["failed"] >= 2)
+        assert pair.source.served()[0].machine.counts.acknowledged == 0
         pair.cluster.stuck.set()
         await pair.equal()
 
@@ -437,12 +437,12 @@ def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.Monke
 def test_lag_is_told_once_something_arrived_and_unknown_before() -> None:
     """Lag runs from the leader's clock at the source to the moment of storing; nothing stored, nothing claimed."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink()
         row = sink.listing()[0]
         assert row["lag_ms_p50"] is row["recent_lag_ms_p99"] is None
         assert not any(name == "isthmus_sink_lag_seconds" for name, _, _ in sink.metrics())
-        pair.home.put(b"a")
+        pair.source.put(b"a")
         await pair.equal()
         row = sink.listing()[0]
         assert 0 <= row["lag_ms_p50"] <= row["lag_ms_p99"] < 10_000
@@ -455,7 +455,7 @@ def test_lag_is_told_once_something_arrived_and_unknown_before() -> None:
 def test_without_peers_the_actor_is_there_and_idle() -> None:
     """An unconfigured sink has no worker and says so; one that never started can be stopped."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink(start=False)
         assert sink.status() == {"actor": "sink", "state": "idle", "reason": "not started"}
         await sink.stop()
@@ -471,12 +471,12 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
 def test_damaged_suspensions_hide_no_limits() -> None:
     """What cannot be read is as it was, and is told; the sink's other settings are taken as they come."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q")
         await pair.metastore.put(suspensions.PATH, b"[", None)
         entry = limits.SinkLimits(workers=3, by="ann", at_ms=5)
         await limits.DOCUMENT.change(pair.metastore, lambda before: before | {limits.ALL_NODES: entry})
-        await until(lambda: sink._effective_limits.workers == 3)
+        await eventually(lambda: sink._effective_limits.workers == 3)
         assert sink.status()["state"] == "running"
 
     joined(test)
@@ -487,15 +487,15 @@ def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
     """A sink that cannot read at its start what operators have suspended holds all links and says why, until it can, or
     an operator resumes all."""
 
-    async def test(pair: Pair) -> None:
-        pair.home.put(b"a")
+    async def test(pair: SinkPair) -> None:
+        pair.source.put(b"a")
         if damaged:
             await pair.metastore.put(suspensions.PATH, b"[", None)
         else:
             pair.metastore.disconnect()
         sink = await pair.sink("q")
         await asyncio.sleep(0.2)
-        assert pair.bridge.requests == 0
+        assert pair.listener.requests == 0
         row = sink.listing()[0]
         assert sink.status()["state"] == row["state"] == "suspended"
         assert suspensions.PATH in sink.status()["reason"]
@@ -518,7 +518,7 @@ def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: byte
     """After a restart nobody knows how much an operator lets a sink fetch: every link is suspended, and says why, until
     the limit is set anew with --default on all nodes."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         await pair.metastore.put(limits.PATH, value, None)
         sink = await pair.sink()
         (row,) = sink.listing()

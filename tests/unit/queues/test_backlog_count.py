@@ -15,28 +15,28 @@ from isthmus.queues import window as intake
 from isthmus.queues.window import Window
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Change
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 
 SMALL = QueueSettings("q", queue_limit_count=20, object_limit_count=5)
 
 
-async def counted(home: Home) -> int | None:
+async def counted(queue_node: QueueNode) -> int | None:
     """What the listing says, made anew."""
-    queue = home.served()[0]
+    queue = queue_node.served()[0]
     queue.backlog_counter._reuse_until_ms = 0
-    (row,) = await home.queues.listing()
+    (row,) = await queue_node.queues.listing()
     assert row["waiting"] == row["priorities"]["real_time"]["waiting"]
-    assert abs(row["waiting_at_ms"] - home.clock.wall_ms()) < 5_000
+    assert abs(row["waiting_at_ms"] - queue_node.clock.wall_ms()) < 5_000
     waiting: int | None = row["waiting"]
     return waiting
 
 
-async def owned(home: Home) -> None:
+async def owned(queue_node: QueueNode) -> None:
     """A sink has the queue, and the CURSOR entries say so."""
-    await home.fetch(wait_ms=0)
-    machine = home.served()[0].machine
-    await home.until(lambda: all(w.owner_version == machine.owner_version for w in machine.windows.values()))
+    await queue_node.fetch(wait_ms=0)
+    machine = queue_node.served()[0].machine
+    await queue_node.eventually(lambda: all(w.owner_version == machine.owner_version for w in machine.windows.values()))
 
 
 def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
@@ -47,9 +47,9 @@ def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
     return offered | {item[2] for item in window._waiting.values()}
 
 
-async def goes(home: Home) -> int:
+async def goes(queue_node: QueueNode) -> int:
     """How many changes go once nobody writes."""
-    return len(await home.drain(count=1_000))
+    return len(await queue_node.drain(count=1_000))
 
 
 async def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,25 +58,25 @@ async def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeyp
 
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
-    home = Home(SMALL)
-    await home.start()
-    await owned(home)
+    queue_node = QueueNode(SMALL)
+    await queue_node.start()
+    await owned(queue_node)
     names = [b"%03d" % n for n in range(60)]
-    home.put(*names)
-    assert await counted(home) == 60
-    home.put(*names[:10], *names[40:50], *names[:5])
-    assert home.served()[0].machine.incomplete_windows()
-    assert await counted(home) == 60
-    peeked = [item[5] for item in await home.acts.peek("q", 100)]
+    queue_node.put(*names)
+    assert await counted(queue_node) == 60
+    queue_node.put(*names[:10], *names[40:50], *names[:5])
+    assert queue_node.served()[0].machine.incomplete_windows()
+    assert await counted(queue_node) == 60
+    peeked = [item[5] for item in await queue_node.acts.peek("q", 100)]
     assert sorted(peeked) == names, "each once"
-    reply = await home.fetch(count=7)
-    home.put(*(item[5] for item in reply.items[:3]), b"new")
-    assert await counted(home) == 60 - 7 + 4
-    await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
-    assert await counted(home) == 57
-    assert await goes(home) == 57
-    assert await counted(home) == 0
-    await home.close()
+    reply = await queue_node.fetch(count=7)
+    queue_node.put(*(item[5] for item in reply.items[:3]), b"new")
+    assert await counted(queue_node) == 60 - 7 + 4
+    await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+    assert await counted(queue_node) == 57
+    assert await goes(queue_node) == 57
+    assert await counted(queue_node) == 0
+    await queue_node.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -89,17 +89,17 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
     rng = Random(seed)
-    home = Home(SMALL)
-    await home.start()
-    await owned(home)
-    plain = home.store.changes
+    queue_node = QueueNode(SMALL)
+    await queue_node.start()
+    await owned(queue_node)
+    plain = queue_node.store.changes
 
     def slow(partition: int, from_offset: int, limit: int) -> list:  # type: ignore[type-arg]
         time.sleep(0.003)
         return plain(partition, from_offset, limit)
 
-    told = 0
-    machine = home.served()[0].machine
+    audit_info = 0
+    machine = queue_node.served()[0].machine
     plain_oldest = machine.oldest_ms
     truths: list[int] = []
 
@@ -111,30 +111,30 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     machine.oldest_ms = at_the_moment  # type: ignore[method-assign]
     for _ in range(6):
         for _ in range(40):
-            home.put(
+            queue_node.put(
                 b"%02d" % rng.randrange(70),
                 partition=rng.choice(PARTITIONS),
-                origin=rng.choice((home.queues.cluster_uuid,) * 4 + (SINK, THIRD)),
+                origin=rng.choice((queue_node.queues.cluster_uuid,) * 4 + (SINK, THIRD)),
             )
-        home.store.changes = slow  # type: ignore[method-assign]
-        count = asyncio.ensure_future(counted(home))
+        queue_node.store.changes = slow  # type: ignore[method-assign]
+        count = asyncio.ensure_future(counted(queue_node))
         acks: list[BatchAck] = []
         while not count.done():
             await asyncio.sleep(0.001)
             if rng.random() < 0.7:
-                home.put(*(b"%02d" % rng.randrange(90) for _ in range(3)), partition=rng.choice(PARTITIONS))
+                queue_node.put(*(b"%02d" % rng.randrange(90) for _ in range(3)), partition=rng.choice(PARTITIONS))
             else:
-                reply = await home.fetch(acks=acks, count=5, wait_ms=0)
+                reply = await queue_node.fetch(acks=acks, count=5, wait_ms=0)
                 acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
-        home.store.changes = plain  # type: ignore[method-assign]
+        queue_node.store.changes = plain  # type: ignore[method-assign]
         assert count.result() in (None, truths[-1])
-        told += count.result() is not None
-        quiet = await counted(home)
-        await home.fetch(acks=acks, count=0, wait_ms=0)
-        assert await counted(home) == quiet
-        assert await goes(home) == quiet
-    assert told, "no count came to an end"
-    await home.close()
+        audit_info += count.result() is not None
+        quiet = await counted(queue_node)
+        await queue_node.fetch(acks=acks, count=0, wait_ms=0)
+        assert await counted(queue_node) == quiet
+        assert await goes(queue_node) == quiet
+    assert audit_info, "no count came to an end"
+    await queue_node.close()
 
 
 async def test_more_rows_than_may_be_read_are_unknown_and_so_is_a_window_made_anew(
@@ -144,17 +144,17 @@ async def test_more_rows_than_may_be_read_are_unknown_and_so_is_a_window_made_an
 
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
-    home = Home(SMALL)
-    await home.start()
-    await owned(home)
-    home.put(*(b"%03d" % n for n in range(60)))
+    queue_node = QueueNode(SMALL)
+    await queue_node.start()
+    await owned(queue_node)
+    queue_node.put(*(b"%03d" % n for n in range(60)))
     monkeypatch.setattr(backlog_count, "STEP_ROWS", 4)
     for bound, limit in (("ROWS_MAX", 10), ("NOTES_MAX", -1)):
         with monkeypatch.context() as bounded:
             bounded.setattr(backlog_count, bound, limit)
-            assert await counted(home) is None
-    assert await counted(home) == 60
-    home.queues.leadership(PARTITIONS[0], False, 0)
-    home.lead(PARTITIONS[0])
-    assert await counted(home) is None, "a partition where the queue does not stand yet"
-    await home.close()
+            assert await counted(queue_node) is None
+    assert await counted(queue_node) == 60
+    queue_node.queues.leadership(PARTITIONS[0], False, 0)
+    queue_node.lead(PARTITIONS[0])
+    assert await counted(queue_node) is None, "a partition where the queue does not stand yet"
+    await queue_node.close()

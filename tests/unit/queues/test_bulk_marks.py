@@ -34,7 +34,7 @@ from isthmus.repl.metastore.port import Unavailable
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
-from tests.support.queue_node import Home
+from tests.support.queue_node import QueueNode
 from tests.support.queue_source import BUCKET
 
 
@@ -42,34 +42,34 @@ def keys(count: int, start: int = 0) -> list[Key]:
     return [Key(b"default", BUCKET, b"%06d" % n) for n in range(start, start + count)]
 
 
-def story(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings) -> None:
-    """Run `test` on a started home, and close it."""
+def run_on_node(test: Callable[[QueueNode], Awaitable[None]], *settings: QueueSettings) -> None:
+    """Run `test` on a started node, then close the node."""
 
     async def run() -> None:
-        home = Home(*settings)
-        await home.start()
+        queue_node = QueueNode(*settings)
+        await queue_node.start()
         try:
-            await test(home)
+            await test(queue_node)
         finally:
-            await home.close()
+            await queue_node.close()
 
     asyncio.run(run())
 
 
-def marks(home: Home) -> list[tuple[str, int, int]]:
-    (queue,) = home.served()
+def marks(queue_node: QueueNode) -> list[tuple[str, int, int]]:
+    (queue,) = queue_node.served()
     return sorted((mark.node, mark.priority, mark.at_most) for mark in queue.stored.held)
 
 
-def gaps_of_lower(home: Home) -> list[dict[str, Any]]:
-    return [gap for gap in home.acts.gaps("q") if gap["partition"] is None]
+def gaps_of_lower(queue_node: QueueNode) -> list[dict[str, Any]]:
+    return [gap for gap in queue_node.acts.gaps("q") if gap["partition"] is None]
 
 
-async def ticked(home: Home, later_ms: int = 0) -> None:
+async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
     """Time goes on, and what a tick begins is done."""
-    home.clock.skew_ms += later_ms
-    home.queues.tick()
-    await home.until(lambda: all(not m.lock.locked() for m in home.queues.bulk_marks._of.values()))
+    queue_node.clock.skew_ms += later_ms
+    queue_node.queues.tick()
+    await queue_node.eventually(lambda: all(not m.lock.locked() for m in queue_node.queues.bulk_marks._of.values()))
     await asyncio.sleep(0.01)
 
 
@@ -77,127 +77,127 @@ def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
     """A node that dies with references and begins again puts on record how many there were at most, at which priority
     and since when; once, and the mark is gone. The next crash with nothing held leaves nothing."""
 
-    async def test(home: Home) -> None:
-        began = home.clock.wall_ms()
-        assert await home.acts.push("q", keys(300), FULL_SYNC, 0) == 300
-        assert await home.acts.push("q", keys(2), FOLD, 0) == 2
-        assert marks(home) == [("e1", FOLD, FIRST_BOUND), ("e1", FULL_SYNC, 8 * FIRST_BOUND)]
-        await home.crash()
-        await home.start()
-        gaps = sorted(home.acts.gaps("q"), key=lambda gap: gap["priority"])
+    async def test(queue_node: QueueNode) -> None:
+        began = queue_node.clock.wall_ms()
+        assert await queue_node.acts.push("q", keys(300), FULL_SYNC, 0) == 300
+        assert await queue_node.acts.push("q", keys(2), FOLD, 0) == 2
+        assert marks(queue_node) == [("e1", FOLD, FIRST_BOUND), ("e1", FULL_SYNC, 8 * FIRST_BOUND)]
+        await queue_node.crash()
+        await queue_node.start()
+        gaps = sorted(queue_node.acts.gaps("q"), key=lambda gap: gap["priority"])
         assert [(g["what"], g["priority"], g["count_at_least"], g["count_at_most"], g["node"]) for g in gaps] == [
             (CRASHED, FOLD, 0, FIRST_BOUND, "e1"),
             (CRASHED, FULL_SYNC, 0, 8 * FIRST_BOUND, "e1"),
         ]
         for gap in gaps:
-            assert began <= gap["from_ms"] <= gap["upto_ms"] <= home.clock.wall_ms()
+            assert began <= gap["from_ms"] <= gap["upto_ms"] <= queue_node.clock.wall_ms()
             assert gap["partition"] is None
-        await home.until(lambda: not marks(home))
-        await home.crash()
-        await home.start()
-        assert len(home.acts.gaps("q")) == 2
+        await queue_node.eventually(lambda: not marks(queue_node))
+        await queue_node.crash()
+        await queue_node.start()
+        assert len(queue_node.acts.gaps("q")) == 2
 
-    story(test)
+    run_on_node(test)
 
 
 def test_nothing_is_taken_in_that_is_not_on_record() -> None:
     """Without the metastore whoever pushes is told to come back, unless a mark covers what comes; a mark whose write
     got no answer covers nothing."""
 
-    async def test(home: Home) -> None:
-        (queue,) = home.served()
-        home.metastore.disconnect()
+    async def test(queue_node: QueueNode) -> None:
+        (queue,) = queue_node.served()
+        queue_node.metastore.disconnect()
         with pytest.raises(NotReady):
-            await home.acts.push("q", keys(1), FULL_SYNC, 0)
+            await queue_node.acts.push("q", keys(1), FULL_SYNC, 0)
         assert queue.machine.bulk_queues[0].held_count == 0
-        home.metastore.reconnect()
-        await home.until(lambda: queue.stored is not None)
-        assert await home.acts.push("q", keys(1), FULL_SYNC, 0) == 1
-        home.metastore.disconnect()
-        assert await home.acts.push("q", keys(FIRST_BOUND - 1, 1), FULL_SYNC, 0) == FIRST_BOUND - 1
+        queue_node.metastore.reconnect()
+        await queue_node.eventually(lambda: queue.stored is not None)
+        assert await queue_node.acts.push("q", keys(1), FULL_SYNC, 0) == 1
+        queue_node.metastore.disconnect()
+        assert await queue_node.acts.push("q", keys(FIRST_BOUND - 1, 1), FULL_SYNC, 0) == FIRST_BOUND - 1
         with pytest.raises(NotReady):
-            await home.acts.push("q", keys(1, FIRST_BOUND), FULL_SYNC, 0)
+            await queue_node.acts.push("q", keys(1, FIRST_BOUND), FULL_SYNC, 0)
         assert queue.machine.bulk_queues[0].held_count == FIRST_BOUND
-        home.metastore.reconnect()
+        queue_node.metastore.reconnect()
 
-    story(test)
+    run_on_node(test)
 
 
 def test_many_references_cost_few_writes() -> None:
     """Twenty thousand references in small pushes raise the mark three times; the room of the queue bounds the mark."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         seen = set()
         for start in range(0, 20_000, 100):
-            await home.acts.push("q", keys(100, start), FULL_SYNC, 0)
-            seen.update(bound for _, _, bound in marks(home))
+            await queue_node.acts.push("q", keys(100, start), FULL_SYNC, 0)
+            seen.update(bound for _, _, bound in marks(queue_node))
         assert sorted(seen) == [FIRST_BOUND, 8 * FIRST_BOUND, 64 * FIRST_BOUND, 20_000]
-        assert await home.acts.push("q", keys(1, 20_000), FULL_SYNC, 0) == 0
+        assert await queue_node.acts.push("q", keys(1, 20_000), FULL_SYNC, 0) == 0
 
-    story(test, QueueSettings("q", queue_limit_count=20_000))
+    run_on_node(test, QueueSettings("q", queue_limit_count=20_000))
 
 
 def test_a_full_queue_takes_what_waits_already() -> None:
     """A repeated push of keys that wait needs no room, and says that they are taken; the first new one finds none."""
 
-    async def test(home: Home) -> None:
-        assert await home.acts.push("q", keys(10), FULL_SYNC, 0) == 10
-        assert await home.acts.push("q", keys(10), FULL_SYNC, 0) == 10
-        assert await home.acts.push("q", keys(12), FULL_SYNC, 0) == 10
-        assert await home.acts.push("q", [*keys(1, 11), *keys(5)], FULL_SYNC, 0) == 0
-        assert marks(home)[0][2] == 10
-        (queue,) = home.served()
+    async def test(queue_node: QueueNode) -> None:
+        assert await queue_node.acts.push("q", keys(10), FULL_SYNC, 0) == 10
+        assert await queue_node.acts.push("q", keys(10), FULL_SYNC, 0) == 10
+        assert await queue_node.acts.push("q", keys(12), FULL_SYNC, 0) == 10
+        assert await queue_node.acts.push("q", [*keys(1, 11), *keys(5)], FULL_SYNC, 0) == 0
+        assert marks(queue_node)[0][2] == 10
+        (queue,) = queue_node.served()
         assert queue.machine.bulk_queues[0].counts.queued == 10
 
-    story(test, QueueSettings("q", queue_limit_count=10))
+    run_on_node(test, QueueSettings("q", queue_limit_count=10))
 
 
 def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
     """What was acknowledged is held no longer; the mark outlives it for a while, so that bursts cost one write, and is
     lowered while less is held."""
 
-    async def test(home: Home) -> None:
-        home.put(*(key.key for key in keys(300)))
-        assert len(await home.drain()) == 300
-        await home.acts.push("q", keys(300), FULL_SYNC, 0)
-        reply = await home.fetch(count=250)
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
-        await ticked(home)
-        assert marks(home) == [("e1", FULL_SYNC, 8 * FIRST_BOUND)]
-        await ticked(home, LOWER_AFTER_MS)
-        assert marks(home) == [("e1", FULL_SYNC, FIRST_BOUND)], "fifty are left"
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
-        await ticked(home)
-        assert marks(home)
-        await ticked(home, LOWER_AFTER_MS)
-        assert marks(home) == []
-        await home.crash()
-        await home.start()
-        assert home.acts.gaps("q") == []
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(*(key.key for key in keys(300)))
+        assert len(await queue_node.drain()) == 300
+        await queue_node.acts.push("q", keys(300), FULL_SYNC, 0)
+        reply = await queue_node.fetch(count=250)
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await ticked(queue_node)
+        assert marks(queue_node) == [("e1", FULL_SYNC, 8 * FIRST_BOUND)]
+        await ticked(queue_node, LOWER_AFTER_MS)
+        assert marks(queue_node) == [("e1", FULL_SYNC, FIRST_BOUND)], "fifty are left"
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await ticked(queue_node)
+        assert marks(queue_node)
+        await ticked(queue_node, LOWER_AFTER_MS)
+        assert marks(queue_node) == []
+        await queue_node.crash()
+        await queue_node.start()
+        assert queue_node.acts.gaps("q") == []
 
-    story(test)
+    run_on_node(test)
 
 
 def test_a_stop_and_a_mark_are_one_record() -> None:
     """What is counted at a stop is not counted by its mark, too; a stop without the metastore leaves the mark, which
     the next life finds."""
 
-    async def test(home: Home) -> None:
-        await home.acts.push("q", keys(5), FULL_SYNC, 0)
-        await home.queues.stop()
-        await home.start()
-        (gap,) = home.acts.gaps("q")
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.acts.push("q", keys(5), FULL_SYNC, 0)
+        await queue_node.queues.stop()
+        await queue_node.start()
+        (gap,) = queue_node.acts.gaps("q")
         assert (gap["what"], gap["count_at_least"], gap["count_at_most"]) == ("stopped", 5, 5)
-        assert marks(home) == []
-        await home.acts.push("q", keys(5), FULL_SYNC, 0)
-        home.metastore.disconnect()
-        await home.queues.stop()
-        home.metastore.reconnect()
-        await home.start()
-        assert [gap["what"] for gap in home.acts.gaps("q")] == ["stopped", CRASHED]
+        assert marks(queue_node) == []
+        await queue_node.acts.push("q", keys(5), FULL_SYNC, 0)
+        queue_node.metastore.disconnect()
+        await queue_node.queues.stop()
+        queue_node.metastore.reconnect()
+        await queue_node.start()
+        assert [gap["what"] for gap in queue_node.acts.gaps("q")] == ["stopped", CRASHED]
 
-    story(test)
+    run_on_node(test)
 
 
 async def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
@@ -205,38 +205,38 @@ async def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> 
     still holds its references marks them again."""
 
     ensemble = MemoryEnsemble()
-    homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
+    homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
     live = {"e1", "e2", "e3"}
-    for home in homes:
-        await home.start()
-        home.facts.live = live
+    for queue_node in homes:
+        await queue_node.start()
+        queue_node.facts.live = live
     one, two, three = homes
     await one.acts.push("q", keys(3), FULL_SYNC, 0)
-    for home in (two, three):
-        await home.until(lambda home=home: marks(home))
+    for queue_node in (two, three):
+        await queue_node.eventually(lambda queue_node=queue_node: marks(queue_node))
     await ticked(two, 10 * AWAY_MS)
     assert two.acts.gaps("q") == []
     live.discard("e1")
-    for home in (three, two):
-        await ticked(home)
-        await ticked(home, AWAY_MS - 1_000)
+    for queue_node in (three, two):
+        await ticked(queue_node)
+        await ticked(queue_node, AWAY_MS - 1_000)
     assert three.acts.gaps("q") == two.acts.gaps("q") == []
     await ticked(three, 2_000)
     assert three.acts.gaps("q") == [], "the second one leaves it to the first"
     await ticked(two, 2_000)
-    await two.until(lambda: two.acts.gaps("q"))
+    await two.eventually(lambda: two.acts.gaps("q"))
     (gap,) = two.acts.gaps("q")
     assert (gap["what"], gap["node"], gap["count_at_most"]) == (CRASHED, "e1", FIRST_BOUND)
-    await one.until(lambda: not marks(one))
+    await one.eventually(lambda: not marks(one))
     await ticked(one)
-    await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_BOUND)])
-    for home in homes:
-        await home.close()
+    await one.eventually(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_BOUND)])
+    for queue_node in homes:
+        await queue_node.close()
 
 
-async def left(home: Home, what: str = "held", name: str = "q") -> str:
+async def left(queue_node: QueueNode, what: str = "held", name: str = "q") -> str:
     """What the metastore has of a queue, as text; empty when there is nothing."""
-    found = await home.metastore.get(path_of(name, what))
+    found = await queue_node.metastore.get(path_of(name, what))
     return "" if found is None else found.value.decode()
 
 
@@ -245,16 +245,16 @@ async def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
     queue of that name is registered again, it keeps what it then holds."""
 
     ensemble = MemoryEnsemble()
-    one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
-    for home in homes:
-        await home.start(lead=home is one)
-        home.facts.live = ("e1", "e2")
+    one, two = homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2")]
+    for queue_node in homes:
+        await queue_node.start(lead=queue_node is one)
+        queue_node.facts.live = ("e1", "e2")
     await two.acts.push("q", keys(3), FULL_SYNC, 0)
     await two.crash()
     two.queues._queues.clear()  # its process hears of nothing any more
     one.facts.live = ("e1",)
     await one.acts.delist("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
-    await one.until(lambda: not one.served())
+    await one.eventually(lambda: not one.served())
     assert "e2" in await left(one)
     await ticked(one, SWEEP_MS)
     await asyncio.sleep(0.05)
@@ -263,38 +263,38 @@ async def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
     await ticked(two)
     assert not two.served()
     await one.acts.register("q", {}, 0, AuditInfo("ann", one.clock.wall_ms(), "again"))
-    await one.until(lambda: one.served())
+    await one.eventually(lambda: one.served())
     await one.acts.push("q", keys(2), FULL_SYNC, 0)
     await ticked(one, SWEEP_MS)
     assert "e1" in await left(one)
-    for home in homes:
-        await home.close()
+    for queue_node in homes:
+        await queue_node.close()
 
 
 def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes_with_it() -> None:
     """The loss could not be noted: its mark goes all the same, and this node keeps nothing of the queue."""
 
-    async def test(home: Home) -> None:
-        home.facts.live = ("e1",)
-        await home.acts.push("q", keys(3), FULL_SYNC, 0)
-        put = home.metastore.put
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.facts.live = ("e1",)
+        await queue_node.acts.push("q", keys(3), FULL_SYNC, 0)
+        put = queue_node.metastore.put
 
         async def refused(path: str, value: bytes, version: int | None, *rest: Any) -> int:
             if path == path_of("q", "lost"):
                 raise Unavailable("for a moment")
             return await put(path, value, version, *rest)
 
-        home.metastore.put = refused  # type: ignore[method-assign]
+        queue_node.metastore.put = refused  # type: ignore[method-assign]
         with contextlib.suppress(NotReady):  # whichever comes first, the act or the hint of it
-            await home.acts.delist("q", AuditInfo("ann", home.clock.wall_ms(), "because"))
-        await home.until(lambda: not home.served())
-        home.metastore.put = put  # type: ignore[method-assign]
-        assert "e1" in await left(home)
-        await ticked(home, SWEEP_MS)
+            await queue_node.acts.delist("q", AuditInfo("ann", queue_node.clock.wall_ms(), "because"))
+        await queue_node.eventually(lambda: not queue_node.served())
+        queue_node.metastore.put = put  # type: ignore[method-assign]
+        assert "e1" in await left(queue_node)
+        await ticked(queue_node, SWEEP_MS)
         await asyncio.sleep(0.05)
-        assert (await left(home), await left(home, "lost")) == ("", "")
+        assert (await left(queue_node), await left(queue_node, "lost")) == ("", "")
 
-    story(test)
+    run_on_node(test)
 
 
 async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
@@ -303,12 +303,12 @@ async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -
     queue."""
 
     ensemble = MemoryEnsemble()
-    homes = [Home(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
+    homes = [QueueNode(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
     one, two = homes
-    for home in homes:
-        await home.start(lead=home is one)
-        home.facts.live = ("e1", "e2")
-        await home.acts.push("q", keys(3), FULL_SYNC, 0)
+    for queue_node in homes:
+        await queue_node.start(lead=queue_node is one)
+        queue_node.facts.live = ("e1", "e2")
+        await queue_node.acts.push("q", keys(3), FULL_SYNC, 0)
     await one.crash()
     one.settings = (QueueSettings("other"),)
     await one.start()
@@ -316,7 +316,7 @@ async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -
     await asyncio.sleep(0.05)
     assert "e1" not in await left(one)
     assert '"e1"' in await left(one, "lost")
-    await two.until(lambda: two.acts.gaps("q"))
+    await two.eventually(lambda: two.acts.gaps("q"))
     (gap,) = two.acts.gaps("q")
     assert (gap["node"], gap["what"], gap["count_at_most"]) == ("e1", CRASHED, FIRST_BOUND)
     await two.crash()
@@ -328,27 +328,27 @@ async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -
     await asyncio.sleep(0.05)
     assert '"held": []' in await left(one)
     assert '"e2"' in await left(one, "lost")
-    for home in homes:
-        await home.close()
+    for queue_node in homes:
+        await queue_node.close()
 
 
 async def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
     """One node is told; what another one holds goes, too, each as a gap of its own."""
 
     ensemble = MemoryEnsemble()
-    one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
-    for home in homes:
-        await home.start(lead=home is one)
+    one, two = homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2")]
+    for queue_node in homes:
+        await queue_node.start(lead=queue_node is one)
     await one.acts.push("q", keys(3), FULL_SYNC, 0)
     await two.acts.push("q", keys(4), FOLD, 0)
     await one.acts.clear("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
-    await two.until(lambda: len(gaps_of_lower(two)) == 2)
+    await two.eventually(lambda: len(gaps_of_lower(two)) == 2)
     gaps = gaps_of_lower(two)
     assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
-    for home in homes:
-        assert all(lower.held_count == 0 for lower in home.served()[0].machine.bulk_queues)
-    for home in homes:
-        await home.close()
+    for queue_node in homes:
+        assert all(lower.held_count == 0 for lower in queue_node.served()[0].machine.bulk_queues)
+    for queue_node in homes:
+        await queue_node.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -357,11 +357,11 @@ async def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int
     the metastore says, and a crash that takes something leaves a gap that is not smaller."""
 
     rng = Random(seed)
-    home = Home(QueueSettings("q", queue_limit_count=3_000))
-    await home.start()
+    queue_node = QueueNode(QueueSettings("q", queue_limit_count=3_000))
+    await queue_node.start()
     number = crashes = 0
-    home.put(*(key.key for key in keys(5_000)))
-    await home.drain()
+    queue_node.put(*(key.key for key in keys(5_000)))
+    await queue_node.drain()
     acks: list[BatchAck] = []
     for _ in range(90):
         match rng.randrange(6):
@@ -369,29 +369,29 @@ async def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int
                 count = rng.choice((1, 40, 400))
                 number = (number + count) % 4_000
                 if rng.random() < 0.3:
-                    home.metastore.spoil(rng.choice(list(WriteFault)))
+                    queue_node.metastore.spoil(rng.choice(list(WriteFault)))
                 with contextlib.suppress(IsthmusError):
-                    await home.acts.push("q", keys(count, number), rng.choice((FULL_SYNC, FOLD)), 0)
+                    await queue_node.acts.push("q", keys(count, number), rng.choice((FULL_SYNC, FOLD)), 0)
             case 2 | 3:
-                reply = await home.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
+                reply = await queue_node.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
                 acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
             case 4:
-                await ticked(home, rng.choice((0, LOWER_AFTER_MS)))
+                await ticked(queue_node, rng.choice((0, LOWER_AFTER_MS)))
             case _:
-                held = {lower.priority: lower.held_count for lower in home.served()[0].machine.bulk_queues}
-                before = len(home.acts.gaps("q"))
-                await home.crash()
-                await home.start()
-                gaps = home.acts.gaps("q")[before:]
+                held = {lower.priority: lower.held_count for lower in queue_node.served()[0].machine.bulk_queues}
+                before = len(queue_node.acts.gaps("q"))
+                await queue_node.crash()
+                await queue_node.start()
+                gaps = queue_node.acts.gaps("q")[before:]
                 at_most = {gap["priority"]: gap["count_at_most"] for gap in gaps}
                 assert all(at_most.get(p, 0) >= count for p, count in held.items()), (held, at_most)
                 crashes += any(held.values())
                 acks = []
-        written = {mark.priority: mark.at_most for mark in await QueuePaths("q").held.read(home.metastore)}
-        for lower in home.served()[0].machine.bulk_queues:
+        written = {mark.priority: mark.at_most for mark in await QueuePaths("q").held.read(queue_node.metastore)}
+        for lower in queue_node.served()[0].machine.bulk_queues:
             assert lower.held_count <= written.get(lower.priority, 0)
     assert crashes, "the seed shows nothing"
-    await home.close()
+    await queue_node.close()
 
 
 def test_bounds_rise_in_steps_up_to_the_room() -> None:
@@ -448,18 +448,18 @@ async def test_marks_and_records_of_losses_are_bounded() -> None:
 def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> None:
     """Whoever pushes is told to come back, with who suspended it and why; what waited before still goes."""
 
-    async def test(home: Home) -> None:
-        home.put(b"000000")
-        await home.drain()
-        assert await home.acts.push("q", keys(1), FOLD, 0) == 1
-        await home.acts.suspend("q", PUBLISHING, None, AuditInfo("ann", 1, "moving"))
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"000000")
+        await queue_node.drain()
+        assert await queue_node.acts.push("q", keys(1), FOLD, 0) == 1
+        await queue_node.acts.suspend("q", PUBLISHING, None, AuditInfo("ann", 1, "moving"))
         with pytest.raises(NotReady, match="publishing of queue q is suspended by ann: moving"):
-            await home.acts.push("q", keys(1, 1), FULL_SYNC, 0)
-        assert [item[5] for item in (await home.fetch()).items] == [b"000000"]
-        await home.acts.resume("q", PUBLISHING, None, AuditInfo("ann", 2, ""))
-        assert await home.acts.push("q", keys(1, 1), FULL_SYNC, 0) == 1
+            await queue_node.acts.push("q", keys(1, 1), FULL_SYNC, 0)
+        assert [item[5] for item in (await queue_node.fetch()).items] == [b"000000"]
+        await queue_node.acts.resume("q", PUBLISHING, None, AuditInfo("ann", 2, ""))
+        assert await queue_node.acts.push("q", keys(1, 1), FULL_SYNC, 0) == 1
 
-    story(test)
+    run_on_node(test)
 
 
 async def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:

@@ -16,7 +16,7 @@ from isthmus.queues.cursors import (
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.store.port import Cursor
 from tests.support.queue_source import SINK
-from tests.unit.queues.source_queue.test_rules import Desk, P
+from tests.unit.queues.source_queue.test_rules import P, QueueFixture
 
 
 def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
@@ -77,25 +77,25 @@ def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
 
 def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
     """A rule or an operator may move a cursor forward: what lies below is no longer offered nor acknowledged."""
-    desk = Desk()
-    desk.write(b"a")
-    desk.write(b"b")
-    batch, _ = desk.take(count=1)
-    desk.queue.cursor_applied(P, b"default", 2, CursorState(3, 1, SINK))
-    desk.ack(batch)
-    desk.refill()
-    assert desk.take()[1] == []
-    assert desk.cursor == 3
-    assert desk.budget.references == desk.budget.objects == 0
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    fixture.write(b"b")
+    batch, _ = fixture.take(count=1)
+    fixture.queue.cursor_applied(P, b"default", 2, CursorState(3, 1, SINK))
+    fixture.ack(batch)
+    fixture.refill()
+    assert fixture.take()[1] == []
+    assert fixture.cursor == 3
+    assert fixture.budget.references == fixture.budget.objects == 0
 
 
 def test_moved_cursors_are_told_once_and_kept_over_a_new_entry() -> None:
     """A cursor is handed out for saving when it moved, and again under a new CURSOR entry's tag."""
-    desk = Desk()
-    desk.write(b"a")
-    assert desk.queue.moved_cursors() == []
-    desk.ack(desk.take()[0])
-    assert desk.queue.moved_cursors() == [(P, 0, 1)]
-    assert desk.queue.moved_cursors() == []
-    desk.queue.cursor_applied(P, b"default", 50, CursorState(0, 1, SINK))
-    assert desk.queue.moved_cursors() == [(P, 50, 1)]
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    assert fixture.queue.moved_cursors() == []
+    fixture.ack(fixture.take()[0])
+    assert fixture.queue.moved_cursors() == [(P, 0, 1)]
+    assert fixture.queue.moved_cursors() == []
+    fixture.queue.cursor_applied(P, b"default", 50, CursorState(0, 1, SINK))
+    assert fixture.queue.moved_cursors() == [(P, 50, 1)]

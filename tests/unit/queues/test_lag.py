@@ -17,24 +17,24 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, place_digest
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import BUCKET, THIRD
-from tests.unit.queues.admin.test_acts import alive, keys, settled, told
+from tests.unit.queues.admin.test_acts import alive, audit_info, keys, settled
 
 P = PARTITIONS[0]
 
 
-async def lag(home: Home) -> dict[str, Any]:
+async def lag(queue_node: QueueNode) -> dict[str, Any]:
     """The first queue's lag in the first partition."""
-    (queue,) = await home.acts.lags()
+    (queue,) = await queue_node.acts.lags()
     (found,) = [part for part in queue["partitions"] if part["partition"] == P]
     return found
 
 
-def explained(home: Home, key: bytes, name: str = "q") -> dict[str, Any]:
+def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, Any]:
     """What queue `name` says of a key of the first partition."""
-    rows = [row for row in home.store.changes(P, 0, 1_000) if row.key == key]
-    answer = home.acts.explain(Key(b"default", BUCKET, key), P, rows[0] if rows else None)
+    rows = [row for row in queue_node.store.changes(P, 0, 1_000) if row.key == key]
+    answer = queue_node.acts.explain(Key(b"default", BUCKET, key), P, rows[0] if rows else None)
     (found,) = [one for one in answer["queues"] if one["queue"] == name]
     return found
 
@@ -44,15 +44,15 @@ def test_a_node_that_is_busy_tells_its_lag_in_time_as_unknown(monkeypatch: pytes
     for what is not read, and says why; a partition of whose changes memory has all, and none, is told as ever."""
     monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
 
-    async def run(home: Home) -> None:
-        home.put(b"k")
-        assert len((await home.fetch()).items) == 1
-        assert (await lag(home))["seconds"] is not None
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"k")
+        assert len((await queue_node.fetch()).items) == 1
+        assert (await lag(queue_node))["seconds"] is not None
         free = Event()
-        busy = [home.pool.submit(free.wait, 20) for _ in range(2)]
+        busy = [queue_node.pool.submit(free.wait, 20) for _ in range(2)]
         try:
             async with asyncio.timeout(5):
-                (queue,) = await home.acts.lags()
+                (queue,) = await queue_node.acts.lags()
         finally:
             free.set()
             assert all(one.result() for one in busy)
@@ -60,7 +60,7 @@ def test_a_node_that_is_busy_tells_its_lag_in_time_as_unknown(monkeypatch: pytes
         assert (late["seconds"], late["bytes"], late["objects"]) == (None, None, None)
         assert (at_rest["seconds"], at_rest["bytes"], at_rest["objects"]) == (0, 0, 0)
         assert "1 partition could not be read within 0.2 s: the node is busy" in queue["reason"]
-        assert (await lag(home))["objects"] == 1
+        assert (await lag(queue_node))["objects"] == 1
 
     alive(run)
 
@@ -68,21 +68,21 @@ def test_a_node_that_is_busy_tells_its_lag_in_time_as_unknown(monkeypatch: pytes
 def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
     """Rewritten every second, with or without a sink that holds it, the lag is that of its first change."""
 
-    async def run(home: Home) -> None:
-        home.put(b"old")
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"old")
         for _ in range(30):
-            home.clock.skew_ms += 1_000
-            home.put(b"old")
-        found = await lag(home)
+            queue_node.clock.skew_ms += 1_000
+            queue_node.put(b"old")
+        found = await lag(queue_node)
         assert 28 < found["seconds"] < 33
         assert found["objects"] == 1
         assert found["bytes"] > 20
-        batch = await home.fetch()
+        batch = await queue_node.fetch()
         assert len(batch.items) == 1
         for _ in range(10):
-            home.clock.skew_ms += 1_000
-            home.put(b"old")
-        held = await lag(home)
+            queue_node.clock.skew_ms += 1_000
+            queue_node.put(b"old")
+        held = await lag(queue_node)
         assert (held["in_flight"], held["objects"]) == (1, 1), "the key is one, under lease and rewritten"
         assert held["seconds"] > 9
 
@@ -92,22 +92,22 @@ def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
 def test_a_sink_that_asks_no_more_is_told_and_one_that_waits_is_not() -> None:
     """Twenty seconds without a fetch are a reason; a poll that waits here for longer is none."""
 
-    async def run(home: Home) -> None:
+    async def run(queue_node: QueueNode) -> None:
         async def reason() -> str:
-            (row,) = await home.queues.listing()
-            assert row["reason"] == (await home.acts.lags())[0]["reason"]
+            (row,) = await queue_node.queues.listing()
+            assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
             return str(row["reason"])
 
-        await home.fetch(wait_ms=0)
-        await settled(home)
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
         assert await reason() == ""
-        poll = asyncio.get_running_loop().create_task(home.fetch(wait_ms=60_000))
+        poll = asyncio.get_running_loop().create_task(queue_node.fetch(wait_ms=60_000))
         await asyncio.sleep(0.02)
-        home.clock.skew_ms += 25_000
+        queue_node.clock.skew_ms += 25_000
         assert await reason() == ""
-        home.put(b"a")
+        queue_node.put(b"a")
         await poll
-        home.clock.skew_ms += 25_000
+        queue_node.clock.skew_ms += 25_000
         assert await reason() == "no node of west asks for changes here"
 
     alive(run)
@@ -116,19 +116,19 @@ def test_a_sink_that_asks_no_more_is_told_and_one_that_waits_is_not() -> None:
 def test_what_differs_at_the_owner_is_told_with_its_name_and_not_once_it_owns_no_more() -> None:
     """Types of all its nodes, each once; a queue that was released differs from nobody."""
 
-    async def run(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.queues.named("q").differing = {
+    async def run(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.queues.named("q").differing = {
             "w2": (PropertyDifference(b"notes"),),
             "w1": (PropertyDifference(b"maps"), PropertyDifference(b"notes")),
         }
-        assert (await home.acts.lags())[0]["reason"] == (
+        assert (await queue_node.acts.lags())[0]["reason"] == (
             "properties differ at west: maps, notes, the bucket type's or of a bucket of it"
         )
-        await home.acts.release("q", 0, told(home))
-        await settled(home)
-        assert (await home.acts.lags())[0]["reason"] == "released by ann"
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
+        await settled(queue_node)
+        assert (await queue_node.acts.lags())[0]["reason"] == "released by ann"
 
     alive(run)
 
@@ -136,18 +136,18 @@ def test_what_differs_at_the_owner_is_told_with_its_name_and_not_once_it_owns_no
 def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits: 0 seconds, objects and bytes; too many to count: unknown, but for the seconds."""
 
-    async def run(home: Home) -> None:
-        assert (await lag(home))["seconds"] == 0
-        home.put(*(b"%d" % n for n in range(50)))
+    async def run(queue_node: QueueNode) -> None:
+        assert (await lag(queue_node))["seconds"] == 0
+        queue_node.put(*(b"%d" % n for n in range(50)))
         monkeypatch.setattr("isthmus.queues.lag.ROWS_MAX", 10)
         monkeypatch.setattr("isthmus.queues.lag.STEP_ROWS", 10)
-        home.clock.skew_ms += 5_000
-        found = await lag(home)
+        queue_node.clock.skew_ms += 5_000
+        found = await lag(queue_node)
         assert (found["objects"], found["bytes"]) == (None, None)
         assert 4 < found["seconds"] < 8
-        batch = await home.fetch()
-        await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
-        found = await lag(home)
+        batch = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
+        found = await lag(queue_node)
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 
     alive(run)
@@ -157,23 +157,23 @@ def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(mon
     """Objects, bytes and seconds are of one moment: one that goes while the rows are read is in none of them, and an
     object never waits with 0 bytes."""
 
-    async def run(home: Home) -> None:
-        home.put(b"a", b"b")
-        batch = await home.fetch(count=1)
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        batch = await queue_node.fetch(count=1)
         reads = lag_module._pending
 
         async def overtaken(*given: Any) -> lag_module.Pending:
-            if home.queues.machines()["q"].windows[P].in_flight_count:
-                await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
+            if queue_node.queues.machines()["q"].windows[P].in_flight_count:
+                await queue_node.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
             return await reads(*given)
 
         monkeypatch.setattr(lag_module, "_pending", overtaken)
-        home.clock.skew_ms += 5_000
-        one = await lag(home)
+        queue_node.clock.skew_ms += 5_000
+        one = await lag(queue_node)
         assert one["objects"] == 1
         assert 20 < one["bytes"] < 200, "of the one that still waits"
-        batch = await home.fetch(count=1)
-        found = await lag(home)
+        batch = await queue_node.fetch(count=1)
+        found = await lag(queue_node)
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 
     alive(run)
@@ -182,31 +182,34 @@ def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(mon
 def test_explain_names_where_a_key_is_and_why() -> None:
     """Waiting, in flight, acknowledged, held back by origin, filter or a gap: each with its reason and next step."""
 
-    async def run(home: Home) -> None:
-        home.put(b"early")
-        assert (explained(home, b"early")["state"], explained(home, b"early")["owner"]) == ("not-read", None)
-        assert explained(home, b"early", "typed")["state"] == "filtered"
-        assert "buckettype:other" in explained(home, b"early", "typed")["filter"]
-        batch = await home.fetch()
-        assert explained(home, b"early")["state"] == "in-flight"
-        home.put(b"one", b"two")
-        found = explained(home, b"two")
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"early")
+        assert (explained(queue_node, b"early")["state"], explained(queue_node, b"early")["owner"]) == (
+            "not-read",
+            None,
+        )
+        assert explained(queue_node, b"early", "typed")["state"] == "filtered"
+        assert "buckettype:other" in explained(queue_node, b"early", "typed")["filter"]
+        batch = await queue_node.fetch()
+        assert explained(queue_node, b"early")["state"] == "in-flight"
+        queue_node.put(b"one", b"two")
+        found = explained(queue_node, b"two")
         assert (found["state"], found["ahead"], found["owner"]) == ("waiting", 1, "west")
-        home.put(b"theirs", origin=THIRD)
-        assert explained(home, b"theirs")["state"] == "origin"
-        await home.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
-        assert explained(home, b"early")["state"] == "acknowledged"
-        await home.acts.suspend("q", SERVING, None, told(home))
-        held = explained(home, b"one")
+        queue_node.put(b"theirs", origin=THIRD)
+        assert explained(queue_node, b"theirs")["state"] == "origin"
+        await queue_node.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
+        assert explained(queue_node, b"early")["state"] == "acknowledged"
+        await queue_node.acts.suspend("q", SERVING, None, audit_info(queue_node))
+        held = explained(queue_node, b"one")
         assert (held["state"], held["next"]) == ("waiting", "isthmus queue resume q")
         assert "ann: because" in held["reason"]
-        await home.acts.suspend("q", PUBLISHING, None, told(home))
-        await settled(home)
-        home.put(b"left out")
-        found = explained(home, b"left out")
+        await queue_node.acts.suspend("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"left out")
+        found = explained(queue_node, b"left out")
         assert found["state"] == "gap"
         assert "publishing-suspended by ann: because" in found["reason"]
-        assert explained(home, b"never")["state"] == "no-change"
+        assert explained(queue_node, b"never")["state"] == "no-change"
 
     alive(run, QueueSettings("q"), QueueSettings("typed", filter="buckettype:other"))
 
@@ -215,25 +218,27 @@ def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> No
     """A queue that begins now, or at exact offsets, never offered what lies below; what it has sent since is
     acknowledged, also at a queue that begins with all there is."""
 
-    async def run(home: Home) -> None:
-        home.put(b"old")
-        home.clock.skew_ms += 2_000
-        act = told(home)
-        await home.acts.register("now", {}, act.at_ms, act)
-        await home.acts.register("placed", {}, 0, act, ((P, home.store.changes(P, 0, 1)[0].offset + 1),))
-        await home.acts.register("all", {}, 0, act)
-        await home.until(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in home.served()))
-        home.put(b"new")
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"old")
+        queue_node.clock.skew_ms += 2_000
+        act = audit_info(queue_node)
+        await queue_node.acts.register("now", {}, act.at_ms, act)
+        await queue_node.acts.register("placed", {}, 0, act, ((P, queue_node.store.changes(P, 0, 1)[0].offset + 1),))
+        await queue_node.acts.register("all", {}, 0, act)
+        await queue_node.eventually(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in queue_node.served()))
+        queue_node.put(b"new")
         for name in ("now", "placed", "all"):
-            await home.until(lambda name=name: home.queues.named(name).machine.windows[P].state.command_version)
-            await home.drain(queue=name)
+            await queue_node.eventually(
+                lambda name=name: queue_node.queues.named(name).machine.windows[P].state.command_version
+            )
+            await queue_node.drain(queue=name)
         for name, why in (("now", "told to begin, by ann"), ("placed", "registered by ann: a seed brought")):
-            found = explained(home, b"old", name)
+            found = explained(queue_node, b"old", name)
             assert (found["state"], why in found["reason"]) == ("before", True)
             assert "isthmus queue push" in found["next"]
-        assert explained(home, b"old", "all")["state"] == "acknowledged"
+        assert explained(queue_node, b"old", "all")["state"] == "acknowledged"
         for name in ("now", "placed", "all"):
-            assert explained(home, b"new", name)["state"] == "acknowledged"
+            assert explained(queue_node, b"new", name)["state"] == "acknowledged"
 
     alive(run)
 
@@ -241,21 +246,21 @@ def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> No
 def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> None:
     """A pushed key is named with its priority and what was queued before it, by every node that holds one."""
 
-    async def run(home: Home) -> None:
-        home.put(b"a", b"b")
-        await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        await queue_node.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
         row = {"queue": "q", "priority": "full_sync", "state": "waiting", "ahead": 1}
 
         def told_of() -> list[Any]:
-            answer = home.acts.explain(Key(b"default", BUCKET, b"b"), None, None)
+            answer = queue_node.acts.explain(Key(b"default", BUCKET, b"b"), None, None)
             assert answer["queues"] == []
             return list(answer["lower"])
 
         fetch = "a sink must fetch: look at isthmus sink show of the other cluster"
         assert told_of() == [{**row, "reason": "no sink cluster has fetched from the queue", "next": fetch}]
-        await home.fetch(count=0)
+        await queue_node.fetch(count=0)
         assert told_of() == [{**row, "reason": "", "next": ""}]
-        await home.acts.suspend("q", SERVING, None, told(home))
+        await queue_node.acts.suspend("q", SERVING, None, audit_info(queue_node))
         assert told_of() == [
             {**row, "reason": "serving is suspended by ann: because", "next": "isthmus queue resume q"}
         ]
@@ -266,17 +271,17 @@ def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> No
 def test_properties_that_differ_are_named_on_both_sides() -> None:
     """A sink is told the source's digests, and the listing names its node and bucket types until they agree."""
 
-    async def run(home: Home) -> None:
-        home.facts.digests = {b"notes": b"a" * 8}
-        home.put(b"a")
-        reply = await home.fetch()
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.facts.digests = {b"notes": b"a" * 8}
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
         assert reply.properties == {b"notes": b"a" * 8}
-        (shown,) = await home.acts.listing()
+        (shown,) = await queue_node.acts.listing()
         assert list(shown["properties_differ"].values()) == [["notes"]]
         assert "notes" in shown["reason"]
-        home.facts.digests = {}
-        await home.fetch(wait_ms=0)
-        (shown,) = await home.acts.listing()
+        queue_node.facts.digests = {}
+        await queue_node.fetch(wait_ms=0)
+        (shown,) = await queue_node.acts.listing()
         assert shown["properties_differ"] == {}
 
     alive(run)
@@ -286,28 +291,28 @@ def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
     """Bucket and property are named where both sides tell their digests by place; of a node that tells none the bucket
     type is; and once all agree nothing is named."""
 
-    async def run(home: Home) -> None:
+    async def run(queue_node: QueueNode) -> None:
         ours = {b"default": {b"orders": place_digest({"allow_mult": False})}}
-        home.facts.digests, home.facts.places = {b"default": b"a" * 8}, ours
-        reply = await home.fetch(wait_ms=0, places={})
-        await settled(home)
+        queue_node.facts.digests, queue_node.facts.places = {b"default": b"a" * 8}, ours
+        reply = await queue_node.fetch(wait_ms=0, places={})
+        await settled(queue_node)
         assert reply.places == ours
-        (shown,) = await home.acts.listing()
+        (shown,) = await queue_node.acts.listing()
         assert shown["properties_differ"] == {"w1": ["default"]}
         assert shown["property_differences"] == {
             "w1": [{"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}]
         }
         assert dict(queue_facts(shown))["properties differ at"] == ["w1: bucket default/orders: allow_mult"]
         named = "properties differ at west: bucket default/orders: allow_mult"
-        assert shown["reason"] == (await home.acts.lags())[0]["reason"] == named
-        await home.fetch(wait_ms=0, node="old")
-        (shown,) = await home.acts.listing()
+        assert shown["reason"] == (await queue_node.acts.lags())[0]["reason"] == named
+        await queue_node.fetch(wait_ms=0, node="old")
+        (shown,) = await queue_node.acts.listing()
         assert shown["property_differences"]["old"] == [{"bucket_type": "default", "bucket": None, "properties": []}]
         assert dict(queue_facts(shown))["properties differ at"][1] == "old: default"
         assert shown["reason"] == named
         for node in ("w1", "old"):
-            await home.fetch(wait_ms=0, node=node, properties={b"default": b"a" * 8})
-        (shown,) = await home.acts.listing()
+            await queue_node.fetch(wait_ms=0, node=node, properties={b"default": b"a" * 8})
+        (shown,) = await queue_node.acts.listing()
         assert (shown["properties_differ"], shown["property_differences"], shown["reason"]) == ({}, {}, "")
 
     alive(run)
@@ -316,21 +321,25 @@ def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
 def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
     """Status, listing and log say so, for as long as it is so."""
 
-    async def run(home: Home) -> None:
-        home.put(b"a")
-        await home.fetch()
-        (queue,) = home.served()
-        home.queues.tick()
-        assert home.queues.status()["state"] == "running"
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        await queue_node.fetch()
+        (queue,) = queue_node.served()
+        queue_node.queues.tick()
+        assert queue_node.queues.status()["state"] == "running"
         window = queue.machine.windows[P]
         window.ledger.eligible += 2
-        home.queues.tick()
-        assert home.queues.status() == {"actor": "source", "state": "alarm", "reason": "the ledger does not close: q"}
-        (shown,) = await home.acts.listing()
+        queue_node.queues.tick()
+        assert queue_node.queues.status() == {
+            "actor": "source",
+            "state": "alarm",
+            "reason": "the ledger does not close: q",
+        }
+        (shown,) = await queue_node.acts.listing()
         assert "off by 2" in shown["reason"]
         window.ledger.eligible -= 2
-        home.queues.tick()
-        assert home.queues.status()["state"] == "running"
+        queue_node.queues.tick()
+        assert queue_node.queues.status()["state"] == "running"
 
     alive(run)
 
@@ -339,30 +348,30 @@ async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch)
     """Where a key row is damaged, bytes that wait are not known and their number still is; a foreign change that may
     have a write of ours in it is offered; the segment is reported to be mended, each time."""
 
-    home = Home(QueueSettings("q"))
-    await home.start(lead=False)
+    queue_node = QueueNode(QueueSettings("q"))
+    await queue_node.start(lead=False)
     reported: list[tuple[int, int | None]] = []
-    home.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    queue_node.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
     damaged: set[bytes] = {b"ours", b"theirs"}
-    read = home.store.key_row
+    read = queue_node.store.key_row
 
     def key_row(partition: int, hashed: int, bucket: bytes, key: bytes) -> bytes | None:
         return b"\xc1 no row" if key in damaged else read(partition, hashed, bucket, key)
 
-    monkeypatch.setattr(home.store, "key_row", key_row)
+    monkeypatch.setattr(queue_node.store, "key_row", key_row)
     try:
-        home.put(b"ours")
-        home.put(b"theirs", b"other", origin=THIRD)
+        queue_node.put(b"ours")
+        queue_node.put(b"theirs", b"other", origin=THIRD)
         for partition in PARTITIONS:
-            home.lead(partition)
-        await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
-        found = await lag(home)
+            queue_node.lead(partition)
+        await queue_node.eventually(lambda: len(queue_node.queues.machines()["q"].windows) == len(PARTITIONS))
+        found = await lag(queue_node)
         assert (found["objects"], found["bytes"]) == (2, None)
-        await home.until(lambda: len({segment for _, segment in reported}) == 2)
+        await queue_node.eventually(lambda: len({segment for _, segment in reported}) == 2)
         wanted = {(P, segment_of(key_hash(BUCKET, key))) for key in damaged}
         assert set(reported) == wanted
-        assert (await home.queues.backlog(home.queues.named("q"))).changes == 2
+        assert (await queue_node.queues.backlog(queue_node.queues.named("q"))).changes == 2
         damaged.remove(b"ours")
-        assert sorted(await home.drain()) == [b"ours", b"theirs"]
+        assert sorted(await queue_node.drain()) == [b"ours", b"theirs"]
     finally:
-        await home.close()
+        await queue_node.close()

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.store.port import Change
-from tests.support.queue_node import Home
+from tests.support.queue_node import QueueNode
 from tests.unit.queues.service.test_service import alive
 
 AT_ONCE_S: Final = 0.4
@@ -22,22 +22,22 @@ async def timely(reply: asyncio.Task[FetchReply], key: bytes) -> None:
         assert [item[5] for item in (await reply).items] == [key]
 
 
-def waiting(home: Home, link: int) -> asyncio.Task[FetchReply]:
-    return asyncio.get_running_loop().create_task(home.fetch(link=link, wait_ms=5_000))
+def waiting(queue_node: QueueNode, link: int) -> asyncio.Task[FetchReply]:
+    return asyncio.get_running_loop().create_task(queue_node.fetch(link=link, wait_ms=5_000))
 
 
 def test_an_acknowledgement_by_itself_wakes_who_waits_for_what_it_frees() -> None:
     """A newer change of a key is held back while the older one is under lease; once that is acknowledged, by a message
     that fetches nothing, a fetch that waits gets the newer one."""
 
-    async def test(home: Home) -> None:
-        home.put(b"k")
-        first = await home.fetch(link=1)
-        home.put(b"k")
-        second = waiting(home, 2)
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"k")
+        first = await queue_node.fetch(link=1)
+        queue_node.put(b"k")
+        second = waiting(queue_node, 2)
         await asyncio.sleep(0.02)
         assert not second.done()
-        await home.fetch(link=1, count=0, acks=[BatchAck(first.batch, first.owner_version)])
+        await queue_node.fetch(link=1, count=0, acks=[BatchAck(first.batch, first.owner_version)])
         await timely(second, b"k")
 
     alive(test)
@@ -46,13 +46,13 @@ def test_an_acknowledgement_by_itself_wakes_who_waits_for_what_it_frees() -> Non
 def test_what_was_for_a_fetch_that_is_broken_off_goes_to_the_next() -> None:
     """The sink whose fetch was woken has gone before it got anything: who waits behind it is woken instead."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=10)
-        one = waiting(home, 1)
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=10)
+        one = waiting(queue_node, 1)
         await asyncio.sleep(0.01)
-        two = waiting(home, 2)
+        two = waiting(queue_node, 2)
         await asyncio.sleep(0.02)
-        home.put(b"k")
+        queue_node.put(b"k")
         one.cancel()
         await timely(two, b"k")
         with pytest.raises(asyncio.CancelledError):
@@ -64,17 +64,17 @@ def test_what_was_for_a_fetch_that_is_broken_off_goes_to_the_next() -> None:
 def test_rows_that_cannot_be_read_are_read_again_whatever_was_wrong() -> None:
     """A fault that nobody thought of, in one read of the change index, does not silence a partition for good."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        read, faults = home.store.changes, [OSError("the disk"), ValueError("a row")]
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        read, faults = queue_node.store.changes, [OSError("the disk"), ValueError("a row")]
 
         def changes(partition: int, from_offset: int, limit: int) -> list[Change]:
             if faults:
                 raise faults.pop()
             return read(partition, from_offset, limit)
 
-        home.store.changes = changes  # type: ignore[method-assign]
-        assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"a"]
+        queue_node.store.changes = changes  # type: ignore[method-assign]
+        assert [item[5] for item in (await queue_node.fetch(wait_ms=5_000)).items] == [b"a"]
 
     alive(test)
 
@@ -89,16 +89,16 @@ def _sorting_s(count: int) -> float:
     """CPU time for the acknowledgement of one key of a batch, when all others failed."""
     took_s = 0.0
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         nonlocal took_s
-        await home.fetch(wait_ms=10)
-        home.put(*[b"%d" % number for number in range(count)])
-        reply = await home.fetch(count=count)
+        await queue_node.fetch(wait_ms=10)
+        queue_node.put(*[b"%d" % number for number in range(count)])
+        reply = await queue_node.fetch(count=count)
         failed = tuple(range(1, len(reply.items)))
         began = time.thread_time()
-        await home.fetch(count=0, acks=[BatchAck(reply.batch, reply.owner_version, failed)])
+        await queue_node.fetch(count=0, acks=[BatchAck(reply.batch, reply.owner_version, failed)])
         took_s = time.thread_time() - began
-        machine = home.served()[0].machine
+        machine = queue_node.served()[0].machine
         assert (machine.counts.acknowledged, machine.waiting_count()) == (1, len(failed))
 
     alive(test)

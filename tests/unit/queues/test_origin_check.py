@@ -12,9 +12,9 @@ from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import actor_of, pack_counter
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import BUCKET, OURS, THIRD
-from tests.unit.queues.admin.test_acts import told
+from tests.unit.queues.admin.test_acts import audit_info
 from tests.unit.queues.service.test_service import alive
 
 P = PARTITIONS[0]
@@ -24,18 +24,18 @@ KEY = Key(b"default", BUCKET, b"a")
 async def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> None:
     """A queue that was registered at run time may be among those that cannot be read: it would miss the write."""
 
-    home = Home(QueueSettings("q", filter="block_rtq"))
-    await home.start()
+    queue_node = QueueNode(QueueSettings("q", filter="block_rtq"))
+    await queue_node.start()
     try:
-        home.put(b"a")
-        assert not home.queues.owed(P, 1, THIRD, KEY)
-        await home.crash()
-        await home.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
-        await home.start()
-        assert home.queues.queue_store.unread
-        assert home.queues.owed(P, 1, THIRD, KEY)
+        queue_node.put(b"a")
+        assert not queue_node.queues.owed(P, 1, THIRD, KEY)
+        await queue_node.crash()
+        await queue_node.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
+        await queue_node.start()
+        assert queue_node.queues.queue_store.unread
+        assert queue_node.queues.owed(P, 1, THIRD, KEY)
     finally:
-        await home.close()
+        await queue_node.close()
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
     """The cursor may be moved back by it. That ends with the entry; with a refusal, but not with an unknown outcome:
     the entry may yet be applied."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        assert not home.queues.owed(P, 1, THIRD, KEY)
-        queue, write_cursor = home.queues.named("q"), home.write_cursor
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        assert not queue_node.queues.owed(P, 1, THIRD, KEY)
+        queue, write_cursor = queue_node.queues.named("q"), queue_node.write_cursor
         may_go = asyncio.Event()
         answers: list[IsthmusError] = []
 
@@ -63,15 +63,15 @@ def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
                 raise error
             return await write_cursor(partition, name, payload)
 
-        monkeypatch.setattr(home, "write_cursor", slowly)
+        monkeypatch.setattr(queue_node, "write_cursor", slowly)
         monkeypatch.setattr("isthmus.queues.cursor_keeper.RETRY_MS", 60_000)
-        await home.acts.suspend("q", "publishing", None, told(home))
-        await home.until(lambda: queue.machine.cursor_pending(P))
-        assert home.queues.owed(P, 1, THIRD, KEY), "the entry is under way"
+        await queue_node.acts.suspend("q", "publishing", None, audit_info(queue_node))
+        await queue_node.eventually(lambda: queue.machine.cursor_pending(P))
+        assert queue_node.queues.owed(P, 1, THIRD, KEY), "the entry is under way"
         may_go.set()
-        await home.until(lambda: answers)
+        await queue_node.eventually(lambda: answers)
         await asyncio.sleep(0)
-        assert home.queues.owed(P, 1, THIRD, KEY) is owed
+        assert queue_node.queues.owed(P, 1, THIRD, KEY) is owed
 
     alive(test)
 
@@ -80,27 +80,29 @@ async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown()
     """Lag, the count of what waits, peek, explain and the ledger see it as the window does; a foreign row with nothing
     of ours is passed over."""
 
-    home = Home(QueueSettings("q"))
-    await home.start(lead=False)
+    queue_node = QueueNode(QueueSettings("q"))
+    await queue_node.start(lead=False)
     try:
-        home.put(b"a")
-        home.put(b"a", origin=THIRD, seen=((actor_of(OURS, P), pack_counter(1, 0) + 1, 0),))
-        home.put(b"b", origin=THIRD)
+        queue_node.put(b"a")
+        queue_node.put(b"a", origin=THIRD, seen=((actor_of(OURS, P), pack_counter(1, 0) + 1, 0),))
+        queue_node.put(b"b", origin=THIRD)
         for partition in PARTITIONS:
-            home.lead(partition)
-        await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
-        queue = home.queues.named("q")
-        (lag,) = await home.acts.lags()
+            queue_node.lead(partition)
+        await queue_node.eventually(lambda: len(queue_node.queues.machines()["q"].windows) == len(PARTITIONS))
+        queue = queue_node.queues.named("q")
+        (lag,) = await queue_node.acts.lags()
         assert [part["objects"] for part in lag["partitions"] if part["partition"] == P] == [1]
-        assert (await home.queues.backlog(queue)).changes == 1
-        assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a"]
-        rows = {row.key: row for row in home.store.changes(P, 0, 10)}
-        states = {key: home.acts.explain(KEY._replace(key=key), P, rows[key])["queues"][0]["state"] for key in rows}
+        assert (await queue_node.queues.backlog(queue)).changes == 1
+        assert [item[5] for item in await queue_node.acts.peek("q", 10)] == [b"a"]
+        rows = {row.key: row for row in queue_node.store.changes(P, 0, 10)}
+        states = {
+            key: queue_node.acts.explain(KEY._replace(key=key), P, rows[key])["queues"][0]["state"] for key in rows
+        }
         assert states == {b"a": "not-read", b"b": "origin"}
-        assert await home.drain() == [b"a"]
-        await home.until(lambda: all(window.contiguous for window in queue.machine.windows.values()))
-        ledger = await home.acts.ledger("q")
+        assert await queue_node.drain() == [b"a"]
+        await queue_node.eventually(lambda: all(window.contiguous for window in queue.machine.windows.values()))
+        ledger = await queue_node.acts.ledger("q")
         assert ledger["closes"]
         assert not ledger["lost"]
     finally:
-        await home.close()
+        await queue_node.close()

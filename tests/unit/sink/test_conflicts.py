@@ -17,7 +17,7 @@ from isthmus.repl.model.requests import MergedWith, PushOutcome, PushResult
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from isthmus.sink.conflicts import Conflicts, SiblingConflict
 from tests.support.queue_source import OURS, SINK
-from tests.support.sink_pair import Pair
+from tests.support.sink_pair import SinkPair
 
 
 def one(n: int) -> SiblingConflict:
@@ -95,10 +95,10 @@ async def test_a_change_that_meets_one_that_it_has_not_seen_is_listed_with_both_
     """Key, queue, peer, source, siblings since, and the clocks of both sides of before; what is applied or superseded
     is not in the list. There is an event in the log."""
 
-    async with Pair() as pair:
-        home = pair.home
-        home.put(b"k", b"plain")
-        (pushed,) = [decode_object(o) for (_, key), o in home.shelf.objects.items() if key == b"k"]
+    async with SinkPair() as pair:
+        node = pair.source
+        node.put(b"k", b"plain")
+        (pushed,) = [decode_object(o) for (_, key), o in node.fake_store.objects.items() if key == b"k"]
         ours = write(None, (), Content(b"ours"), (actor_of(SINK, 3), pack_counter(1, 0)), 5)
         pair.cluster.objects[Key(b"default", b"bucket", b"k")] = ours
         with capture_logs() as logs:
@@ -108,7 +108,7 @@ async def test_a_change_that_meets_one_that_it_has_not_seen_is_listed_with_both_
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
         (conflict,) = found
-        assert (conflict.key.key, conflict.queue, conflict.peer) == (b"k", "q", pair.bridge.url)
+        assert (conflict.key.key, conflict.queue, conflict.peer) == (b"k", "q", pair.listener.url)
         assert (conflict.source, conflict.source_name, conflict.siblings) == (OURS, "east", 2)
         assert decode_clock(conflict.theirs) == pushed.clock
         assert conflict.ours == encode_clock(ours.clock)

@@ -19,20 +19,20 @@ from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, peers_in_effect, workers_of
 from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.service import Sink
-from tests.support.sink_pair import Pair
+from tests.support.sink_pair import SinkPair
 
 
-def joined(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+def joined(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
     """Run `test` with a source, its HTTP listener and a cluster for sinks."""
 
     async def run() -> None:
-        async with Pair() as pair:
+        async with SinkPair() as pair:
             await test(pair)
 
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
@@ -47,23 +47,23 @@ def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_
     """A sink without any peer in its file gets one from an operator at another node: changes arrive, the listing says
     who did it, and a new process fetches from it again; removed, it is gone everywhere and nothing is lost."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink, other = await pair.sink(peers=False), await pair.sink(peers=False)
         assert sink.status()["reason"] == "not configured"
-        await other.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "new site")
-        pair.home.put(b"a")
-        await until(lambda: links(sink) == links(other) == [("q", "operator")])
+        await other.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "new site")
+        pair.source.put(b"a")
+        await eventually(lambda: links(sink) == links(other) == [("q", "operator")])
         await pair.equal()
         assert sink.listing()[0]["set"]["by"] == "ann"
         with pytest.raises(BadInput, match="fetched from already"):
-            await sink.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "")
+            await sink.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
         again = await pair.sink(peers=False)
         assert links(again) == [("q", "operator")]
-        await again.remove_peer(LinkName("q", pair.bridge.url), "bob", "")
-        await until(lambda: not links(sink) and not links(other) and not links(again))
-        pair.home.put(b"b")
+        await again.remove_peer(LinkName("q", pair.listener.url), "bob", "")
+        await eventually(lambda: not links(sink) and not links(other) and not links(again))
+        pair.source.put(b"b")
         assert sink.status()["state"] == "idle"
-        await sink.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "")
+        await sink.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
         await pair.equal()
 
     joined(test)
@@ -72,17 +72,17 @@ def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_
 def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_is_added_again() -> None:
     """The file is the default alone; what is no peer is refused with those that there are."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q", "r")
-        await sink.remove_peer(LinkName("q", pair.bridge.url), "bob", "broken")
-        await until(lambda: links(sink) == [("r", "config")])
+        await sink.remove_peer(LinkName("q", pair.listener.url), "bob", "broken")
+        await eventually(lambda: links(sink) == [("r", "config")])
         again = await pair.sink("q", "r")
         assert links(again) == [("r", "config")]
         assert again.overview()["peers_set"][0]["by"] == "bob"
         with pytest.raises(BadInput, match="there are: r "):
-            await again.remove_peer(LinkName("x", pair.bridge.url), "bob", "")
-        await again.add_peer(PeerSettings(pair.bridge.url, "q"), "ann", "")
-        await until(lambda: set(links(again)) == {("q", "config"), ("r", "config")})
+            await again.remove_peer(LinkName("x", pair.listener.url), "bob", "")
+        await again.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
+        await eventually(lambda: set(links(again)) == {("q", "config"), ("r", "config")})
         assert again.overview()["peers_set"] == [], "the file alone says it now"
 
     joined(test)
@@ -92,18 +92,18 @@ def test_while_nobody_can_read_which_peers_are_set_nothing_is_fetched() -> None:
     """A removed peer may stand in the file: after a restart all links are held, with the path and the reason; an act
     that would write over what cannot be read is refused."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         await pair.metastore.put(peers.PATH, b"[", None)
         sink = await pair.sink("q")
         (row,) = sink.listing()
         assert row["state"] == "suspended"
         assert peers.PATH in row["reason"]
         with pytest.raises(BadInput, match=peers.PATH):
-            await sink.remove_peer(LinkName("q", pair.bridge.url), "bob", "")
+            await sink.remove_peer(LinkName("q", pair.listener.url), "bob", "")
         found = await pair.metastore.get(peers.PATH)
         assert found is not None
         await pair.metastore.put(peers.PATH, b"{}", found.version)
-        await until(lambda: sink.listing()[0]["state"] == "running")
+        await eventually(lambda: sink.listing()[0]["state"] == "running")
 
     joined(test)
 
@@ -112,7 +112,7 @@ def test_a_peer_whose_token_is_not_there_is_refused_and_told_at_nodes_that_lack_
     """The node that is asked refuses it before anything is written; another node names it among those that it cannot
     use, and fetches from the others."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q")
         plain = sink._credentials.access_to
 
@@ -123,10 +123,10 @@ def test_a_peer_whose_token_is_not_there_is_refused_and_told_at_nodes_that_lack_
 
         sink._credentials.access_to = access_to  # type: ignore[method-assign]
         with pytest.raises(LocalFault):
-            await sink.add_peer(PeerSettings(pair.bridge.url, "r", "", Path("/nowhere")), "ann", "")
-        entry = PeerEntry("r", pair.bridge.url, "", "/nowhere", False, "ann", 1, "")
+            await sink.add_peer(PeerSettings(pair.listener.url, "r", "", Path("/nowhere")), "ann", "")
+        entry = PeerEntry("r", pair.listener.url, "", "/nowhere", False, "ann", 1, "")
         await peers.DOCUMENT.change(pair.metastore, lambda found: peers.with_peer(found, entry, in_file=False))
-        await until(lambda: sink.overview()["peers_unusable"])
+        await eventually(lambda: sink.overview()["peers_unusable"])
         assert sink.overview()["peers_unusable"][0]["reason"] == "/nowhere is not there"
         assert links(sink) == [("q", "config")]
 
@@ -137,7 +137,7 @@ def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
     """Set and forgotten while it runs, for one node or for all, of which the node's own counts; the others' queues have
     what is left."""
 
-    async def test(pair: Pair) -> None:
+    async def test(pair: SinkPair) -> None:
         sink = await pair.sink("q", "r")
         await sink.set_queue_workers("q", None, 1, "ann", "")
         await sink.set_queue_workers("q", "w1", 2, "ann", "")

@@ -20,7 +20,7 @@ from isthmus.sink.fetch import FetchOptions
 from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.worker import Link, SinkContext, Slot
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import OURS, SINK
 from tests.unit.queues.service.test_service import alive
 
@@ -104,13 +104,13 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
 def test_a_source_says_how_long_it_waited_before_it_took_a_batch() -> None:
     """In milliseconds from when the request came; of an answer without changes nothing."""
 
-    async def test(home: Home) -> None:
-        assert (await home.fetch(wait_ms=0)).waited_ms is None
-        home.clock.stand()
-        fetch = asyncio.ensure_future(home.fetch(wait_ms=10_000, cluster=SINK))
-        await home.until(lambda: len(home.served()[0].waiters) == 1)
-        home.clock.skew_ms += 4_000
-        home.put(b"a", partition=PARTITIONS[0])
+    async def test(queue_node: QueueNode) -> None:
+        assert (await queue_node.fetch(wait_ms=0)).waited_ms is None
+        queue_node.clock.stand()
+        fetch = asyncio.ensure_future(queue_node.fetch(wait_ms=10_000, cluster=SINK))
+        await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 1)
+        queue_node.clock.skew_ms += 4_000
+        queue_node.put(b"a", partition=PARTITIONS[0])
         reply = await fetch
         assert [item[5] for item in reply.items] == [b"a"]
         assert reply.waited_ms == 4_000

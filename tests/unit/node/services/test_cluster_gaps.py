@@ -11,7 +11,7 @@ from isthmus.node.services.cluster_query import ClusterAnswers, Query
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.node.services.queue_query import CloseGaps, ListGaps
 from isthmus.queues.queue_documents import AuditInfo
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 from tests.unit.queues.admin.test_acts import alive, settled
 
@@ -19,13 +19,13 @@ from tests.unit.queues.admin.test_acts import alive, settled
 class OneNodeQuery:
     """A ClusterQuery of one node that answers with its gaps."""
 
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(self, queue_node: QueueNode) -> None:
+        self.queue_node = queue_node
 
     async def ask(self, query: Query[Any, Any], request: CloseGaps | ListGaps, nodes: set[str]) -> ClusterAnswers[Any]:
         """See ClusterQuery."""
         assert isinstance(request, ListGaps)
-        return ClusterAnswers({"e1": self.home.acts.gaps()}, {})
+        return ClusterAnswers({"e1": self.queue_node.acts.gaps()}, {})
 
 
 def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
@@ -33,23 +33,23 @@ def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
     both, of another cluster's queue none; one by a queue whose filter lets out less proves nothing of the wider one.
     References of lower priorities may be of each type that their queue takes."""
 
-    async def run(home: Home) -> None:
-        home.types[PARTITIONS[1]] = b"other"
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.types[PARTITIONS[1]] = b"other"
         for name, owner in (("rt", SINK), ("fs", SINK), ("part", SINK), ("north", THIRD)):
-            await home.fetch(queue=name, cluster=owner, wait_ms=0)
-            await settled(home, name)
-        home.put(b"a")
-        home.put(b"b", partition=PARTITIONS[1])
+            await queue_node.fetch(queue=name, cluster=owner, wait_ms=0)
+            await settled(queue_node, name)
+        queue_node.put(b"a")
+        queue_node.put(b"b", partition=PARTITIONS[1])
         for name in ("rt", "north"):
-            await home.acts.clear(name, AuditInfo("ann", home.clock.wall_ms(), ""))
-            await settled(home, name)
-        records = {p: SimpleNamespace(bucket_type=home.types[p].decode()) for p in PARTITIONS}
+            await queue_node.acts.clear(name, AuditInfo("ann", queue_node.clock.wall_ms(), ""))
+            await settled(queue_node, name)
+        records = {p: SimpleNamespace(bucket_type=queue_node.types[p].decode()) for p in PARTITIONS}
         controller: Any = SimpleNamespace(records=records, registrations={})
-        query: Any = OneNodeQuery(home)
+        query: Any = OneNodeQuery(queue_node)
         membership: Any = SimpleNamespace(live_nodes=lambda: {"e1"})
         repairs: Any = SimpleNamespace(waiting=lambda _: 0)
-        coverage = QueueCoverage(home.queues, controller)
-        gaps = ClusterGaps(query, coverage, membership, controller, home.queues, repairs, home.clock)
+        coverage = QueueCoverage(queue_node.queues, controller)
+        gaps = ClusterGaps(query, coverage, membership, controller, queue_node.queues, repairs, queue_node.clock)
         for cluster in (SINK, None):
             seen = await gaps.open_gaps("fs", cluster)
             assert {(gap.queue, *gap.bucket_types) for gap in seen} == {("rt", "default"), ("rt", "other")}

@@ -20,33 +20,33 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
 from tests.support.memory_metastore import MemoryEnsemble
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import BUCKET, SINK, THIRD
 
 ACT = AuditInfo("ann", 1_000, "because")
 
 
-def told(home: Home) -> AuditInfo:
+def audit_info(queue_node: QueueNode) -> AuditInfo:
     """An act of now."""
-    return AuditInfo("ann", home.clock.wall_ms(), "because")
+    return AuditInfo("ann", queue_node.clock.wall_ms(), "because")
 
 
-def alive(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings, enabled: bool = True) -> None:
-    """Run `test` on a started home, and close it."""
+def alive(test: Callable[[QueueNode], Awaitable[None]], *settings: QueueSettings, enabled: bool = True) -> None:
+    """Run `test` on a started node, then close the node."""
 
     async def run() -> None:
-        home = Home(*settings)
-        home.enabled = enabled
-        await home.start()
+        queue_node = QueueNode(*settings)
+        queue_node.enabled = enabled
+        await queue_node.start()
         try:
-            await test(home)
-            for queue in home.served():
-                ledger = await home.acts.ledger(queue.settings.name)
+            await test(queue_node)
+            for queue in queue_node.served():
+                ledger = await queue_node.acts.ledger(queue.settings.name)
                 assert ledger["closes"] in (True, None), ledger
                 assert not ledger["lost"], ledger
                 assert ledger["closes"] is None or adds_up(ledger), ledger
         finally:
-            await home.close()
+            await queue_node.close()
 
     asyncio.run(run())
 
@@ -62,11 +62,11 @@ def keys(*names: bytes) -> list[Key]:
     return [Key(b"default", BUCKET, name) for name in names]
 
 
-async def settled(home: Home, name: str = "q") -> None:
+async def settled(queue_node: QueueNode, name: str = "q") -> None:
     """All CURSOR entries that are due have been applied."""
 
     def done() -> bool:
-        (queue,) = [q for q in home.served() if q.settings.name == name]
+        (queue,) = [q for q in queue_node.served() if q.settings.name == name]
         decree = queue.stored.command
         return (
             not queue.machine.wanted_cursors(0)
@@ -77,26 +77,26 @@ async def settled(home: Home, name: str = "q") -> None:
             )
         )
 
-    await home.until(done)
+    await queue_node.eventually(done)
 
 
-async def caught_up(home: Home) -> None:
+async def caught_up(queue_node: QueueNode) -> None:
     """The windows know all that waits."""
-    await home.until(lambda: not home.served()[0].machine.incomplete_windows())
+    await queue_node.eventually(lambda: not queue_node.served()[0].machine.incomplete_windows())
 
 
 def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
     """Only changes of buckets that the filter offers arrive, applied before the first fetch or after it."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        assert await home.drain(queue="not") == []
-        assert await home.drain(queue="q") == [b"a", b"b"]
-        home.put(b"c")
-        assert await home.drain(queue="q") == [b"c"]
-        assert await home.drain(queue="not") == []
-        assert home.acts.test_filter("not", b"default", BUCKET)["rule"] == "!bucketname:bucket"
-        assert home.acts.test_filter("q", b"default", BUCKET)["offered"]
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        assert await queue_node.drain(queue="not") == []
+        assert await queue_node.drain(queue="q") == [b"a", b"b"]
+        queue_node.put(b"c")
+        assert await queue_node.drain(queue="q") == [b"c"]
+        assert await queue_node.drain(queue="not") == []
+        assert queue_node.acts.test_filter("not", b"default", BUCKET)["rule"] == "!bucketname:bucket"
+        assert queue_node.acts.test_filter("q", b"default", BUCKET)["offered"]
 
     alive(test, QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket"))
 
@@ -106,36 +106,36 @@ async def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all
     node, and delisted it is nowhere."""
 
     ensemble = MemoryEnsemble()
-    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-    await home.start()
+    queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
+    await queue_node.start()
     await other.start()
-    home.put(b"old")
-    home.clock.skew_ms += 5_000
-    await home.acts.register("now", {"filter": "any"}, home.clock.wall_ms(), told(home))
-    await home.acts.register("all", {}, 0, told(home))
-    await other.until(lambda: len(other.served()) == 3)
-    await settled(home, "now")
-    await settled(home, "all")
-    home.clock.skew_ms += 5_000
-    home.put(b"new")
-    assert await home.drain(queue="now") == [b"new"]
-    await home.crash()
-    await home.start(lead=False)
-    assert [q.settings.name for q in home.served()] == ["q", "now", "all"]
+    queue_node.put(b"old")
+    queue_node.clock.skew_ms += 5_000
+    await queue_node.acts.register("now", {"filter": "any"}, queue_node.clock.wall_ms(), audit_info(queue_node))
+    await queue_node.acts.register("all", {}, 0, audit_info(queue_node))
+    await other.eventually(lambda: len(other.served()) == 3)
+    await settled(queue_node, "now")
+    await settled(queue_node, "all")
+    queue_node.clock.skew_ms += 5_000
+    queue_node.put(b"new")
+    assert await queue_node.drain(queue="now") == [b"new"]
+    await queue_node.crash()
+    await queue_node.start(lead=False)
+    assert [q.settings.name for q in queue_node.served()] == ["q", "now", "all"]
     for partition in PARTITIONS:
-        home.lead(partition)
-    await settled(home, "all")
-    assert await home.drain(queue="all") == [b"old", b"new"]
+        queue_node.lead(partition)
+    await settled(queue_node, "all")
+    assert await queue_node.drain(queue="all") == [b"old", b"new"]
     with pytest.raises(BadInput, match="there is one already, which stays as it is"):
-        await home.acts.register("all", {}, 0, told(home))
+        await queue_node.acts.register("all", {}, 0, audit_info(queue_node))
     with pytest.raises(BadInput, match="is no rule of a filter"):
-        await home.acts.register("odd", {"filter": "bucket:x"}, 0, told(home))
+        await queue_node.acts.register("odd", {"filter": "bucket:x"}, 0, audit_info(queue_node))
     for name in ("now", "q"):
-        await home.acts.delist(name, told(home))
-    await other.until(lambda: [q.settings.name for q in other.served()] == ["all"])
+        await queue_node.acts.delist(name, audit_info(queue_node))
+    await other.eventually(lambda: [q.settings.name for q in other.served()] == ["all"])
     with pytest.raises(UnknownQueue):
-        await home.fetch(queue="q")
-    await home.close()
+        await queue_node.fetch(queue="q")
+    await queue_node.close()
     await other.close()
 
 
@@ -143,34 +143,38 @@ def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
     """What waited before goes, what came meanwhile is left out, counted and in a gap that survives a crash, what comes
     after goes; a full-sync closes the gap, and nothing else does."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.put(b"before")
-        await home.acts.suspend("q", PUBLISHING, None, told(home))
-        await settled(home)
-        home.put(b"while", b"while2")
-        gaps = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.put(b"before")
+        await queue_node.acts.suspend("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"while", b"while2")
+        gaps = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert [(gap["upto_offset"], gap["what"], gap["by"]) for gap in gaps] == [(None, "publishing-suspended", "ann")]
-        assert await home.acts.close_gaps("q", GapChoice(upto_ms=1 << 62), told(home)) == 0, "it still grows"
-        await home.acts.resume("q", PUBLISHING, None, told(home))
-        await settled(home)
-        home.put(b"after")
-        assert await home.drain() == [b"before", b"after"]
-        await home.crash()
-        await home.start()
-        (gap,) = [gap for gap in home.acts.gaps("q") if gap["count_at_least"]]
+        assert await queue_node.acts.close_gaps("q", GapChoice(upto_ms=1 << 62), audit_info(queue_node)) == 0, (
+            "it still grows"
+        )
+        await queue_node.acts.resume("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"after")
+        assert await queue_node.drain() == [b"before", b"after"]
+        await queue_node.crash()
+        await queue_node.start()
+        (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["count_at_least"]]
         assert (gap["partition"], gap["count_at_least"], gap["reason"]) == (PARTITIONS[0], 2, "because")
-        rows = {row.key: row.offset for row in home.store.changes(PARTITIONS[0], 0, 100)}
+        rows = {row.key: row.offset for row in queue_node.store.changes(PARTITIONS[0], 0, 100)}
         assert gap["from_offset"] <= rows[b"while"] < rows[b"while2"] < gap["upto_offset"]
         assert rows[b"before"] < gap["from_offset"]
         assert rows[b"after"] >= gap["upto_offset"]
-        assert await home.acts.close_gaps("q", GapChoice(bucket_type=b"other"), told(home)) == 0
-        assert await home.acts.close_gaps("q", GapChoice(upto_ms=gap["upto_ms"] - 1), told(home)) == 0
+        assert await queue_node.acts.close_gaps("q", GapChoice(bucket_type=b"other"), audit_info(queue_node)) == 0
+        assert await queue_node.acts.close_gaps("q", GapChoice(upto_ms=gap["upto_ms"] - 1), audit_info(queue_node)) == 0
         grown = GapChoice((gap["id"],), upto_ms=gap["upto_ms"] - 1)
-        assert await home.acts.close_gaps("q", grown, told(home)) == 0, "it has grown since it was proven"
-        assert await home.acts.close_gaps("q", GapChoice((gap["id"],)), told(home)) == 1
-        assert gap["id"] not in {one["id"] for one in home.acts.gaps("q")}
+        assert await queue_node.acts.close_gaps("q", grown, audit_info(queue_node)) == 0, (
+            "it has grown since it was proven"
+        )
+        assert await queue_node.acts.close_gaps("q", GapChoice((gap["id"],)), audit_info(queue_node)) == 1
+        assert gap["id"] not in {one["id"] for one in queue_node.acts.gaps("q")}
 
     alive(test)
 
@@ -178,11 +182,11 @@ def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
 def test_one_node_may_be_suspended_alone() -> None:
     """A suspension that names another node changes nothing here, and is listed all the same."""
 
-    async def test(home: Home) -> None:
-        await home.acts.suspend("q", SERVING, "elsewhere", told(home))
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        (queue,) = await home.queues.listing()
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.acts.suspend("q", SERVING, "elsewhere", audit_info(queue_node))
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        (queue,) = await queue_node.queues.listing()
         assert [s["node"] for s in queue["suspensions"]] == ["elsewhere"]
         assert (queue["serving"], queue["publishing"]) == ("running", "running")
 
@@ -194,17 +198,17 @@ def test_a_clear_takes_what_waits_and_no_more_whatever_clock_dated_it(off_ms: in
     """The node that was asked may be an hour behind or ahead of the leaders: all that was applied is given up, in a gap
     that reaches over the time when it was made; what is applied afterwards goes."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.put(b"a", b"b")
-        made_ms = home.clock.wall_ms()
-        act = told(home)
-        await home.acts.clear("q", act._replace(at_ms=act.at_ms + off_ms))
-        await settled(home)
-        home.put(b"after")
-        assert await home.drain() == [b"after"]
-        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.put(b"a", b"b")
+        made_ms = queue_node.clock.wall_ms()
+        act = audit_info(queue_node)
+        await queue_node.acts.clear("q", act._replace(at_ms=act.at_ms + off_ms))
+        await settled(queue_node)
+        queue_node.put(b"after")
+        assert await queue_node.drain() == [b"after"]
+        (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert gap["upto_ms"] >= made_ms
 
     alive(test)
@@ -213,20 +217,20 @@ def test_a_clear_takes_what_waits_and_no_more_whatever_clock_dated_it(off_ms: in
 def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
     """A partition whose leader did not tell what it has applied is cleared up to the latest wall clock of the nodes."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
         first, second = PARTITIONS[:2]
-        home.put(b"a", partition=first)
-        home.put(b"x", partition=second)
-        now = home.acts.applied()
+        queue_node.put(b"a", partition=first)
+        queue_node.put(b"x", partition=second)
+        now = queue_node.acts.applied()
         answered = tuple(one for one in now.positions if one[0] == first)
-        await home.acts.clear("q", told(home), now._replace(positions=answered))
-        await settled(home)
-        home.clock.skew_ms += 5_000
-        home.put(b"b", partition=first)
-        home.put(b"y", partition=second)
-        assert sorted(await home.drain()) == [b"b", b"y"]
+        await queue_node.acts.clear("q", audit_info(queue_node), now._replace(positions=answered))
+        await settled(queue_node)
+        queue_node.clock.skew_ms += 5_000
+        queue_node.put(b"b", partition=first)
+        queue_node.put(b"y", partition=second)
+        assert sorted(await queue_node.drain()) == [b"b", b"y"]
 
     alive(test)
 
@@ -236,20 +240,20 @@ def test_from_now_is_told_by_offsets_and_not_by_a_clock(off_ms: int) -> None:
     """A queue that begins now, or is released from now, offers what is applied afterwards and nothing of before,
     whatever the wall clock of the node that was asked says."""
 
-    async def test(home: Home) -> None:
-        home.put(b"old")
-        assert await home.drain() == [b"old"]
-        home.put(b"waits")
-        now = home.acts.applied()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"old")
+        assert await queue_node.drain() == [b"old"]
+        queue_node.put(b"waits")
+        now = queue_node.acts.applied()
         skewed = now._replace(earliest_ms=now.earliest_ms + off_ms, latest_ms=now.latest_ms + off_ms)
-        act = told(home)._replace(at_ms=now.latest_ms + off_ms)
-        await home.acts.register("late", {}, 0, act, now=skewed)
-        await home.acts.release("q", 0, act, skewed)
-        await settled(home, "late")
-        await settled(home)
-        home.put(b"new")
-        assert await home.drain(queue="late") == [b"new"]
-        assert await home.drain(cluster=THIRD) == [b"new"]
+        act = audit_info(queue_node)._replace(at_ms=now.latest_ms + off_ms)
+        await queue_node.acts.register("late", {}, 0, act, now=skewed)
+        await queue_node.acts.release("q", 0, act, skewed)
+        await settled(queue_node, "late")
+        await settled(queue_node)
+        queue_node.put(b"new")
+        assert await queue_node.drain(queue="late") == [b"new"]
+        assert await queue_node.drain(cluster=THIRD) == [b"new"]
 
     alive(test)
 
@@ -257,17 +261,17 @@ def test_from_now_is_told_by_offsets_and_not_by_a_clock(off_ms: int) -> None:
 def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
     """Both are suspended, and both go on again, each by one write."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await home.acts.suspend("q", [SERVING, PUBLISHING], None, told(home))
-        (row,) = await home.acts.listing()
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await queue_node.acts.suspend("q", [SERVING, PUBLISHING], None, audit_info(queue_node))
+        (row,) = await queue_node.acts.listing()
         assert (row["serving"], row["publishing"]) == ("suspended", "suspended")
-        await home.acts.resume("q", [SERVING, PUBLISHING], None, told(home))
-        await settled(home)
-        (row,) = await home.acts.listing()
+        await queue_node.acts.resume("q", [SERVING, PUBLISHING], None, audit_info(queue_node))
+        await settled(queue_node)
+        (row,) = await queue_node.acts.listing()
         assert (row["serving"], row["publishing"]) == ("running", "running")
         with pytest.raises(BadInput, match="say what"):
-            await home.acts.suspend("q", [], None, told(home))
+            await queue_node.acts.suspend("q", [], None, audit_info(queue_node))
 
     alive(test)
 
@@ -277,12 +281,12 @@ def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) 
     """A percent sign that encodes nothing and a space behind the colon are slips: they are refused where a queue is
     registered; a queue that was registered so by an older program is served on."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         with pytest.raises(BadInput):
-            await home.acts.register("odd", {"filter": wrong}, 0, told(home))
+            await queue_node.acts.register("odd", {"filter": wrong}, 0, audit_info(queue_node))
         value = json.dumps({"odd": {"filter": wrong, "by": "", "at_ms": 1, "reason": ""}}).encode()
-        await home.metastore.put("/queue-definitions", value, None)
-        await home.until(lambda: len(home.served()) == 2)
+        await queue_node.metastore.put("/queue-definitions", value, None)
+        await queue_node.eventually(lambda: len(queue_node.served()) == 2)
 
     alive(test)
 
@@ -290,21 +294,21 @@ def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) 
 def test_clear_gives_up_what_waits_and_says_so() -> None:
     """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.put(b"a", b"b")
-        await home.acts.push("q", keys(b"x"), FOLD, 0)
-        await home.acts.clear("q", told(home))
-        await settled(home)
-        home.clock.skew_ms += 2_000
-        home.put(b"later")
-        assert await home.drain() == [b"later"]
-        shown = home.acts.gaps("q")
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.put(b"a", b"b")
+        await queue_node.acts.push("q", keys(b"x"), FOLD, 0)
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.clock.skew_ms += 2_000
+        queue_node.put(b"later")
+        assert await queue_node.drain() == [b"later"]
+        shown = queue_node.acts.gaps("q")
         assert {gap["what"] for gap in shown} == {"cleared"}
         assert {gap["priority"] for gap in shown} == {REAL_TIME, FOLD}
-        assert await home.acts.close_gaps("q", GapChoice(), told(home)) == len(shown)
-        assert home.acts.gaps("q") == []
+        assert await queue_node.acts.close_gaps("q", GapChoice(), audit_info(queue_node)) == len(shown)
+        assert queue_node.acts.gaps("q") == []
 
     alive(test)
 
@@ -313,36 +317,36 @@ async def test_what_a_queue_never_began_to_give_is_in_the_gap_when_it_is_cleared
     """A partition that had no leader since the queue was registered learns of both at once; what the clear gave up
     there is a gap, as it is where the queue stood already."""
 
-    home = Home()
-    await home.start(lead=False)
-    home.put(b"a", b"b")
-    await home.acts.clear("q", told(home))
-    home.clock.skew_ms += 2_000
-    home.lead(PARTITIONS[0])
-    await home.until(lambda: PARTITIONS[0] in home.queues.machines()["q"].windows)
-    (gap,) = home.queues.machines()["q"].windows[PARTITIONS[0]].state.gaps
+    queue_node = QueueNode()
+    await queue_node.start(lead=False)
+    queue_node.put(b"a", b"b")
+    await queue_node.acts.clear("q", audit_info(queue_node))
+    queue_node.clock.skew_ms += 2_000
+    queue_node.lead(PARTITIONS[0])
+    await queue_node.eventually(lambda: PARTITIONS[0] in queue_node.queues.machines()["q"].windows)
+    (gap,) = queue_node.queues.machines()["q"].windows[PARTITIONS[0]].state.gaps
     assert (gap.start, gap.what) == (0, "cleared")
     assert gap.end >= 2
-    await home.close()
+    await queue_node.close()
 
 
 def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said() -> None:
     """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
         assert [item[5] for item in reply.items] == [b"a"]
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        await home.acts.release("q", 0, told(home))
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
         with pytest.raises(OwnedByOther, match="released"):
-            await home.fetch()
+            await queue_node.fetch()
         with pytest.raises(BadInput, match="nobody"):
-            await home.acts.release("q", 0, told(home))
-        await settled(home)
-        assert await home.drain(cluster=THIRD) == [b"a"]
+            await queue_node.acts.release("q", 0, audit_info(queue_node))
+        await settled(queue_node)
+        assert await queue_node.drain(cluster=THIRD) == [b"a"]
         with pytest.raises(OwnedByOther):
-            await home.fetch(cluster=SINK)
+            await queue_node.fetch(cluster=SINK)
 
     alive(test)
 
@@ -352,19 +356,19 @@ def test_a_partition_that_missed_a_release_obeys_it_before_the_next_act(then: st
     """R-DECREE: while a partition has no leader its queue is released, then placed elsewhere or cleared. The next owner
     has nothing of what the old one got: it is given out again, or in the gap."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        home.queues.leadership(PARTITIONS[0], False, home.shelf.ends[PARTITIONS[0]])
-        await home.acts.release("q", 0, told(home))
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        queue_node.queues.leadership(PARTITIONS[0], False, queue_node.fake_store.ends[PARTITIONS[0]])
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
         if then == "placed":
-            await home.acts.place("q", ((PARTITIONS[1], 0),), told(home))
+            await queue_node.acts.place("q", ((PARTITIONS[1], 0),), audit_info(queue_node))
         else:
-            await home.acts.clear("q", told(home))
-        home.lead(PARTITIONS[0])
-        await settled(home)
-        assert await home.drain(cluster=THIRD) == ([b"a"] if then == "placed" else [])
-        gaps = [gap["from_offset"] for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+            await queue_node.acts.clear("q", audit_info(queue_node))
+        queue_node.lead(PARTITIONS[0])
+        await settled(queue_node)
+        assert await queue_node.drain(cluster=THIRD) == ([b"a"] if then == "placed" else [])
+        gaps = [gap["from_offset"] for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert gaps == ([] if then == "placed" else [0])
 
     alive(test)
@@ -374,17 +378,17 @@ def test_a_partition_that_missed_a_release_obeys_it_before_the_next_act(then: st
 def test_the_former_owner_waits_a_minute_whatever_clock_dated_the_release(off_ms: int) -> None:
     """The node that released the queue may be an hour ahead or behind: the minute is counted where the queue is."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        act = told(home)
-        await home.acts.release("q", 0, act._replace(at_ms=act.at_ms + off_ms))
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        act = audit_info(queue_node)
+        await queue_node.acts.release("q", 0, act._replace(at_ms=act.at_ms + off_ms))
         for _ in range(2):
             with pytest.raises(OwnedByOther, match="released"):
-                await home.fetch(wait_ms=0)
-            home.clock.skew_ms += 31_000
-        await settled(home)
-        assert await home.drain() == [b"a"]
+                await queue_node.fetch(wait_ms=0)
+            queue_node.clock.skew_ms += 31_000
+        await settled(queue_node)
+        assert await queue_node.drain() == [b"a"]
 
     alive(test)
 
@@ -393,28 +397,28 @@ def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
     """Each partition that is named goes on at its offset, forward or back, others stand where they stood; what is
     passed over is no gap, since it was brought by other means; above what is applied means from there on."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         first, second = PARTITIONS[:2]
-        home.put(b"a", b"b", partition=first)
-        home.put(b"x", partition=second)
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.put(b"c", partition=first)
-        upto = home.shelf.ends[first]
-        await home.acts.place("q", ((first, upto),), told(home))
-        await settled(home)
-        assert await home.drain() == [b"x"]
-        home.put(b"d", partition=first)
-        assert await home.drain() == [b"d"]
-        assert home.acts.gaps("q") == []
-        await home.acts.place("q", ((first, 0), (second, 1 << 40)), told(home))
-        await settled(home)
-        assert await home.drain() == [b"a", b"b", b"c", b"d"]
-        home.put(b"y", partition=second)
-        assert await home.drain() == [b"y"]
-        assert home.acts.gaps("q") == []
+        queue_node.put(b"a", b"b", partition=first)
+        queue_node.put(b"x", partition=second)
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.put(b"c", partition=first)
+        upto = queue_node.fake_store.ends[first]
+        await queue_node.acts.place("q", ((first, upto),), audit_info(queue_node))
+        await settled(queue_node)
+        assert await queue_node.drain() == [b"x"]
+        queue_node.put(b"d", partition=first)
+        assert await queue_node.drain() == [b"d"]
+        assert queue_node.acts.gaps("q") == []
+        await queue_node.acts.place("q", ((first, 0), (second, 1 << 40)), audit_info(queue_node))
+        await settled(queue_node)
+        assert await queue_node.drain() == [b"a", b"b", b"c", b"d"]
+        queue_node.put(b"y", partition=second)
+        assert await queue_node.drain() == [b"y"]
+        assert queue_node.acts.gaps("q") == []
         with pytest.raises(UnknownQueue):
-            await home.acts.place("unknown", ((first, 0),), told(home))
+            await queue_node.acts.place("unknown", ((first, 0),), audit_info(queue_node))
 
     alive(test)
 
@@ -422,15 +426,17 @@ def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
 def test_a_queue_may_be_registered_at_exact_offsets() -> None:
     """It gives what stands at its offset and above, and everything of a partition that is not named."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         first, second = PARTITIONS[:2]
-        home.put(b"a", b"b", partition=first)
-        home.put(b"x", partition=second)
-        upto = home.shelf.ends[first]
-        await home.acts.register("exact", {}, home.clock.wall_ms(), told(home), ((first, upto),))
-        await settled(home, "exact")
-        home.put(b"c", partition=first)
-        assert sorted(await home.drain(queue="exact")) == [b"c", b"x"]
+        queue_node.put(b"a", b"b", partition=first)
+        queue_node.put(b"x", partition=second)
+        upto = queue_node.fake_store.ends[first]
+        await queue_node.acts.register(
+            "exact", {}, queue_node.clock.wall_ms(), audit_info(queue_node), ((first, upto),)
+        )
+        await settled(queue_node, "exact")
+        queue_node.put(b"c", partition=first)
+        assert sorted(await queue_node.drain(queue="exact")) == [b"c", b"x"]
 
     alive(test)
 
@@ -438,19 +444,19 @@ def test_a_queue_may_be_registered_at_exact_offsets() -> None:
 def test_registering_a_queue_that_is_there_moves_nothing() -> None:
     """It is refused, and what waited in that queue goes all the same."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        await home.fetch(wait_ms=0, queue="q")
-        await settled(home)
-        home.put(b"b")
-        home.clock.skew_ms += 5_000
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        await queue_node.fetch(wait_ms=0, queue="q")
+        await settled(queue_node)
+        queue_node.put(b"b")
+        queue_node.clock.skew_ms += 5_000
         with pytest.raises(BadInput, match="there is one already"):
-            await home.acts.register("q", {}, home.clock.wall_ms(), told(home))
-        await settled(home)
-        assert home.served()[0].stored.command is None
-        await home.crash()
-        await home.start()
-        assert await home.drain() == [b"a", b"b"]
+            await queue_node.acts.register("q", {}, queue_node.clock.wall_ms(), audit_info(queue_node))
+        await settled(queue_node)
+        assert queue_node.served()[0].stored.command is None
+        await queue_node.crash()
+        await queue_node.start()
+        assert await queue_node.drain() == [b"a", b"b"]
 
     alive(test)
 
@@ -459,32 +465,32 @@ def test_lower_priorities_go_last_and_are_bounded() -> None:
     """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
     and gets in as soon as there is room."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"c", b"d")
-        await home.drain()
-        assert await home.acts.push("q", keys(b"a"), FOLD, 0) == 1
-        assert await home.acts.push("q", keys(b"b", b"b", b"nowhere"), FULL_SYNC, 0) == 3
-        home.put(b"now")
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"c", b"d")
+        await queue_node.drain()
+        assert await queue_node.acts.push("q", keys(b"a"), FOLD, 0) == 1
+        assert await queue_node.acts.push("q", keys(b"b", b"b", b"nowhere"), FULL_SYNC, 0) == 3
+        queue_node.put(b"now")
         seen, acks = [], []
         for _ in range(3):
-            reply = await home.fetch(acks=acks, wait_ms=1_000)
+            reply = await queue_node.fetch(acks=acks, wait_ms=1_000)
             seen.append((reply.priority, [item[5] for item in reply.items]))
             assert all(item[8] for item in reply.items)
             acks = [BatchAck(reply.batch, reply.owner_version, (), (1, 0, 0, 0))]
         assert seen == [(REAL_TIME, [b"now"]), (FULL_SYNC, [b"b"]), (FOLD, [b"a"])]
-        await home.fetch(acks=acks, wait_ms=0)
-        (queue,) = await home.queues.listing()
+        await queue_node.fetch(acks=acks, wait_ms=0)
+        (queue,) = await queue_node.queues.listing()
         full_sync, fold = queue["priorities"]["full_sync"], queue["priorities"]["fold"]
         assert (full_sync["queued"], full_sync["collapsed"], full_sync["vanished"]) == (2, 1, 1)
         assert (fold["acknowledged"], tuple(fold["outcomes"])) == (1, (1, 0, 0, 0))
-        assert await home.acts.push("q", keys(*(b"%d" % n for n in range(12))), FOLD, 20) == 10, "the limit is 10"
-        waiting = asyncio.ensure_future(home.acts.push("q", keys(b"a"), FOLD, 10_000))
-        await home.until(lambda: home.served()[0]._producers)
-        reply = await home.fetch(wait_ms=0)
+        assert await queue_node.acts.push("q", keys(*(b"%d" % n for n in range(12))), FOLD, 20) == 10, "the limit is 10"
+        waiting = asyncio.ensure_future(queue_node.acts.push("q", keys(b"a"), FOLD, 10_000))
+        await queue_node.eventually(lambda: queue_node.served()[0]._producers)
+        reply = await queue_node.fetch(wait_ms=0)
         assert reply.items == []
         assert await waiting == 1, "what was not there made room"
         with pytest.raises(BadInput, match="takes no references"):
-            await home.acts.push("q", keys(b"a"), REAL_TIME, 0)
+            await queue_node.acts.push("q", keys(b"a"), REAL_TIME, 0)
 
     alive(test, QueueSettings("q", queue_limit_count=10))
 
@@ -492,38 +498,38 @@ def test_lower_priorities_go_last_and_are_bounded() -> None:
 async def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
     """References of lower priorities that wait when a node stops are on record when it is back."""
 
-    home = Home()
-    await home.start()
-    await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
-    await home.queues.stop()
-    await home.start()
-    (gap,) = home.acts.gaps()
+    queue_node = QueueNode()
+    await queue_node.start()
+    await queue_node.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
+    await queue_node.queues.stop()
+    await queue_node.start()
+    (gap,) = queue_node.acts.gaps()
     assert (gap["what"], gap["count_at_least"], gap["priority"], gap["node"]) == ("stopped", 2, FULL_SYNC, "e1")
-    await home.close()
+    await queue_node.close()
 
 
 def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
     """Of twenty changes that nobody fetches the first ten go; the rest is one gap, which survives a crash, and what
     comes once there is room goes again."""
 
-    async def test(home: Home) -> None:
-        await settled(home)
-        await caught_up(home)
+    async def test(queue_node: QueueNode) -> None:
+        await settled(queue_node)
+        await caught_up(queue_node)
         names = [b"%02d" % n for n in range(20)]
-        home.put(*names)
-        home.queues.tick()
-        await settled(home)
-        (gap,) = home.acts.gaps("q")
+        queue_node.put(*names)
+        queue_node.queues.tick()
+        await settled(queue_node)
+        (gap,) = queue_node.acts.gaps("q")
         assert (gap["what"], gap["count_at_least"]) == ("discard", 10)
-        assert (await home.acts.ledger("q"))["given_up"] == 10
-        (lag,) = await home.acts.lags()
+        assert (await queue_node.acts.ledger("q"))["given_up"] == 10
+        (lag,) = await queue_node.acts.lags()
         assert "gaps are open: isthmus gaps q" in lag["reason"]
-        await home.crash()
-        await home.start()
-        assert await home.drain() == names[:10]
-        assert [one["id"] for one in home.acts.gaps("q")] == [gap["id"]]
-        home.put(b"after")
-        assert await home.drain() == [b"after"]
+        await queue_node.crash()
+        await queue_node.start()
+        assert await queue_node.drain() == names[:10]
+        assert [one["id"] for one in queue_node.acts.gaps("q")] == [gap["id"]]
+        queue_node.put(b"after")
+        assert await queue_node.drain() == [b"after"]
 
     alive(test, QueueSettings("q", queue_limit_count=10, overflow="discard"))
 
@@ -531,15 +537,15 @@ def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> No
 def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
     """Twice as many changes as the limit all arrive, with no gap."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        await caught_up(home)
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        await caught_up(queue_node)
         names = [b"%02d" % n for n in range(20)]
-        home.put(*names)
-        assert home.served()[0].machine.budget.references == 10
-        assert await home.drain() == names
-        assert home.acts.gaps("q") == []
+        queue_node.put(*names)
+        assert queue_node.served()[0].machine.budget.references == 10
+        assert await queue_node.drain() == names
+        assert queue_node.acts.gaps("q") == []
 
     alive(test, QueueSettings("q", queue_limit_count=10))
 
@@ -548,29 +554,29 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
     """At ten changes a second a batch has ten at most and the next one waits; the limit is live, shown with what binds,
     and kept over a restart."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        await home.acts.throttle("q", Rates(0, 10), told(home))
-        await caught_up(home)
-        home.put(*(b"%02d" % n for n in range(30)))
-        home.clock.stand()
-        reply = await home.fetch(wait_ms=0)
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        await queue_node.acts.throttle("q", Rates(0, 10), audit_info(queue_node))
+        await caught_up(queue_node)
+        queue_node.put(*(b"%02d" % n for n in range(30)))
+        queue_node.clock.stand()
+        reply = await queue_node.fetch(wait_ms=0)
         assert len(reply.items) == 10
-        held = await home.fetch(wait_ms=0)
+        held = await queue_node.fetch(wait_ms=0)
         assert (held.items, held.state) == ([], THROTTLED)
-        home.clock.skew_ms += 500
-        assert len((await home.fetch(link=1, wait_ms=0)).items) == 5
-        shown = (await home.queues.listing())[0]["throttle"]
-        assert "throttled: the limit of objects a second binds" in (await home.queues.listing())[0]["reason"]
+        queue_node.clock.skew_ms += 500
+        assert len((await queue_node.fetch(link=1, wait_ms=0)).items) == 5
+        shown = (await queue_node.queues.listing())[0]["throttle"]
+        assert "throttled: the limit of objects a second binds" in (await queue_node.queues.listing())[0]["reason"]
         assert shown["configured"]["objects_per_second"] == 10
         assert shown["binding"] == "objects"
         assert (shown["set"]["by"], shown["set"]["reason"]) == ("ann", "because")
-        await home.crash()
-        await home.start()
-        assert home.served()[0].throttle.rates == Rates(0, 10)
-        await home.acts.throttle("q", None, told(home))
-        assert home.served()[0].throttle.rates == Rates(0, 0)
+        await queue_node.crash()
+        await queue_node.start()
+        assert queue_node.served()[0].throttle.rates == Rates(0, 10)
+        await queue_node.acts.throttle("q", None, audit_info(queue_node))
+        assert queue_node.served()[0].throttle.rates == Rates(0, 0)
 
     alive(test)
 
@@ -578,18 +584,18 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
 def test_a_source_that_is_off_makes_no_reference_and_says_so() -> None:
     """With the switch off nothing is given out, what comes is a gap, and ledger, status and answers tell why."""
 
-    async def test(home: Home) -> None:
-        await settled(home)
-        home.put(b"a")
-        reply = await home.fetch(wait_ms=0)
+    async def test(queue_node: QueueNode) -> None:
+        await settled(queue_node)
+        queue_node.put(b"a")
+        reply = await queue_node.fetch(wait_ms=0)
         assert (reply.items, reply.state) == ([], OFF)
-        assert "switched off" in (await home.acts.ledger("q"))["reason"]
-        assert home.queues.status()["state"] == "off"
-        (row,) = await home.queues.listing()
+        assert "switched off" in (await queue_node.acts.ledger("q"))["reason"]
+        assert queue_node.queues.status()["state"] == "off"
+        (row,) = await queue_node.queues.listing()
         assert (row["publishing"], row["serving"]) == ("off", "off")
-        assert {gap["what"] for gap in home.acts.gaps("q")} == {"publishing-suspended"}
+        assert {gap["what"] for gap in queue_node.acts.gaps("q")} == {"publishing-suspended"}
         with pytest.raises(BadInput, match="switched off"):
-            await home.acts.push("q", keys(b"a"), FOLD, 0)
+            await queue_node.acts.push("q", keys(b"a"), FOLD, 0)
 
     alive(test, enabled=False)
 
@@ -597,13 +603,13 @@ def test_a_source_that_is_off_makes_no_reference_and_says_so() -> None:
 def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
     """The references of real time come first, also those that are only in the index, then the lower ones."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        await home.acts.push("q", keys(b"x"), FOLD, 0)
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        await queue_node.acts.push("q", keys(b"x"), FOLD, 0)
         for _ in range(2):
-            assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a", b"b", b"x"]
-        assert [item[5] for item in await home.acts.peek("q", 1)] == [b"a"]
-        assert await home.drain() == [b"a", b"b"]
+            assert [item[5] for item in await queue_node.acts.peek("q", 10)] == [b"a", b"b", b"x"]
+        assert [item[5] for item in await queue_node.acts.peek("q", 1)] == [b"a"]
+        assert await queue_node.drain() == [b"a", b"b"]
 
     alive(test)
 
@@ -611,17 +617,19 @@ def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
 def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
     """Every change is acknowledged, collapsed, waiting or under lease, and the outcomes that the sink told add up."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        await caught_up(home)
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        await caught_up(queue_node)
         for _ in range(5):
-            home.put(b"hot", b"a", b"b")
-        reply = await home.fetch(wait_ms=0)
+            queue_node.put(b"hot", b"a", b"b")
+        reply = await queue_node.fetch(wait_ms=0)
         assert len(reply.items) == 3
-        home.put(b"hot", b"c")
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (0,), (1, 1, 0, 0))], wait_ms=0, count=0)
-        ledger = await home.acts.ledger("q")
+        queue_node.put(b"hot", b"c")
+        await queue_node.fetch(
+            acks=[BatchAck(reply.batch, reply.owner_version, (0,), (1, 1, 0, 0))], wait_ms=0, count=0
+        )
+        ledger = await queue_node.acts.ledger("q")
         assert ledger["closes"] is True
         assert ledger["eligible"] == 17
         assert ledger["acknowledged"] == 2
@@ -635,27 +643,27 @@ def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
     """What waits when a leadership ends, or when an operator clears, is handed on, and found by whoever leads next: the
     columns that are shown add up at every moment."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        await caught_up(home)
-        home.put(b"a", b"b", b"c")
-        assert adds_up(ledger := await home.acts.ledger("q")), ledger
-        home.queues.leadership(PARTITIONS[0], False, 0)
-        ledger = await home.acts.ledger("q")
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        await caught_up(queue_node)
+        queue_node.put(b"a", b"b", b"c")
+        assert adds_up(ledger := await queue_node.acts.ledger("q")), ledger
+        queue_node.queues.leadership(PARTITIONS[0], False, 0)
+        ledger = await queue_node.acts.ledger("q")
         assert adds_up(ledger), ledger
         assert (ledger["handed_on"], ledger["waiting"]) == (3, 0)
-        home.lead(PARTITIONS[0])
-        await home.until(lambda: len(home.served()[0].machine.windows) == len(PARTITIONS))
-        await settled(home)
-        await caught_up(home)
-        ledger = await home.acts.ledger("q")
+        queue_node.lead(PARTITIONS[0])
+        await queue_node.eventually(lambda: len(queue_node.served()[0].machine.windows) == len(PARTITIONS))
+        await settled(queue_node)
+        await caught_up(queue_node)
+        ledger = await queue_node.acts.ledger("q")
         assert adds_up(ledger), ledger
         assert (ledger["found"], ledger["handed_on"], ledger["waiting"]) == (3, 3, 3)
-        await home.acts.clear("q", told(home))
-        await settled(home)
-        await caught_up(home)
-        ledger = await home.acts.ledger("q")
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await settled(queue_node)
+        await caught_up(queue_node)
+        ledger = await queue_node.acts.ledger("q")
         assert adds_up(ledger), ledger
         assert (ledger["handed_on"], ledger["waiting"], ledger["closes"]) == (6, 0, True)
 
@@ -668,13 +676,13 @@ A_KEY = Key(b"default", b"bucket", b"a")
 def test_a_queue_that_offers_nothing_in_real_time_is_owed_nothing() -> None:
     """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert not queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
 
-    async def other(home: Home) -> None:
-        home.put(b"a")
-        assert home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
+    async def other(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
 
     alive(test, QueueSettings("q", filter="block_rtq"))
     alive(other, QueueSettings("q"))
@@ -683,11 +691,11 @@ def test_a_queue_that_offers_nothing_in_real_time_is_owed_nothing() -> None:
 def test_what_the_filter_of_a_queue_leaves_out_is_not_owed_to_its_owner() -> None:
     """A push over a write of ours stays the pusher's when no queue would ever have offered that write (R-OWED)."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
-        assert home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket=b"other"))
-        assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert not queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
+        assert queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket=b"other"))
+        assert not queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
 
     alive(test, QueueSettings("q", filter="buckettype:default,!bucketname:bucket"))
 
@@ -696,10 +704,10 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
     """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
     out; one that cannot be read now waits."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        await home.drain()
-        read = home.get_batch
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        await queue_node.drain()
+        read = queue_node.get_batch
         errors: list[IsthmusError] = [UnknownBucketType("no such type")]
 
         async def reading(
@@ -708,53 +716,53 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
             found = await read(keys, isolation, room_bytes)
             return [errors[0] if key.bucket_type != b"default" else one for key, one in zip(keys, found, strict=True)]
 
-        home.get_batch = reading  # type: ignore[method-assign]
+        queue_node.get_batch = reading  # type: ignore[method-assign]
         wanted = [Key(b"nope", BUCKET, b"x"), *keys(b"a", b"b")]
-        assert await home.acts.push("q", wanted, FULL_SYNC, 0) == 3
-        assert [item[5] for item in (await home.fetch()).items] == [b"a", b"b"]
-        lower = home.served()[0].machine.bulk_queues[0]
+        assert await queue_node.acts.push("q", wanted, FULL_SYNC, 0) == 3
+        assert [item[5] for item in (await queue_node.fetch()).items] == [b"a", b"b"]
+        lower = queue_node.served()[0].machine.bulk_queues[0]
         assert lower.counts.vanished == 1
         errors[0] = NotReady("later")
-        assert await home.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
-        assert (await home.fetch(link=1, wait_ms=0)).items == []
+        assert await queue_node.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
+        assert (await queue_node.fetch(link=1, wait_ms=0)).items == []
         assert lower.waiting_count == 1
 
     alive(test)
 
 
-def put_in(home: Home, bucket: bytes, *names: bytes) -> None:
+def put_in(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None:
     """Keys of another bucket."""
     for name in names:
-        entry = home.pen.data(PARTITIONS[0], name, time_ms=home.clock.wall_ms())._replace(bucket=bucket)
-        home.shelf.put(PARTITIONS[0], entry)
-        home.apply(PARTITIONS[0], entry)
+        entry = queue_node.factory.data(PARTITIONS[0], name, time_ms=queue_node.clock.wall_ms())._replace(bucket=bucket)
+        queue_node.fake_store.put(PARTITIONS[0], entry)
+        queue_node.apply(PARTITIONS[0], entry)
 
 
 def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over() -> None:
     """What comes after the change goes; what the old filter passed over below the cursor lies in a gap on all
     partitions, over a restart; a key there is explained as in the gap, not as acknowledged."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        put_in(home, b"other", b"passed over")
-        assert await home.drain() == [b"a"]
-        await home.acts.change_settings("q", {"filter": "any"}, told(home))
-        await settled(home)
-        home.put(b"b")
-        put_in(home, b"other", b"c")
-        assert await home.drain() == [b"b", b"c"]
-        await home.crash()
-        await home.start()
-        (row,) = await home.acts.listing()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        put_in(queue_node, b"other", b"passed over")
+        assert await queue_node.drain() == [b"a"]
+        await queue_node.acts.change_settings("q", {"filter": "any"}, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"b")
+        put_in(queue_node, b"other", b"c")
+        assert await queue_node.drain() == [b"b", b"c"]
+        await queue_node.crash()
+        await queue_node.start()
+        (row,) = await queue_node.acts.listing()
         assert (row["filter"], row["changed"]["offer"]["by"]) == ("any", "ann")
-        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+        (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert (gap["from_offset"], gap["what"], gap["by"]) == (0, "offer-changed", "ann")
-        (passed,) = [r for r in home.store.changes(PARTITIONS[0], 0, 100) if r.key == b"passed over"]
+        (passed,) = [r for r in queue_node.store.changes(PARTITIONS[0], 0, 100) if r.key == b"passed over"]
         assert passed.offset < gap["upto_offset"]
-        (said,) = home.acts.explain(Key(b"default", b"other", b"passed over"), PARTITIONS[0], passed)["queues"]
+        (said,) = queue_node.acts.explain(Key(b"default", b"other", b"passed over"), PARTITIONS[0], passed)["queues"]
         assert said["state"] == "gap"
-        put_in(home, b"other", b"d")
-        assert (await home.drain())[-1] == b"d"
+        put_in(queue_node, b"other", b"d")
+        assert (await queue_node.drain())[-1] == b"d"
 
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
@@ -763,22 +771,22 @@ def test_a_narrower_filter_lets_go_of_what_waits_and_makes_no_gap() -> None:
     """What waited and is not offered any more never goes, in memory and in the index alike; the rest goes; --default
     brings the old filter back, with a gap."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.put(b"a")
-        put_in(home, b"other", b"dropped")
-        await home.acts.change_settings("q", {"filter": "!bucketname:other"}, told(home))
-        await settled(home)
-        assert await home.drain() == [b"a"]
-        assert home.acts.gaps("q") == []
-        await home.acts.change_settings("q", {}, told(home), default=True)
-        await settled(home)
-        (row,) = await home.acts.listing()
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.put(b"a")
+        put_in(queue_node, b"other", b"dropped")
+        await queue_node.acts.change_settings("q", {"filter": "!bucketname:other"}, audit_info(queue_node))
+        await settled(queue_node)
+        assert await queue_node.drain() == [b"a"]
+        assert queue_node.acts.gaps("q") == []
+        await queue_node.acts.change_settings("q", {}, audit_info(queue_node), default=True)
+        await settled(queue_node)
+        (row,) = await queue_node.acts.listing()
         assert row["filter"] == "any"
-        assert {gap["what"] for gap in home.acts.gaps("q")} == {"offer-changed"}
-        put_in(home, b"other", b"later")
-        assert await home.drain() == [b"later"]
+        assert {gap["what"] for gap in queue_node.acts.gaps("q")} == {"offer-changed"}
+        put_in(queue_node, b"other", b"later")
+        assert await queue_node.drain() == [b"later"]
 
     alive(test)
 
@@ -786,14 +794,14 @@ def test_a_narrower_filter_lets_go_of_what_waits_and_makes_no_gap() -> None:
 def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> None:
     """Instead of a gap the queue begins again."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        put_in(home, b"other", b"b")
-        assert await home.drain() == [b"a"]
-        await home.acts.change_settings("q", {"filter": "any"}, told(home), again=True)
-        await settled(home)
-        assert await home.drain() == [b"a", b"b"]
-        assert home.acts.gaps("q") == []
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        put_in(queue_node, b"other", b"b")
+        assert await queue_node.drain() == [b"a"]
+        await queue_node.acts.change_settings("q", {"filter": "any"}, audit_info(queue_node), again=True)
+        await settled(queue_node)
+        assert await queue_node.drain() == [b"a", b"b"]
+        assert queue_node.acts.gaps("q") == []
 
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
@@ -802,19 +810,19 @@ def test_a_later_act_does_not_hide_that_a_partition_has_not_learnt_of_a_wider_fi
     """A partition without a leader at the change obeys the clear that came after it, and has the gap all the same; so
     has one that missed two changes of which the second offers less than the first."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         away = PARTITIONS[1]
-        home.put(b"x", partition=away)
-        await home.drain()
-        home.queues.leadership(away, False, 0)
+        queue_node.put(b"x", partition=away)
+        await queue_node.drain()
+        queue_node.queues.leadership(away, False, 0)
         for filter_ in ("any", "bucketname:other"):
-            await home.acts.change_settings("q", {"filter": filter_}, told(home))
-            await home.until(lambda: not home.served()[0].writing_cursor)
-        await home.acts.clear("q", told(home))
-        await home.until(lambda: not home.served()[0].writing_cursor)
-        home.lead(away)
-        await settled(home)
-        found = [gap for gap in home.acts.gaps("q") if gap["partition"] == away]
+            await queue_node.acts.change_settings("q", {"filter": filter_}, audit_info(queue_node))
+            await queue_node.eventually(lambda: not queue_node.served()[0].writing_cursor)
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await queue_node.eventually(lambda: not queue_node.served()[0].writing_cursor)
+        queue_node.lead(away)
+        await settled(queue_node)
+        found = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == away]
         assert any(gap["what"].startswith("offer-changed") for gap in found)
 
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
@@ -824,44 +832,44 @@ async def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first(
     """What the partition has obeyed is newer than what the node knows: it does not go by the filter of before."""
 
     ensemble = MemoryEnsemble()
-    home = Home(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)
-    await home.start()
-    home.put(b"a")
-    assert await home.drain() == [b"a"]
-    await home.acts.change_settings("q", {"filter": "any"}, told(home))
-    await settled(home)
-    home.queues.leadership(PARTITIONS[0], False, 0)
-    queue = home.served()[0]
+    queue_node = QueueNode(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)
+    await queue_node.start()
+    queue_node.put(b"a")
+    assert await queue_node.drain() == [b"a"]
+    await queue_node.acts.change_settings("q", {"filter": "any"}, audit_info(queue_node))
+    await settled(queue_node)
+    queue_node.queues.leadership(PARTITIONS[0], False, 0)
+    queue = queue_node.served()[0]
     queue.apply_state(queue.stored._replace(command=None), "e1")  # as of before the watch told of it
     assert str(queue.filter) != "any"
-    put_in(home, b"other", b"b")
-    home.lead(PARTITIONS[0])
-    await settled(home)
+    put_in(queue_node, b"other", b"b")
+    queue_node.lead(PARTITIONS[0])
+    await settled(queue_node)
     assert str(queue.filter) == "any"
-    assert await home.drain() == [b"b"]
-    await home.close()
+    assert await queue_node.drain() == [b"b"]
+    await queue_node.close()
 
 
 def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
     """Limits count at once and over a restart, no cursor moves and nothing comes twice; what cannot be is refused."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        await home.fetch(wait_ms=0)
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        await queue_node.fetch(wait_ms=0)
         values = {"object_size_limit_bytes": 1, "queue_limit_count": 7, "overflow": "discard", "lease_ms": 9_000}
-        await home.acts.change_settings("q", values, told(home))
-        assert (await home.acts.listing())[0]["decree"] is None
-        await home.crash()
-        await home.start()
-        (queue,) = home.served()
+        await queue_node.acts.change_settings("q", values, audit_info(queue_node))
+        assert (await queue_node.acts.listing())[0]["decree"] is None
+        await queue_node.crash()
+        await queue_node.start()
+        (queue,) = queue_node.served()
         budget = queue.machine.budget
         assert (budget.object_size_limit_bytes, budget.reference_limit, budget.discard) == (1, 7, True)
         assert (queue.machine.leases.lease_ms, queue.machine.bulk_queues[0].limit) == (9_000, 7)
-        await home.acts.change_settings("q", {}, told(home), default=True)
+        await queue_node.acts.change_settings("q", {}, audit_info(queue_node), default=True)
         assert queue.settings == QueueSettings("q")
         with pytest.raises(BadInput, match="is no rule of a filter"):
-            await home.acts.change_settings("q", {"filter": "bucket:x"}, told(home))
+            await queue_node.acts.change_settings("q", {"filter": "bucket:x"}, audit_info(queue_node))
         with pytest.raises(UnknownQueue):
-            await home.acts.change_settings("r", {"filter": "any"}, told(home))
+            await queue_node.acts.change_settings("r", {"filter": "any"}, audit_info(queue_node))
 
     alive(test)

@@ -20,9 +20,9 @@ from isthmus.repl.metastore.port import Unavailable, Versioned
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK
-from tests.unit.queues.admin.test_acts import ACT, alive, keys, settled, told
+from tests.unit.queues.admin.test_acts import ACT, alive, audit_info, keys, settled
 
 P = PARTITIONS[0]
 
@@ -31,10 +31,10 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
     """A partition without a leader, or a damaged object, must not hold up repairs of all others: what cannot be read
     is looked at again after a rest, behind what can, and goes once it can be read."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"x", b"z")
-        await home.drain()
-        read, asked, away = home.get_batch, 0, {b"x", b"z"}
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"x", b"z")
+        await queue_node.drain()
+        read, asked, away = queue_node.get_batch, 0, {b"x", b"z"}
 
         async def reading(
             keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, **_waits: bool
@@ -44,18 +44,18 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
             found = await read(keys, isolation, room_bytes)
             return [NotReady("no leader") if k.key in away else one for k, one in zip(keys, found, strict=True)]
 
-        home.get_batch = reading  # type: ignore[method-assign]
-        assert await home.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
-        first = await home.fetch(wait_ms=500)
+        queue_node.get_batch = reading  # type: ignore[method-assign]
+        assert await queue_node.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
+        first = await queue_node.fetch(wait_ms=500)
         assert [item[5] for item in first.items] == [b"a", b"b"]
-        lower = home.served()[0].machine.bulk_queues[0]
+        lower = queue_node.served()[0].machine.bulk_queues[0]
         assert (lower.waiting_count, lower.in_flight_count) == (2, 2)
         asked = 0
         acks = [BatchAck(first.batch, first.owner_version)]
-        assert (await home.fetch(acks=acks, wait_ms=1_500)).items == []
+        assert (await queue_node.fetch(acks=acks, wait_ms=1_500)).items == []
         assert asked <= 3
         away.clear()
-        assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
+        assert [item[5] for item in (await queue_node.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
 
     alive(test)
 
@@ -63,10 +63,10 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
 def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
     """Of a lower priority's batch what can be read goes at once, and what comes in real time is not behind it."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"x")
-        await home.drain()
-        read = home.get_batch
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"x")
+        await queue_node.drain()
+        read = queue_node.get_batch
 
         async def reading(
             keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
@@ -76,17 +76,17 @@ def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
             found = await read(keys, isolation, room_bytes)
             return [NotReady("no leader") if k.key == b"x" else one for k, one in zip(keys, found, strict=True)]
 
-        home.get_batch = reading  # type: ignore[method-assign]
+        queue_node.get_batch = reading  # type: ignore[method-assign]
         began = asyncio.get_running_loop().time()
         for key in (b"a", b""):
-            assert await home.acts.push("q", keys(*filter(None, (b"x", key))), FULL_SYNC, 0) > 0
-            fetched = asyncio.create_task(home.fetch(wait_ms=5_000))
+            assert await queue_node.acts.push("q", keys(*filter(None, (b"x", key))), FULL_SYNC, 0) > 0
+            fetched = asyncio.create_task(queue_node.fetch(wait_ms=5_000))
             await asyncio.sleep(0.05)
             if not key:
-                home.put(b"new")
+                queue_node.put(b"new")
             reply = await fetched
             assert [item[5] for item in reply.items] == [key or b"new"]
-            await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+            await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         assert asyncio.get_running_loop().time() - began < LEADER_WAIT_S
 
     alive(test)
@@ -97,8 +97,8 @@ def test_definitions_are_followed_one_after_the_other() -> None:
     with it. A queue that is delisted while it is still being made is none, and what is decided of one meanwhile is
     heard."""
 
-    async def test(home: Home) -> None:
-        made, gate, make, begin = [], asyncio.Event(), home.queues._build, home.queues.bulk_marks.begin
+    async def test(queue_node: QueueNode) -> None:
+        made, gate, make, begin = [], asyncio.Event(), queue_node.queues._build, queue_node.queues.bulk_marks.begin
 
         def making(settings: QueueSettings) -> QueueServer:
             made.append(settings.name)
@@ -109,28 +109,28 @@ def test_definitions_are_followed_one_after_the_other() -> None:
             await begin(queue)
 
         async def being_made(name: str) -> None:
-            await home.until(lambda: name in made)
+            await queue_node.eventually(lambda: name in made)
             await asyncio.sleep(0.05)
 
-        home.queues._build = making  # type: ignore[method-assign]
-        home.queues.bulk_marks.begin = beginning  # type: ignore[method-assign]
-        registering = asyncio.create_task(home.acts.register("x", {}, 0, told(home)))
+        queue_node.queues._build = making  # type: ignore[method-assign]
+        queue_node.queues.bulk_marks.begin = beginning  # type: ignore[method-assign]
+        registering = asyncio.create_task(queue_node.acts.register("x", {}, 0, audit_info(queue_node)))
         await being_made("x")
-        await home.queues.queue_store.suspend("x", (SERVING,), None, told(home))
+        await queue_node.queues.queue_store.suspend("x", (SERVING,), None, audit_info(queue_node))
         await asyncio.sleep(0.05)
         gate.set()
         await registering
-        await home.until(lambda: home.queues.named("x").serving_suspension is not None, seconds=2)
+        await queue_node.eventually(lambda: queue_node.queues.named("x").serving_suspension is not None, seconds=2)
         assert made == ["x"]
         gate.clear()
-        await home.queues.queue_store.register("y", {}, 0, told(home))
+        await queue_node.queues.queue_store.register("y", {}, 0, audit_info(queue_node))
         await being_made("y")
-        await home.queues.queue_store.delist("y", told(home))
+        await queue_node.queues.queue_store.delist("y", audit_info(queue_node))
         await asyncio.sleep(0.05)
         gate.set()
-        await home.until(lambda: "y" not in home.queues.machines(), seconds=2)
+        await queue_node.eventually(lambda: "y" not in queue_node.queues.machines(), seconds=2)
         await asyncio.sleep(0.05)
-        assert sorted(home.queues.machines()) == ["q", "x"]
+        assert sorted(queue_node.queues.machines()) == ["q", "x"]
 
     alive(test)
 
@@ -140,25 +140,25 @@ def test_a_clear_while_publishing_is_suspended_forgets_nothing_that_was_left_out
     """What is left out meanwhile stays in the gap that grows, from its first change on, whether the cursor has passed
     that already or something waits below it; what the clear takes is a gap of its own."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        await home.drain()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        await queue_node.drain()
         if waits:
-            home.put(b"b")
-        await home.acts.suspend("q", PUBLISHING, None, told(home))
-        await settled(home)
-        home.put(b"left", b"out")
-        home.clock.skew_ms += 2_000
-        await home.acts.clear("q", told(home))
-        await settled(home)
-        home.clock.skew_ms += 2_000
-        await home.acts.resume("q", PUBLISHING, None, told(home))
-        await settled(home)
-        assert await home.drain() == []
-        rows = {row.key: row.offset for row in home.store.changes(P, 0, 100)}
+            queue_node.put(b"b")
+        await queue_node.acts.suspend("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"left", b"out")
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.resume("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        assert await queue_node.drain() == []
+        rows = {row.key: row.offset for row in queue_node.store.changes(P, 0, 100)}
         shown = [
             (gap["what"], [key for key, offset in rows.items() if gap["from_offset"] <= offset < gap["upto_offset"]])
-            for gap in home.acts.gaps("q")
+            for gap in queue_node.acts.gaps("q")
             if gap["partition"] == P
         ]
         assert shown == [("cleared", [b"b"])] * waits + [("publishing-suspended", [b"left", b"out"])]
@@ -170,21 +170,23 @@ def test_a_clear_that_is_obeyed_late_says_until_when_it_left_changes_out() -> No
     """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
     began between the two would close it."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        await settled(home)
-        home.queues.leadership(P, False, 0)
-        second = home.clock.wall_ms() // 1000 + 2
-        home.clock.wall_ms = lambda: second * 1000 + 300  # type: ignore[method-assign]
-        await home.acts.clear("q", told(home))
-        home.clock.wall_ms = lambda: second * 1000 + 900  # type: ignore[method-assign]
-        home.put(b"in the second of the act")
-        home.clock.wall_ms = lambda: second * 1000 + 1100  # type: ignore[method-assign]
-        home.put(b"after it")
-        home.lead(P)
-        await settled(home)
-        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == P]
-        left_out = [row for row in home.store.changes(P, 0, 9) if gap["from_offset"] <= row.offset < gap["upto_offset"]]
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+        queue_node.queues.leadership(P, False, 0)
+        second = queue_node.clock.wall_ms() // 1000 + 2
+        queue_node.clock.wall_ms = lambda: second * 1000 + 300  # type: ignore[method-assign]
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        queue_node.clock.wall_ms = lambda: second * 1000 + 900  # type: ignore[method-assign]
+        queue_node.put(b"in the second of the act")
+        queue_node.clock.wall_ms = lambda: second * 1000 + 1100  # type: ignore[method-assign]
+        queue_node.put(b"after it")
+        queue_node.lead(P)
+        await settled(queue_node)
+        (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == P]
+        left_out = [
+            row for row in queue_node.store.changes(P, 0, 9) if gap["from_offset"] <= row.offset < gap["upto_offset"]
+        ]
         assert [row.key for row in left_out] == [b"in the second of the act"]
         assert gap["upto_ms"] >= left_out[0].time_ms
 
@@ -194,37 +196,37 @@ def test_a_clear_that_is_obeyed_late_says_until_when_it_left_changes_out() -> No
 async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
     """What it held before is not known yet: whoever pushes is told to come back."""
 
-    home = Home()
-    read, gate = home.metastore.get, asyncio.Event()
+    queue_node = QueueNode()
+    read, gate = queue_node.metastore.get, asyncio.Event()
 
     async def slow(path: str) -> Versioned | None:
         await gate.wait()
         return await read(path)
 
-    home.metastore.get = slow  # type: ignore[method-assign]
-    starting = asyncio.create_task(home.start())
+    queue_node.metastore.get = slow  # type: ignore[method-assign]
+    starting = asyncio.create_task(queue_node.start())
     await asyncio.sleep(0.02)
     with pytest.raises(NotReady, match="beginning"):
-        await home.acts.push("q", keys(b"a"), FULL_SYNC, 0)
+        await queue_node.acts.push("q", keys(b"a"), FULL_SYNC, 0)
     gate.set()
     await starting
-    assert await home.acts.push("q", keys(b"a"), FULL_SYNC, 0) == 1
-    await home.close()
+    assert await queue_node.acts.push("q", keys(b"a"), FULL_SYNC, 0) == 1
+    await queue_node.close()
 
 
 def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
     """A later version registers a queue with a rule that is not known here: it is not here, and all else is, also when
     the node begins again."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         rows = {name: {"filter": rule} for name, rule in (("later", "key_begins:a"), ("plain", "any"))}
-        await home.metastore.put(DEFINITIONS_PATH, json.dumps(rows).encode(), None)
-        await home.until(lambda: list(home.queues.machines()) == ["q", "plain"])
-        await home.crash()
-        await home.start()
-        assert list(home.queues.machines()) == ["q", "plain"]
+        await queue_node.metastore.put(DEFINITIONS_PATH, json.dumps(rows).encode(), None)
+        await queue_node.eventually(lambda: list(queue_node.queues.machines()) == ["q", "plain"])
+        await queue_node.crash()
+        await queue_node.start()
+        assert list(queue_node.queues.machines()) == ["q", "plain"]
         with pytest.raises(BadInput, match="there is one already"):
-            await home.acts.register("later", {}, 0, told(home))
+            await queue_node.acts.register("later", {}, 0, audit_info(queue_node))
 
     alive(test)
 
@@ -233,28 +235,32 @@ def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
     """Gaps are closed one partition after the other. What has grown meanwhile, under the id that it had, was not part
     of what was proven."""
 
-    async def test(home: Home) -> None:
-        await settled(home)  # nobody fetches: the cursor stands where the first clear ended, and the second joins it
+    async def test(queue_node: QueueNode) -> None:
+        await settled(
+            queue_node
+        )  # nobody fetches: the cursor stands where the first clear ended, and the second joins it
         for partition in PARTITIONS:
-            home.put(b"a", partition=partition)
-        await home.acts.clear("q", told(home))
-        await settled(home)
-        proven = home.acts.gaps("q")
-        write = home.write_cursor
+            queue_node.put(b"a", partition=partition)
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await settled(queue_node)
+        proven = queue_node.acts.gaps("q")
+        write = queue_node.write_cursor
 
         async def writing(partition: int, queue: bytes, payload: bytes) -> int:
-            home.write_cursor = write  # type: ignore[method-assign]
-            home.clock.skew_ms += 2_000
-            home.put(b"b", partition=PARTITIONS[1])
-            await home.acts.clear("q", told(home))
-            await home.until(lambda: home.queues.named("q").machine.windows[PARTITIONS[1]].state.command_version == 2)
+            queue_node.write_cursor = write  # type: ignore[method-assign]
+            queue_node.clock.skew_ms += 2_000
+            queue_node.put(b"b", partition=PARTITIONS[1])
+            await queue_node.acts.clear("q", audit_info(queue_node))
+            await queue_node.eventually(
+                lambda: queue_node.queues.named("q").machine.windows[PARTITIONS[1]].state.command_version == 2
+            )
             return await write(partition, queue, payload)
 
-        home.write_cursor = writing  # type: ignore[method-assign]
+        queue_node.write_cursor = writing  # type: ignore[method-assign]
         chosen = GapChoice(tuple(gap["id"] for gap in proven), upto_ms=max(gap["upto_ms"] for gap in proven))
-        assert await home.acts.close_gaps("q", chosen, ACT) == 1
-        rows = {row.key: row.offset for row in home.store.changes(PARTITIONS[1], 0, 9)}
-        left = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[1]]
+        assert await queue_node.acts.close_gaps("q", chosen, ACT) == 1
+        rows = {row.key: row.offset for row in queue_node.store.changes(PARTITIONS[1], 0, 9)}
+        left = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[1]]
         assert any(gap["from_offset"] <= rows[b"b"] < gap["upto_offset"] for gap in left)
 
     alive(test)
@@ -264,10 +270,10 @@ def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: 
     """The decree says where the next owner begins, so it is written first: were the owner gone already, whoever fetched
     then would begin where the one before stood, without a gap that says so."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        await home.drain()
-        put = home.metastore.put
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        await queue_node.drain()
+        put = queue_node.metastore.put
         written: list[str] = []
 
         async def refused(path: str, value: bytes, version: int | None, *rest: Any) -> int:
@@ -276,12 +282,12 @@ def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: 
             written.append(path)
             return await put(path, value, version, *rest)
 
-        monkeypatch.setattr(home.metastore, "put", refused)
+        monkeypatch.setattr(queue_node.metastore, "put", refused)
         with pytest.raises(NotReady):
-            await home.acts.release("q", 0, told(home))
+            await queue_node.acts.release("q", 0, audit_info(queue_node))
         assert written == []
-        await home.queues.refresh("q")
-        (queue,) = home.served()
+        await queue_node.queues.refresh("q")
+        (queue,) = queue_node.served()
         assert queue.stored.owner is not None
         assert queue.stored.owner.cluster == SINK
 

@@ -11,22 +11,22 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.reference import ReferenceKind
-from tests.support.queue_node import PARTITIONS, Home
-from tests.unit.queues.admin.test_acts import alive, told
+from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.unit.queues.admin.test_acts import alive, audit_info
 
 
 def test_peek_tells_a_tombstone_that_is_about_to_be_reaped() -> None:
     """It is of a kind of its own, whether it is still in the index alone or in memory, and can be shown."""
 
-    async def test(home: Home) -> None:
-        entry = home.pen.data(PARTITIONS[0], b"a", delete=True)._replace(kind=EntryKind.LEAVING)
-        home.shelf.put(PARTITIONS[0], entry)
-        home.apply(PARTITIONS[0], entry)
+    async def test(queue_node: QueueNode) -> None:
+        entry = queue_node.factory.data(PARTITIONS[0], b"a", delete=True)._replace(kind=EntryKind.LEAVING)
+        queue_node.fake_store.put(PARTITIONS[0], entry)
+        queue_node.apply(PARTITIONS[0], entry)
         for _ in range(2):
-            (item,) = await home.acts.peek("q", 10)
+            (item,) = await queue_node.acts.peek("q", 10)
             assert (item[5], reference_shown(item)["kind"]) == (b"a", "leaving")
-            await home.fetch(count=0)
-            await home.until(lambda: home.served()[0].machine.windows[PARTITIONS[0]].contiguous)
+            await queue_node.fetch(count=0)
+            await queue_node.eventually(lambda: queue_node.served()[0].machine.windows[PARTITIONS[0]].contiguous)
 
     alive(test)
 
@@ -43,19 +43,19 @@ def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> No
     """Resuming a node alone under a suspension of all is refused, with who made it, and changes nothing; resuming all
     ends both."""
 
-    async def test(home: Home) -> None:
-        await home.acts.suspend("q", what, None, told(home))
-        await home.acts.suspend("q", what, "e1", told(home))
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.acts.suspend("q", what, None, audit_info(queue_node))
+        await queue_node.acts.suspend("q", what, "e1", audit_info(queue_node))
         with pytest.raises(BadInput, match=r"suspended on all nodes \(by ann\), e1 among them"):
-            await home.acts.resume("q", what, "e1", told(home))
-        (queue,) = await home.queues.listing()
+            await queue_node.acts.resume("q", what, "e1", audit_info(queue_node))
+        (queue,) = await queue_node.queues.listing()
         assert (queue[what], len(queue["suspensions"])) == ("suspended", 2)
-        await home.acts.resume("q", what, None, told(home))
-        (queue,) = await home.queues.listing()
+        await queue_node.acts.resume("q", what, None, audit_info(queue_node))
+        (queue,) = await queue_node.queues.listing()
         assert (queue[what], queue["suspensions"]) == ("running", [])
-        await home.acts.suspend("q", what, "e1", told(home))
-        await home.acts.resume("q", what, "e1", told(home))
-        (queue,) = await home.queues.listing()
+        await queue_node.acts.suspend("q", what, "e1", audit_info(queue_node))
+        await queue_node.acts.resume("q", what, "e1", audit_info(queue_node))
+        (queue,) = await queue_node.queues.listing()
         assert queue[what] == "running"
 
     alive(test)
@@ -65,19 +65,19 @@ def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
     """From the first change that waited, not from the beginning of time, to the second of the act; a second clear
     begins where the first one ended."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        began = home.clock.wall_ms()
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        began = queue_node.clock.wall_ms()
         for key in (b"a", b"b"):
-            home.clock.skew_ms += 60_000
-            home.put(key)
-        home.clock.skew_ms += 60_000
-        await home.acts.clear("q", told(home))
-        await home.until(lambda: home.served()[0].machine.windows[PARTITIONS[0]].state.gaps)
-        (gap,) = [one for one in home.acts.gaps("q") if one["partition"] == PARTITIONS[0]]
+            queue_node.clock.skew_ms += 60_000
+            queue_node.put(key)
+        queue_node.clock.skew_ms += 60_000
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        await queue_node.eventually(lambda: queue_node.served()[0].machine.windows[PARTITIONS[0]].state.gaps)
+        (gap,) = [one for one in queue_node.acts.gaps("q") if one["partition"] == PARTITIONS[0]]
         assert began + 60_000 <= gap["from_ms"] < began + 120_000
-        assert home.clock.wall_ms() <= gap["upto_ms"] + 1_000
-        assert await home.acts.close_gaps("q", GapChoice(None, None, began), told(home)) == 1
+        assert queue_node.clock.wall_ms() <= gap["upto_ms"] + 1_000
+        assert await queue_node.acts.close_gaps("q", GapChoice(None, None, began), audit_info(queue_node)) == 1
 
     alive(test)
 
@@ -85,20 +85,21 @@ def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
 def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
     """Where nothing waits, and only entries of the house lie above the cursor, a clear gives nothing up."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        await home.drain()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        await queue_node.drain()
         for _ in range(2):
-            await home.acts.clear("q", told(home))
-            version = home.served()[0].stored.command
+            await queue_node.acts.clear("q", audit_info(queue_node))
+            version = queue_node.served()[0].stored.command
             assert version is not None
-            await home.until(
+            await queue_node.eventually(
                 lambda version=version.version: all(
-                    window.state.command_version == version for window in home.served()[0].machine.windows.values()
+                    window.state.command_version == version
+                    for window in queue_node.served()[0].machine.windows.values()
                 )
             )
-        assert home.acts.gaps("q") == []
-        home.put(b"c")
-        assert await home.drain() == [b"c"]
+        assert queue_node.acts.gaps("q") == []
+        queue_node.put(b"c")
+        assert await queue_node.drain() == [b"c"]
 
     alive(test)

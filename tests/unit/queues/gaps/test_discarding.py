@@ -12,8 +12,8 @@ from isthmus.queues.admin import GapChoice
 from isthmus.queues.cursors import encode_state
 from isthmus.queues.queue_documents import CLEARED, AuditInfo, CursorCommand, execute
 from isthmus.repl.model.errors import NotReady
-from tests.support.queue_node import PARTITIONS, Home
-from tests.unit.queues.source_queue.test_rules import Desk, P, keys
+from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.unit.queues.source_queue.test_rules import P, QueueFixture, keys
 
 LIMIT = 10
 
@@ -21,88 +21,88 @@ LIMIT = 10
 def test_what_is_given_up_while_an_entry_is_under_way_is_counted_once() -> None:
     """Changes are given up between the claim of a gap and the CURSOR entry that records it: the next entry adds only
     those, and both together are one gap that counts each change once."""
-    desk = Desk(reference_limit=LIMIT)
-    desk.budget.discard = True
+    fixture = QueueFixture(reference_limit=LIMIT)
+    fixture.budget.discard = True
     for number in range(LIMIT + 5):
-        desk.write(b"a%d" % number)
-    ((_, first),) = desk.queue.wanted_cursors(0)
+        fixture.write(b"a%d" % number)
+    ((_, first),) = fixture.queue.wanted_cursors(0)
     for number in range(7):
-        desk.write(b"b%d" % number)
-    entry = desk.pen.cursor(P, b"q", encode_state(first))
-    desk.shelf.put(P, entry)
-    desk.queue.cursor_applied(P, b"default", entry.offset, first)
-    ((_, second),) = desk.queue.wanted_cursors(0)
+        fixture.write(b"b%d" % number)
+    entry = fixture.factory.cursor(P, b"q", encode_state(first))
+    fixture.fake_store.put(P, entry)
+    fixture.queue.cursor_applied(P, b"default", entry.offset, first)
+    ((_, second),) = fixture.queue.wanted_cursors(0)
     (gap,) = second.gaps
     assert (gap.start, gap.end, gap.left_out) == (LIMIT, LIMIT + 12, 12)
-    assert desk.queue.windows[P].ledger.given_up == 12
-    assert desk.queue.windows[P].ledger_error() == 0
+    assert fixture.queue.windows[P].ledger.given_up == 12
+    assert fixture.queue.windows[P].ledger_error() == 0
 
 
 async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
     """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries say all of the
     queue's state, and the one that comes last must not forget the new gap, whichever it is."""
 
-    home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
-    await home.start()
-    (queue,) = home.served()
-    await home.drain()
+    queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+    await queue_node.start()
+    (queue,) = queue_node.served()
+    await queue_node.drain()
     for turn in range(2):
-        home.put(*(b"%d/%d" % (turn, number) for number in range(LIMIT + 5)))
+        queue_node.put(*(b"%d/%d" % (turn, number) for number in range(LIMIT + 5)))
         if not turn:
-            await home.until(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
-            assert len(await home.drain()) == LIMIT
-    (old,) = home.acts.gaps("q")
-    home.queues._go_on(queue)
+            await queue_node.eventually(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
+            assert len(await queue_node.drain()) == LIMIT
+    (old,) = queue_node.acts.gaps("q")
+    queue_node.queues._go_on(queue)
     await asyncio.sleep(0)
     assert PARTITIONS[0] in queue.writing_cursor
     with contextlib.suppress(NotReady):
-        await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
-    assert len(await home.drain()) == LIMIT
-    await home.until(lambda: not queue.writing_cursor)
-    left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
+        await queue_node.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+    assert len(await queue_node.drain()) == LIMIT
+    await queue_node.eventually(lambda: not queue.writing_cursor)
+    left = [gap for gap in queue_node.acts.gaps("q") if gap["id"] != old["id"]]
     assert [gap["count_at_least"] for gap in left] == [5]
-    await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
-    assert home.acts.gaps("q") == left
-    await home.close()
+    await queue_node.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+    assert queue_node.acts.gaps("q") == left
+    await queue_node.close()
 
 
 async def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each CURSOR entry says the whole state, so one entry closes the old gap and records the new one: an entry of the
     new one that was written before, and of which nobody knows what became, may be applied on either side of it."""
 
-    home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
-    await home.start()
-    (queue,) = home.served()
-    await home.drain()
+    queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+    await queue_node.start()
+    (queue,) = queue_node.served()
+    await queue_node.drain()
     window = queue.machine.windows[PARTITIONS[0]]
-    home.put(*(b"0/%d" % number for number in range(LIMIT + 5)))
-    await home.until(lambda: window.state.gaps)
-    assert len(await home.drain()) == LIMIT
-    (old,) = home.acts.gaps("q")
-    monkeypatch.setattr(home.queues._cursors, "write_pending_cursors", lambda _queue: None)
-    home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
+    queue_node.put(*(b"0/%d" % number for number in range(LIMIT + 5)))
+    await queue_node.eventually(lambda: window.state.gaps)
+    assert len(await queue_node.drain()) == LIMIT
+    (old,) = queue_node.acts.gaps("q")
+    monkeypatch.setattr(queue_node.queues._cursors, "write_pending_cursors", lambda _queue: None)
+    queue_node.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
     assert window.unrecorded_gaps()
-    await home.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
+    await queue_node.acts.close_gaps("q", GapChoice((old["id"],)), AuditInfo("ann", 1, ""))
     window = queue.machine.windows[PARTITIONS[0]]
     assert [gap.left_out for gap in window.state.gaps] == [5]
     assert not window.unrecorded_gaps()
-    await home.close()
+    await queue_node.close()
 
 
 def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not_lost() -> None:
     """The CURSOR entry of a gap is late: what was acknowledged above it is neither lost to the ledger, nor pending to
     the lag, nor a riddle to explain; what was given up is nobody's either."""
-    desk = Desk(reference_limit=LIMIT)
-    desk.budget.discard = True
+    fixture = QueueFixture(reference_limit=LIMIT)
+    fixture.budget.discard = True
     for number in range(LIMIT + 5):
-        desk.write(b"a%d" % number)
-    desk.ack(desk.take()[0])
-    desk.write(b"b")
-    desk.ack(desk.take()[0])
-    desk.write(b"c")
-    window = desk.queue.windows[P]
+        fixture.write(b"a%d" % number)
+    fixture.ack(fixture.take()[0])
+    fixture.write(b"b")
+    fixture.ack(fixture.take()[0])
+    fixture.write(b"c")
+    window = fixture.queue.windows[P]
     assert window.cursor == LIMIT, "the gap is on no record"
-    rows = desk.shelf.changes(P, 0, 100)
+    rows = fixture.fake_store.changes(P, 0, 100)
     assert window.find_lost(rows) == []
     assert [row.key for row in window.unsettled(rows)] == [b"c"]
     (above,) = [row.offset for row in rows if row.key == b"b"]
@@ -112,17 +112,17 @@ def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not
 def test_the_second_of_two_entries_that_says_less_counts() -> None:
     """Nobody knew what became of an entry that executes a clear, and a second one stands behind it, by which less is
     cleared: what only the first left out is offered."""
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(6):
-        desk.write(b"a%d" % number)
-    window = desk.queue.windows[P]
+        fixture.write(b"a%d" % number)
+    window = fixture.queue.windows[P]
     clear = CursorCommand(1, CLEARED, 1, "ann", 7, "")
     states = [execute(window.state, window.cursor, clear, start, 7) for start in (6, 2)]
     for state in states:
-        entry = desk.pen.cursor(P, b"q", encode_state(state))
-        desk.shelf.put(P, entry)
-        desk.queue.add(P, [entry], 0)
-        desk.queue.cursor_applied(P, b"default", entry.offset, state)
-    desk.refill()
-    assert [(gap.start, gap.end) for gap in desk.queue.windows[P].state.gaps] == [(0, 2)]
-    assert keys(desk.take()[1]) == [b"a2", b"a3", b"a4", b"a5"]
+        entry = fixture.factory.cursor(P, b"q", encode_state(state))
+        fixture.fake_store.put(P, entry)
+        fixture.queue.add(P, [entry], 0)
+        fixture.queue.cursor_applied(P, b"default", entry.offset, state)
+    fixture.refill()
+    assert [(gap.start, gap.end) for gap in fixture.queue.windows[P].state.gaps] == [(0, 2)]
+    assert keys(fixture.take()[1]) == [b"a2", b"a3", b"a4", b"a5"]

@@ -53,7 +53,7 @@ class Steered(Schedule):
         start = 0
         for at, entry in enumerate(entries, 1):
             if entry.kind == EntryKind.CURSOR or at == len(entries):
-                self.told[partition] = entry.offset + 1
+                self.audit_info[partition] = entry.offset + 1
                 self.queue.add(partition, entries[start:at], self.now)
                 start = at
             if entry.kind == EntryKind.CURSOR:
@@ -108,7 +108,7 @@ class Steered(Schedule):
         if self.rng.random() < 0.2:
             self.claiming.discard(partition)
             return
-        self.store(partition, self.pen.cursor(partition, NAME, encode_state(state)))
+        self.store(partition, self.factory.cursor(partition, NAME, encode_state(state)))
         if self.rng.random() < 0.2:
             self.claiming.discard(partition)
             self.seen["unknown"] += 1
@@ -130,7 +130,7 @@ class Steered(Schedule):
         self.seen["closed"] += 1
 
     def brought(self, partition: int, start: int, end: int) -> None:
-        for offset, change in self.shelf.rows[partition].items():
+        for offset, change in self.fake_store.rows[partition].items():
             if start <= offset < end:
                 name = partition, change.key
                 self.acked[name] = max(offset, self.acked.get(name, -1))

@@ -14,7 +14,7 @@ from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady
 from isthmus.repl.model.keys import Key
 from tests.support.memory_metastore import MemoryEnsemble
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 
 
@@ -23,23 +23,23 @@ async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> No
     node that starts."""
 
     ensemble = MemoryEnsemble()
-    home = Home(ensemble=ensemble)
-    await home.start()
-    await home.queues.queue_store.set_rates("q", Rates(1_000_000, 7), AuditInfo("ann", 1, ""))
-    await home.until(lambda: home.served()[0].throttle.rates.objects == 7)
+    queue_node = QueueNode(ensemble=ensemble)
+    await queue_node.start()
+    await queue_node.queues.queue_store.set_rates("q", Rates(1_000_000, 7), AuditInfo("ann", 1, ""))
+    await queue_node.eventually(lambda: queue_node.served()[0].throttle.rates.objects == 7)
     found = ensemble.read("/queues/q/rates")
     assert found is not None
     with capture_logs() as logs:
         ensemble.set("/queues/q/rates", b'{"bytes": {}}', found[1].version)
-        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 2, ""))
-        await home.until(lambda: home.served()[0].serving_suspension is not None)
-    assert home.served()[0].throttle.rates.objects == 7
+        await queue_node.acts.suspend("q", "serving", None, AuditInfo("ann", 2, ""))
+        await queue_node.eventually(lambda: queue_node.served()[0].serving_suspension is not None)
+    assert queue_node.served()[0].throttle.rates.objects == 7
     assert {e["path"] for e in logs if e["event"] == "queue.metastore_value_unreadable"} == {"/queues/q/rates"}
-    await home.crash()
-    await home.start()
-    assert home.served()[0].serving_suspension is not None
-    assert "/queues/q/rates" in (await home.acts.listing())[0]["reason"]
-    await home.close()
+    await queue_node.crash()
+    await queue_node.start()
+    assert queue_node.served()[0].serving_suspension is not None
+    assert "/queues/q/rates" in (await queue_node.acts.listing())[0]["reason"]
+    await queue_node.close()
 
 
 async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out() -> None:
@@ -47,38 +47,40 @@ async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing
     once the value can be read, or an operator resumes the queue, it goes on by itself."""
 
     ensemble = MemoryEnsemble()
-    home = Home(ensemble=ensemble)
-    await home.start()
-    await home.fetch(wait_ms=0)
-    await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "moving"))
-    await home.acts.suspend("q", "publishing", None, AuditInfo("ann", 1, "moving"))
-    machine = home.served()[0].machine
-    await home.until(lambda: all(w.state.gaps for w in machine.windows.values()))
-    home.put(b"left out")
-    await home.crash()
+    queue_node = QueueNode(ensemble=ensemble)
+    await queue_node.start()
+    await queue_node.fetch(wait_ms=0)
+    await queue_node.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "moving"))
+    await queue_node.acts.suspend("q", "publishing", None, AuditInfo("ann", 1, "moving"))
+    machine = queue_node.served()[0].machine
+    await queue_node.eventually(lambda: all(w.state.gaps for w in machine.windows.values()))
+    queue_node.put(b"left out")
+    await queue_node.crash()
     found = ensemble.read("/queues/q/suspension")
     assert found is not None
     ensemble.set("/queues/q/suspension", b"{", found[1].version)
-    await home.start()
-    queue = home.served()[0]
-    assert (await home.fetch(wait_ms=50)).state == "suspended"
-    row = (await home.acts.listing())[0]
+    await queue_node.start()
+    queue = queue_node.served()[0]
+    assert (await queue_node.fetch(wait_ms=50)).state == "suspended"
+    row = (await queue_node.acts.listing())[0]
     assert row["serving"] == "suspended"
     assert "/queues/q/suspension" in row["reason"]
     with pytest.raises(NotReady, match="/queues/q/suspension"):
-        await home.acts.push("q", [Key(b"default", b"b", b"k")], 2, 0)
-    home.queues.tick()
+        await queue_node.acts.push("q", [Key(b"default", b"b", b"k")], 2, 0)
+    queue_node.queues.tick()
     await asyncio.sleep(0.05)
     assert all(w.state.gaps[-1].is_open for w in queue.machine.windows.values())
-    for act in (home.acts.suspend, home.acts.resume):
+    for act in (queue_node.acts.suspend, queue_node.acts.resume):
         with pytest.raises(BadInput, match="isthmus queue resume q"):
             await act("q", "serving", "e1", AuditInfo("bob", 2, ""))
-    await home.acts.resume("q", "serving", None, AuditInfo("bob", 3, ""))
-    await home.until(lambda: not any(g.is_open for w in queue.machine.windows.values() for g in w.state.gaps))
+    await queue_node.acts.resume("q", "serving", None, AuditInfo("bob", 3, ""))
+    await queue_node.eventually(
+        lambda: not any(g.is_open for w in queue.machine.windows.values() for g in w.state.gaps)
+    )
     assert queue.stored.suspensions == ()
-    home.put(b"after")
-    assert await home.drain() == [b"after"]  # what was left out is in a gap
-    await home.close()
+    queue_node.put(b"after")
+    assert await queue_node.drain() == [b"after"]  # what was left out is in a gap
+    await queue_node.close()
 
 
 @pytest.mark.parametrize("value", [b"{", b'{"bytes": -1, "objects": 0, "by": "", "at_ms": 1, "reason": ""}'])
@@ -87,25 +89,25 @@ async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -
     setting the limit again, or --default, ends it. While the process runs the limit stays as it was."""
 
     ensemble = MemoryEnsemble()
-    home = Home(ensemble=ensemble)
-    await home.start()
+    queue_node = QueueNode(ensemble=ensemble)
+    await queue_node.start()
     act = AuditInfo("ann", 1, "")
-    await home.acts.throttle("q", Rates(0, 5), act)
+    await queue_node.acts.throttle("q", Rates(0, 5), act)
     found = ensemble.read("/queues/q/rates")
     assert found is not None
     ensemble.set("/queues/q/rates", value, found[1].version)
     await asyncio.sleep(0.05)
-    assert home.acts.rates("q") == Rates(0, 5)
-    await home.crash()
-    await home.start()
-    assert (await home.fetch(wait_ms=50)).state == "suspended"
-    row = (await home.acts.listing())[0]
+    assert queue_node.acts.rates("q") == Rates(0, 5)
+    await queue_node.crash()
+    await queue_node.start()
+    assert (await queue_node.fetch(wait_ms=50)).state == "suspended"
+    row = (await queue_node.acts.listing())[0]
     assert "/queues/q/rates" in row["reason"]
     assert "isthmus queue throttle q" in row["reason"]
-    await home.acts.throttle("q", None, act)
-    home.put(b"a")
-    assert await home.drain() == [b"a"]
-    await home.close()
+    await queue_node.acts.throttle("q", None, act)
+    queue_node.put(b"a")
+    assert await queue_node.drain() == [b"a"]
+    await queue_node.close()
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
@@ -113,14 +115,14 @@ async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) 
     """A name becomes a part of paths: a queue with another one, written by hand, is not here; all others are."""
 
     ensemble = MemoryEnsemble()
-    home = Home(ensemble=ensemble)
+    queue_node = QueueNode(ensemble=ensemble)
     ensemble.ensure("/queue-definitions")
     found = ensemble.read("/queue-definitions")
     assert found is not None
     ensemble.set("/queue-definitions", json.dumps({name: {}, "late": {}}).encode(), found[1].version)
-    await home.start()
-    assert set(home.queues.machines()) == {"q", "late"}
-    await home.close()
+    await queue_node.start()
+    assert set(queue_node.queues.machines()) == {"q", "late"}
+    await queue_node.close()
 
 
 async def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
@@ -128,56 +130,59 @@ async def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
     is given out, what was written is owed, and no tombstone is reaped, until they can be read."""
 
     ensemble = MemoryEnsemble()
-    home = Home(ensemble=ensemble)
-    await home.start()
-    await home.acts.delist("q", AuditInfo("ann", 1, ""))
-    await home.acts.register("late", {}, 0, AuditInfo("ann", 2, ""))
+    queue_node = QueueNode(ensemble=ensemble)
+    await queue_node.start()
+    await queue_node.acts.delist("q", AuditInfo("ann", 1, ""))
+    await queue_node.acts.register("late", {}, 0, AuditInfo("ann", 2, ""))
     found = ensemble.read("/queue-definitions")
     assert found is not None
-    await home.crash()
+    await queue_node.crash()
     ensemble.set("/queue-definitions", b"[", found[1].version)
-    await home.start()
-    home.put(b"a")
+    await queue_node.start()
+    queue_node.put(b"a")
     with pytest.raises(NotReady, match="/queue-definitions"):
-        await home.fetch(wait_ms=0)
-    row = (await home.acts.listing())[0]
-    assert "/queue-definitions" in home.queues.status()["reason"] == row["reason"]
+        await queue_node.fetch(wait_ms=0)
+    row = (await queue_node.acts.listing())[0]
+    assert "/queue-definitions" in queue_node.queues.status()["reason"] == row["reason"]
     assert row["serving"] == "suspended"
     key = Key(b"default", b"b", b"a")
-    assert home.queues.owed(PARTITIONS[0], 0, SINK, key)
+    assert queue_node.queues.owed(PARTITIONS[0], 0, SINK, key)
     settled = TombstoneBarrier(
-        home.queues.machines, home.store, lambda: home.queues.queue_store.unread, lineage=home.lineage
+        queue_node.queues.machines,
+        queue_node.store,
+        lambda: queue_node.queues.queue_store.unread,
+        lineage=queue_node.lineage,
     )
     assert "/queue-definitions" in settled.waits(PARTITIONS[0], 0, b"default", b"b")
     broken = ensemble.read("/queue-definitions")
     assert broken is not None
     ensemble.set("/queue-definitions", found[0], broken[1].version)
-    await home.until(lambda: set(home.queues.machines()) == {"late"})
-    assert await home.drain(queue="late") == [b"a"]
-    assert home.queues.status()["state"] == "running"
+    await queue_node.eventually(lambda: set(queue_node.queues.machines()) == {"late"})
+    assert await queue_node.drain(queue="late") == [b"a"]
+    assert queue_node.queues.status()["state"] == "running"
     again = ensemble.read("/queue-definitions")
     assert again is not None
     ensemble.set("/queue-definitions", b"[", again[1].version)
-    await home.queues.follow_definitions()
-    home.put(b"b")
-    assert await home.drain(queue="late") == [b"b"], "what was read last holds"
-    await home.close()
+    await queue_node.queues.follow_definitions()
+    queue_node.put(b"b")
+    assert await queue_node.drain(queue="late") == [b"b"], "what was read last holds"
+    await queue_node.close()
 
 
 async def test_an_owner_that_cannot_be_read_is_told_and_not_taken_for_nobody() -> None:
     """The list names the path, and does not say that nobody has fetched yet; nobody else gets the queue."""
 
     ensemble = MemoryEnsemble()
-    home = Home(ensemble=ensemble)
-    await home.start()
-    await home.fetch(wait_ms=0)
-    await home.crash()
+    queue_node = QueueNode(ensemble=ensemble)
+    await queue_node.start()
+    await queue_node.fetch(wait_ms=0)
+    await queue_node.crash()
     found = ensemble.read("/queues/q/owner")
     assert found is not None
     ensemble.set("/queues/q/owner", b"{", found[1].version)
-    await home.start()
+    await queue_node.start()
     with pytest.raises(CodecError):
-        await home.fetch(wait_ms=0, cluster=THIRD)
-    reason = (await home.acts.listing())[0]["reason"]
+        await queue_node.fetch(wait_ms=0, cluster=THIRD)
+    reason = (await queue_node.acts.listing())[0]["reason"]
     assert reason == "cannot be read (metastore): /queues/q/owner"
-    await home.close()
+    await queue_node.close()

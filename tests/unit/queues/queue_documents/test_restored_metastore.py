@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable
 
 from isthmus.queues.queue_documents import AuditInfo
 from tests.support.memory_metastore import MemoryEnsemble
-from tests.support.queue_node import Home
+from tests.support.queue_node import QueueNode
 from tests.support.queue_source import SINK, THIRD
 
 
-def alive(test: Callable[[Home, Callable[[str, bytes | None], None]], Awaitable[None]]) -> None:
+def alive(test: Callable[[QueueNode, Callable[[str, bytes | None], None]], Awaitable[None]]) -> None:
     """Run `test` with a node, and a way to put an older value back."""
 
     async def run() -> None:
         ensemble = MemoryEnsemble()
-        home = Home(ensemble=ensemble)
-        await home.start()
+        queue_node = QueueNode(ensemble=ensemble)
+        await queue_node.start()
 
         def restore(what: str, value: bytes | None) -> None:
             found = ensemble.read(f"/queues/q/{what}")
@@ -25,44 +25,44 @@ def alive(test: Callable[[Home, Callable[[str, bytes | None], None]], Awaitable[
             assert value is not None
             ensemble.set(f"/queues/q/{what}", value, found[1].version)
 
-        await test(home, restore)
-        await home.close()
+        await test(queue_node, restore)
+        await queue_node.close()
 
     asyncio.run(run())
 
 
-def value_of(home: Home, what: str) -> bytes:
-    found = home.metastore._memory.ensemble.read(f"/queues/q/{what}")
+def value_of(queue_node: QueueNode, what: str) -> bytes:
+    found = queue_node.metastore._memory.ensemble.read(f"/queues/q/{what}")
     assert found is not None
     return found[0]
 
 
-def told(home: Home) -> AuditInfo:
-    return AuditInfo("ann", home.clock.wall_ms(), "")
+def audit_info(queue_node: QueueNode) -> AuditInfo:
+    return AuditInfo("ann", queue_node.clock.wall_ms(), "")
 
 
-async def all_stand(home: Home, cluster: bytes) -> None:
-    machine = home.served()[0].machine
-    await home.until(lambda: all(w.state.owner == cluster for w in machine.windows.values()))
+async def all_stand(queue_node: QueueNode, cluster: bytes) -> None:
+    machine = queue_node.served()[0].machine
+    await queue_node.eventually(lambda: all(w.state.owner == cluster for w in machine.windows.values()))
 
 
 def test_an_act_after_a_restore_is_obeyed_though_its_number_was_used() -> None:
     """Acts that were forgotten were obeyed; the next one is another, and every partition obeys it."""
 
-    async def test(home: Home, restore: Callable[[str, bytes | None], None]) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        await home.acts.place("q", ((3, 0),), told(home))
-        assert await home.drain() == [b"a"]
-        before = value_of(home, "decree")
-        home.clock.skew_ms += 2_000
-        await home.acts.place("q", ((3, 1 << 40),), told(home))
-        await home.until(lambda: home.served()[0].machine.windows[3].state.command_version > 1)
+    async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        await queue_node.acts.place("q", ((3, 0),), audit_info(queue_node))
+        assert await queue_node.drain() == [b"a"]
+        before = value_of(queue_node, "decree")
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.place("q", ((3, 1 << 40),), audit_info(queue_node))
+        await queue_node.eventually(lambda: queue_node.served()[0].machine.windows[3].state.command_version > 1)
         restore("decree", before)
-        home.clock.skew_ms += 2_000
-        await home.acts.place("q", ((3, 0),), told(home))
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.place("q", ((3, 0),), audit_info(queue_node))
         await asyncio.sleep(0.1)
-        assert await home.drain() == [b"a"]
+        assert await queue_node.drain() == [b"a"]
 
     alive(test)
 
@@ -72,18 +72,18 @@ def test_a_queue_whose_owner_was_restored_serves_it() -> None:
     newer one, and changes go. It begins where the last CURSOR entry stood: what the other owner acknowledged settles
     nothing for it, so changes that it had may come again."""
 
-    async def test(home: Home, restore: Callable[[str, bytes | None], None]) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        before = value_of(home, "owner")
-        await home.acts.release("q", 0, told(home))
-        assert await home.drain(cluster=THIRD) == [b"a"]
-        await all_stand(home, THIRD)
+    async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        before = value_of(queue_node, "owner")
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
+        assert await queue_node.drain(cluster=THIRD) == [b"a"]
+        await all_stand(queue_node, THIRD)
         restore("owner", before)
-        await home.until(lambda: home.served()[0].stored.owner.cluster == SINK)
-        home.put(b"b")
-        assert await home.drain() == [b"a", b"b"]
-        await all_stand(home, SINK)
+        await queue_node.eventually(lambda: queue_node.served()[0].stored.owner.cluster == SINK)
+        queue_node.put(b"b")
+        assert await queue_node.drain() == [b"a", b"b"]
+        await all_stand(queue_node, SINK)
 
     alive(test)
 
@@ -91,24 +91,24 @@ def test_a_queue_whose_owner_was_restored_serves_it() -> None:
 def test_a_queue_that_was_forgotten_and_is_registered_again_begins_where_it_is_told() -> None:
     """Its partitions have obeyed later decrees than the restored metastore knows of."""
 
-    async def test(home: Home, restore: Callable[[str, bytes | None], None]) -> None:
-        home.put(b"a")
-        await home.acts.register("late", {}, 0, told(home))
-        assert await home.drain(queue="late") == [b"a"]
-        home.clock.skew_ms += 2_000
-        await home.acts.clear("late", told(home))
-        queue = home.queues.named("late")
-        await home.until(
+    async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
+        queue_node.put(b"a")
+        await queue_node.acts.register("late", {}, 0, audit_info(queue_node))
+        assert await queue_node.drain(queue="late") == [b"a"]
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.clear("late", audit_info(queue_node))
+        queue = queue_node.queues.named("late")
+        await queue_node.eventually(
             lambda: all(w.state.command_version == queue.stored.command.version for w in queue.machine.windows.values())
         )
-        ensemble = home.metastore._memory.ensemble
+        ensemble = queue_node.metastore._memory.ensemble
         for path in ("/queue-definitions", "/queues/late/decree"):
             found = ensemble.read(path)
             assert found is not None
-            await home.metastore.delete(path, found[1].version)
-        await home.until(lambda: "late" not in home.queues.machines())
-        home.clock.skew_ms += 2_000
-        await home.acts.register("late", {}, 0, told(home))
-        assert set(await home.drain(queue="late")) == {b"a"}
+            await queue_node.metastore.delete(path, found[1].version)
+        await queue_node.eventually(lambda: "late" not in queue_node.queues.machines())
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.register("late", {}, 0, audit_info(queue_node))
+        assert set(await queue_node.drain(queue="late")) == {b"a"}
 
     alive(test)

@@ -9,18 +9,18 @@ from isthmus.queues import queue_server
 from isthmus.queues.status import reason
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Change, DamagedChange
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.unit.queues.test_lag import lag
 
 P, OTHER = PARTITIONS
 
 
-async def taken(home: Home, polls: int) -> list[bytes]:
+async def taken(queue_node: QueueNode, polls: int) -> list[bytes]:
     """Keys that so many polls bring, all acknowledged but the last one's."""
     got: list[bytes] = []
     acks: list[BatchAck] = []
     for _ in range(polls):
-        reply = await home.fetch(acks=acks, wait_ms=100)
+        reply = await queue_node.fetch(acks=acks, wait_ms=100)
         got += [item[5] for item in reply.items]
         acks = [BatchAck(reply.batch, reply.owner_version)] if reply.items else []
     return got
@@ -32,11 +32,11 @@ async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatc
     and afterwards the queue goes on by itself with the key of that row and those behind it."""
     monkeypatch.setattr(queue_server, "DAMAGED_ROW_PAUSE_S", 0.05)
 
-    home = Home(QueueSettings("q"))
-    await home.start(lead=False)
+    queue_node = QueueNode(QueueSettings("q"))
+    await queue_node.start(lead=False)
     reported: list[tuple[int, int | None]] = []
-    home.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
-    read = home.store.changes
+    queue_node.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    read = queue_node.store.changes
     damaged: set[int] = set()
 
     def changes(partition: int, from_offset: int, limit: int) -> list[Change]:
@@ -46,32 +46,32 @@ async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatc
                 raise DamagedChange(f"the change row of offset {row.offset} names no bucket", row.offset, rows[:at])
         return rows
 
-    monkeypatch.setattr(home.store, "changes", changes)
+    monkeypatch.setattr(queue_node.store, "changes", changes)
     try:
-        home.put(b"before", b"damaged", b"behind")
-        home.put(b"other", partition=OTHER)
+        queue_node.put(b"before", b"damaged", b"behind")
+        queue_node.put(b"other", partition=OTHER)
         (bad,) = (row.offset for row in read(P, 0, 9) if row.key == b"damaged")
         damaged.add(bad)
         for partition in PARTITIONS:
-            home.lead(partition)
-        await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
-        assert sorted(await taken(home, 4)) == [b"before", b"other"]
-        (queue,) = home.served()
+            queue_node.lead(partition)
+        await queue_node.eventually(lambda: len(queue_node.queues.machines()["q"].windows) == len(PARTITIONS))
+        assert sorted(await taken(queue_node, 4)) == [b"before", b"other"]
+        (queue,) = queue_node.served()
         window = queue.machine.windows[P]
         assert f"waits until a damaged row is mended: the change row of offset {bad}" in reason(
-            queue, home.clock.now_ms()
+            queue, queue_node.clock.now_ms()
         )
-        home.put(b"new")
-        assert await taken(home, 2) == []
+        queue_node.put(b"new")
+        assert await taken(queue_node, 2) == []
         assert window.scan == window.advance() == bad
-        await home.until(lambda: len(reported) >= 3)
+        await queue_node.eventually(lambda: len(reported) >= 3)
         assert set(reported) == {(P, None)}
-        found = await lag(home)
+        found = await lag(queue_node)
         assert (found["objects"], found["bytes"]) == (None, None)
-        assert (await home.queues.backlog(home.queues.named("q"))).changes is None
+        assert (await queue_node.queues.backlog(queue_node.queues.named("q"))).changes is None
         damaged.clear()
-        await home.until(lambda: window.contiguous)
-        assert sorted(await home.drain()) == [b"behind", b"damaged", b"new"]
-        assert "damaged" not in reason(queue, home.clock.now_ms())
+        await queue_node.eventually(lambda: window.contiguous)
+        assert sorted(await queue_node.drain()) == [b"behind", b"damaged", b"new"]
+        assert "damaged" not in reason(queue, queue_node.clock.now_ms())
     finally:
-        await home.close()
+        await queue_node.close()

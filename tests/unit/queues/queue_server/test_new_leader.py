@@ -12,7 +12,7 @@ from isthmus.queues.gaps import QueueGap
 from isthmus.queues.queue_documents import CursorCommand
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Cursor, PartitionStep
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK
 from tests.unit.queues.service.test_service import alive
 
@@ -23,27 +23,27 @@ def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
     """A follower may know a cursor above what its own log holds. Made to lead, it writes those offsets anew: what
     stands there then is offered, and the store no longer says that it is acknowledged."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        base = home.store.cursor(P, b"q").entry_offset
-        home.soft_cursor(P, b"q", encode_soft(base, home.shelf.ends[P] + 5, 0))
-        home.lead(P)
-        await home.until(lambda: P in home.queues.machines()["q"].windows)
-        found = position_of(home.store.cursor(P, b"q"), 0)
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        base = queue_node.store.cursor(P, b"q").entry_offset
+        queue_node.soft_cursor(P, b"q", encode_soft(base, queue_node.fake_store.ends[P] + 5, 0))
+        queue_node.lead(P)
+        await queue_node.eventually(lambda: P in queue_node.queues.machines()["q"].windows)
+        found = position_of(queue_node.store.cursor(P, b"q"), 0)
         assert found is not None
-        assert found.cursor == home.shelf.ends[P]
-        home.put(b"b", b"c")
-        assert await home.drain() == [b"b", b"c"]
+        assert found.cursor == queue_node.fake_store.ends[P]
+        queue_node.put(b"b", b"c")
+        assert await queue_node.drain() == [b"b", b"c"]
 
     alive(test)
 
 
-def acknowledged(home: Home) -> tuple[int, int, int]:
+def acknowledged(queue_node: QueueNode) -> tuple[int, int, int]:
     """(base, cursor, lineage) of what the store of that node knows of acknowledgements."""
-    soft = home.store.cursor(P, b"q").soft
+    soft = queue_node.store.cursor(P, b"q").soft
     assert soft is not None
     return decode_soft(soft)
 
@@ -53,20 +53,20 @@ def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> N
     entry: others stand at those offsets by then, and they are offered. What is acknowledged from then on counts there,
     and is all that counts."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"c")
-        assert await home.drain() == [b"a", b"b", b"c"]
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        base, cursor, lineage = acknowledged(home)
-        assert (cursor, lineage) == (home.shelf.ends[P], 0)
-        home.lineages[P] = 1
-        home.lead(P)
-        assert await home.drain() == [b"a", b"b", b"c"]
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        assert acknowledged(home) == (base, cursor, 1)
-        home.lead(P)
-        await home.until(lambda: P in home.queues.machines()["q"].windows)
-        assert await home.drain() == []
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"c")
+        assert await queue_node.drain() == [b"a", b"b", b"c"]
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        base, cursor, lineage = acknowledged(queue_node)
+        assert (cursor, lineage) == (queue_node.fake_store.ends[P], 0)
+        queue_node.lineages[P] = 1
+        queue_node.lead(P)
+        assert await queue_node.drain() == [b"a", b"b", b"c"]
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        assert acknowledged(queue_node) == (base, cursor, 1)
+        queue_node.lead(P)
+        await queue_node.eventually(lambda: P in queue_node.queues.machines()["q"].windows)
+        assert await queue_node.drain() == []
 
     alive(test)
 
@@ -75,13 +75,13 @@ def test_a_leader_whose_lineage_is_over_says_nothing_of_the_next_one() -> None:
     """A leader hears of its successor by force from the record that has the new lineage: what it lets travel then is of
     the lineage under which it was acknowledged."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        home.lineages[P] = 1
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        assert acknowledged(home)[1:] == (home.shelf.ends[P], 0)
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        queue_node.lineages[P] = 1
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        assert acknowledged(queue_node)[1:] == (queue_node.fake_store.ends[P], 0)
 
     alive(test)
 
@@ -89,14 +89,14 @@ def test_a_leader_whose_lineage_is_over_says_nothing_of_the_next_one() -> None:
 def test_what_a_queue_was_not_told_of_it_finds() -> None:
     """A window that knew all, and hears of a change behind some that it never heard of, reads those from the store."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        silent = home.pen.data(P, b"b")
-        home.shelf.put(P, silent)
-        home.store.write([PartitionStep(P, [silent])])
-        home.put(b"c")
-        assert await home.drain() == [b"b", b"c"]
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        silent = queue_node.factory.data(P, b"b")
+        queue_node.fake_store.put(P, silent)
+        queue_node.store.write([PartitionStep(P, [silent])])
+        queue_node.put(b"c")
+        assert await queue_node.drain() == [b"b", b"c"]
 
     alive(test)
 
@@ -105,11 +105,11 @@ def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pyte
     """Leadership goes and comes back while the read of where the queue stands is under way: what counts is the CURSOR
     entry that came between, not what that read brings."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        before, read, here = home.store.cursor(P, b"q"), home.store.cursor, threading.current_thread()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        before, read, here = queue_node.store.cursor(P, b"q"), queue_node.store.cursor, threading.current_thread()
         goes_on = threading.Event()
 
         def slow(partition: int, queue: bytes) -> Cursor:
@@ -118,17 +118,17 @@ def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pyte
             assert goes_on.wait(5)
             return before
 
-        monkeypatch.setattr(home.store, "cursor", slow)
-        home.lead(P)
+        monkeypatch.setattr(queue_node.store, "cursor", slow)
+        queue_node.lead(P)
         await asyncio.sleep(0.02)
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        entry = home.pen.cursor(P, b"q", encode_state(CursorState(home.shelf.ends[P], 1, SINK)))
-        home.shelf.put(P, entry)
-        home.store.write([PartitionStep(P, [entry])])
-        home.lead(P)
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        entry = queue_node.factory.cursor(P, b"q", encode_state(CursorState(queue_node.fake_store.ends[P], 1, SINK)))
+        queue_node.fake_store.put(P, entry)
+        queue_node.store.write([PartitionStep(P, [entry])])
+        queue_node.lead(P)
         goes_on.set()
-        windows = home.queues.machines()["q"].windows
-        await home.until(lambda: P in windows)
+        windows = queue_node.queues.machines()["q"].windows
+        await queue_node.eventually(lambda: P in windows)
         assert windows[P].base == entry.offset
 
     alive(test)
@@ -141,13 +141,13 @@ def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader
     comes back, and the leader between has written where the queue stands, with a gap: no second beginning is written
     over that, or the gap would be forgotten."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        (queue,) = home.served()
-        decree = CursorCommand(7, "register", home.clock.wall_ms(), "ann", 5, "")
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        (queue,) = queue_node.served()
+        decree = CursorCommand(7, "register", queue_node.clock.wall_ms(), "ann", 5, "")
         queue.stored = queue.stored._replace(command=decree)
-        read, decided, goes_on = home.store.cursor, threading.Event(), threading.Event()
+        read, decided, goes_on = queue_node.store.cursor, threading.Event(), threading.Event()
 
         def cursor(partition: int, name: bytes) -> Cursor:
             return read(partition, name) if partition != P or decided.is_set() else Cursor(0, None, None)
@@ -156,21 +156,21 @@ def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader
             assert goes_on.wait(5)
             return 0
 
-        monkeypatch.setattr(home.store, "cursor", cursor)
-        monkeypatch.setattr(home.store, "offset_at", slow)
-        home.lead(P)
+        monkeypatch.setattr(queue_node.store, "cursor", cursor)
+        monkeypatch.setattr(queue_node.store, "offset_at", slow)
+        queue_node.lead(P)
         await asyncio.sleep(0.02)
-        home.queues.leadership(P, False, home.shelf.ends[P])
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
         gap = QueueGap(0, 1, 5, 6, 1, "cleared", "ann", "")
-        state = CursorState(home.shelf.ends[P], 1, SINK, 7, (gap,))
-        entry = home.pen.cursor(P, b"q", encode_state(state))
-        home.shelf.put(P, entry)
-        home.store.write([PartitionStep(P, [entry])])
+        state = CursorState(queue_node.fake_store.ends[P], 1, SINK, 7, (gap,))
+        entry = queue_node.factory.cursor(P, b"q", encode_state(state))
+        queue_node.fake_store.put(P, entry)
+        queue_node.store.write([PartitionStep(P, [entry])])
         decided.set()
-        home.lead(P)
+        queue_node.lead(P)
         goes_on.set()
         await asyncio.sleep(0.05)
-        window = home.queues.machines()["q"].windows[P]
+        window = queue_node.queues.machines()["q"].windows[P]
         assert (window.base, window.state.gaps) == (entry.offset, (gap,))
 
     alive(test)

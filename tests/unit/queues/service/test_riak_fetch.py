@@ -10,8 +10,8 @@ from isthmus.queues.service import RIAK_CLUSTER
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, Item
 from isthmus.queues.wire import OwnedByOther
 from isthmus.repl.model.errors import CodecError, Overloaded
-from tests.support.queue_node import PARTITIONS, Home
-from tests.unit.queues.admin.test_acts import ACT, alive, keys, told
+from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.unit.queues.admin.test_acts import ACT, alive, audit_info, keys
 
 RIAK = QueueSettings("q", riak_fetch=True, object_limit_count=2)
 
@@ -20,19 +20,19 @@ async def key_of(item: Item) -> bytes:
     return item[5]
 
 
-async def pop(home: Home) -> bytes | None:
+async def pop(queue_node: QueueNode) -> bytes | None:
     """The key of the next change, None when there is none; the first one of an owner waits for its CURSOR entries."""
-    found = await home.queues.pop("q", key_of)
+    found = await queue_node.queues.pop("q", key_of)
     if found is None:
-        machine = home.queues.named("q").machine
-        await home.until(lambda: not machine.owner_pending() and not machine.incomplete_windows())
-        found = await home.queues.pop("q", key_of)
+        machine = queue_node.queues.named("q").machine
+        await queue_node.eventually(lambda: not machine.owner_pending() and not machine.incomplete_windows())
+        found = await queue_node.queues.pop("q", key_of)
     return found
 
 
-async def drained(home: Home) -> list[bytes]:
+async def drained(queue_node: QueueNode) -> list[bytes]:
     found = []
-    while (key := await pop(home)) is not None:
+    while (key := await pop(queue_node)) is not None:
         found.append(key)
     return found
 
@@ -41,19 +41,19 @@ def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
     """Real time first, then full-sync, then folds; the ledger closes with all of real time acknowledged, nothing is
     under lease, the cursors have moved, and an empty queue answers at once."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"c", b"d")
-        assert await pop(home) == b"a"
-        await home.acts.push("q", keys(b"c"), FOLD, 0)
-        await home.acts.push("q", keys(b"b", b"gone", b"d"), FULL_SYNC, 0)
-        assert await drained(home) == [b"b", b"c", b"d", b"b", b"d", b"c"]
-        assert await home.queues.pop("q", key_of) is None
-        machine = home.queues.named("q").machine
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"c", b"d")
+        assert await pop(queue_node) == b"a"
+        await queue_node.acts.push("q", keys(b"c"), FOLD, 0)
+        await queue_node.acts.push("q", keys(b"b", b"gone", b"d"), FULL_SYNC, 0)
+        assert await drained(queue_node) == [b"b", b"c", b"d", b"b", b"d", b"c"]
+        assert await queue_node.queues.pop("q", key_of) is None
+        machine = queue_node.queues.named("q").machine
         assert not machine.leases.batches
         assert (machine.counts.acknowledged, machine.ledger().acknowledged, machine.ledger().left()) == (4, 4, 0)
         window = machine.windows[PARTITIONS[0]]
         assert window.advance() == window.applied
-        owner = home.queues.named("q").stored.owner
+        owner = queue_node.queues.named("q").stored.owner
         assert owner is not None
         assert (owner.cluster, owner.name) == (RIAK_CLUSTER, "riak")
 
@@ -63,12 +63,12 @@ def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
 def test_a_stop_keeps_what_was_handed_out_away() -> None:
     """After an orderly stop and start the queue goes on behind the last change that it handed out."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"c")
-        assert [await pop(home), await pop(home)] == [b"a", b"b"]
-        await home.queues.stop()
-        await home.start()
-        assert await drained(home) == [b"c"]
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"c")
+        assert [await pop(queue_node), await pop(queue_node)] == [b"a", b"b"]
+        await queue_node.queues.stop()
+        await queue_node.start()
+        assert await drained(queue_node) == [b"c"]
 
     alive(test, RIAK)
 
@@ -76,17 +76,17 @@ def test_a_stop_keeps_what_was_handed_out_away() -> None:
 def test_what_could_not_be_sent_comes_again() -> None:
     """A change whose answer there is no room for goes back, and is the next one; nothing is acknowledged."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        assert await pop(home) == b"a"
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        assert await pop(queue_node) == b"a"
 
         async def no_room(item: Item) -> bytes:
             raise Overloaded("no room")
 
         with pytest.raises(Overloaded):
-            await home.queues.pop("q", no_room)
-        assert home.queues.named("q").machine.counts.acknowledged == 1
-        assert await drained(home) == [b"b"]
+            await queue_node.queues.pop("q", no_room)
+        assert queue_node.queues.named("q").machine.counts.acknowledged == 1
+        assert await drained(queue_node) == [b"b"]
 
     alive(test, RIAK)
 
@@ -94,22 +94,22 @@ def test_what_could_not_be_sent_comes_again() -> None:
 def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> None:
     """The next one is handed out by the same request."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"broken", b"c")
-        assert await pop(home) == b"a"
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"broken", b"c")
+        assert await pop(queue_node) == b"a"
 
         async def picky(item: Item) -> bytes:
             if item[5] == b"broken":
                 raise CodecError("not an object")
             return item[5]
 
-        assert await home.queues.pop("q", picky) == b"c"
-        window = home.queues.named("q").machine.windows[PARTITIONS[0]]
-        await home.until(lambda: window.advance() == window.applied)
-        assert home.queues.named("q").machine.counts.acknowledged == 2
-        home.queues.tick()
-        await home.until(lambda: home.acts.gaps("q"))
-        (gap,) = home.acts.gaps("q")
+        assert await queue_node.queues.pop("q", picky) == b"c"
+        window = queue_node.queues.named("q").machine.windows[PARTITIONS[0]]
+        await queue_node.eventually(lambda: window.advance() == window.applied)
+        assert queue_node.queues.named("q").machine.counts.acknowledged == 2
+        queue_node.queues.tick()
+        await queue_node.eventually(lambda: queue_node.acts.gaps("q"))
+        (gap,) = queue_node.acts.gaps("q")
         assert (gap["id"], gap["count_at_least"]) == (f"{PARTITIONS[0]}:2", 1)
 
     alive(test, RIAK)
@@ -118,21 +118,21 @@ def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> N
 def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak() -> None:
     """Each by name: the setting, before anybody owns the queue, and the owner."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
         with pytest.raises(OwnedByOther, match="riak_fetch"):
-            await home.fetch()
-        assert home.acts.link("q")["owner"]["cluster"] == "riak"
-        await home.acts.change_settings("q", {"riak_fetch": False}, ACT)
-        assert not home.queues.is_for_riak("q")
-        (item,) = (await home.fetch()).items
+            await queue_node.fetch()
+        assert queue_node.acts.link("q")["owner"]["cluster"] == "riak"
+        await queue_node.acts.change_settings("q", {"riak_fetch": False}, ACT)
+        assert not queue_node.queues.is_for_riak("q")
+        (item,) = (await queue_node.fetch()).items
         assert item[5] == b"a"
-        await home.acts.change_settings("q", {"riak_fetch": True}, ACT)
-        assert home.queues.is_for_riak("q")
+        await queue_node.acts.change_settings("q", {"riak_fetch": True}, ACT)
+        assert queue_node.queues.is_for_riak("q")
         with pytest.raises(OwnedByOther, match="belongs to cluster west"):
-            await home.queues.pop("q", key_of)
-        await home.acts.release("q", 0, told(home))
-        assert await drained(home) == [b"a"]
+            await queue_node.queues.pop("q", key_of)
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
+        assert await drained(queue_node) == [b"a"]
 
     alive(test, RIAK)
 
@@ -140,12 +140,12 @@ def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak() -> 
 def test_a_suspended_queue_answers_like_an_empty_one() -> None:
     """At once; what waits is handed out after `resume`."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        assert await pop(home) == b"a"
-        await home.acts.suspend("q", SERVING, None, ACT)
-        assert await home.queues.pop("q", key_of) is None
-        await home.acts.resume("q", SERVING, None, ACT)
-        assert await drained(home) == [b"b"]
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        assert await pop(queue_node) == b"a"
+        await queue_node.acts.suspend("q", SERVING, None, ACT)
+        assert await queue_node.queues.pop("q", key_of) is None
+        await queue_node.acts.resume("q", SERVING, None, ACT)
+        assert await drained(queue_node) == [b"b"]
 
     alive(test, RIAK)

@@ -21,17 +21,17 @@ from isthmus.queues.status import HELP
 from isthmus.queues.wire import SERVING, SUSPENDED, BatchAck, OwnCluster, OwnedByOther, UnknownQueue
 from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
 from tests.support.memory_metastore import MemoryEnsemble, WriteFault
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import OURS, SINK, THIRD
 
 P, Q = PARTITIONS
 
 
-def alive(test: Callable[[Home], Coroutine[Any, Any, None]], home: Home | None = None) -> None:
-    """Run `test` on a home that was started, and close it."""
+def alive(test: Callable[[QueueNode], Coroutine[Any, Any, None]], queue_node: QueueNode | None = None) -> None:
+    """Run `test` on a started node, then close the node."""
 
     async def run() -> None:
-        house = home or Home()
+        house = queue_node or QueueNode()
         await house.start()
         try:
             await test(house)
@@ -48,9 +48,9 @@ def keys(reply: Any) -> list[bytes]:
 def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
     """Leading a partition in which a queue never stood writes a CURSOR entry with start 0."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         for partition in PARTITIONS:
-            rows = home.store.cursor(partition, b"q")
+            rows = queue_node.store.cursor(partition, b"q")
             assert rows.entry is not None
             assert decode_state(rows.entry).cursor == 0
 
@@ -60,36 +60,36 @@ def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
 async def test_what_was_written_before_the_queue_existed_is_offered() -> None:
     """A queue registered later starts at 0 and gets what is there, each key once."""
 
-    home = Home()
-    await home.start(lead=False)
-    home.put(b"a", b"b", b"a")
+    queue_node = QueueNode()
+    await queue_node.start(lead=False)
+    queue_node.put(b"a", b"b", b"a")
     for partition in PARTITIONS:
-        home.lead(partition)
-    assert sorted(await home.drain()) == [b"a", b"b"]
-    await home.close()
+        queue_node.lead(partition)
+    assert sorted(await queue_node.drain()) == [b"a", b"b"]
+    await queue_node.close()
 
 
 def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_name() -> None:
     """Ownership is one conditional write; it holds for every later fetch, also after a restart."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
         assert keys(reply) == [b"a"]
         assert (reply.cluster, reply.cluster_name, reply.owner_version) == (OURS, "east", 1)
-        found = await home.metastore.get("/queues/q/owner")
+        found = await queue_node.metastore.get("/queues/q/owner")
         assert found is not None
         owner = json.loads(found.value)
         assert (owner["owner"], owner["cluster"], owner["version"], owner["by"]) == (SINK.hex(), "west", 1, "w1")
         for partition in PARTITIONS:
-            position = position_of(home.store.cursor(partition, b"q"), 0)
+            position = position_of(queue_node.store.cursor(partition, b"q"), 0)
             assert position is not None
             assert (position.state.owner, position.state.owner_version) == (SINK, 1)
         for _ in range(2):
             with pytest.raises(OwnedByOther, match=f"west.*{SINK.hex()}"):
-                await home.fetch(cluster=THIRD)
-            await home.crash()
-            await home.start()
+                await queue_node.fetch(cluster=THIRD)
+            await queue_node.crash()
+            await queue_node.start()
 
     alive(test)
 
@@ -98,21 +98,21 @@ def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -
     """Whatever becomes of the conditional write, exactly one of two clusters owns the queue."""
 
     async def run(fault: WriteFault) -> None:
-        home = Home()
-        await home.start()
-        home.metastore.spoil(fault)
+        queue_node = QueueNode()
+        await queue_node.start()
+        queue_node.metastore.spoil(fault)
         answers = await asyncio.gather(
-            home.fetch(wait_ms=0), home.fetch(cluster=THIRD, wait_ms=0), return_exceptions=True
+            queue_node.fetch(wait_ms=0), queue_node.fetch(cluster=THIRD, wait_ms=0), return_exceptions=True
         )
         assert sum(isinstance(answer, OwnedByOther) for answer in answers) == 1, answers
-        home.metastore.deliver_late()
-        home.put(b"a")
+        queue_node.metastore.deliver_late()
+        queue_node.put(b"a")
         answers = await asyncio.gather(
-            home.fetch(wait_ms=500), home.fetch(cluster=THIRD, wait_ms=500), return_exceptions=True
+            queue_node.fetch(wait_ms=500), queue_node.fetch(cluster=THIRD, wait_ms=500), return_exceptions=True
         )
         assert sum(isinstance(answer, OwnedByOther) for answer in answers) == 1, answers
         assert [keys(answer) for answer in answers if not isinstance(answer, BaseException)] == [[b"a"]]
-        await home.close()
+        await queue_node.close()
 
     for fault in WriteFault:
         asyncio.run(run(fault))
@@ -121,11 +121,11 @@ def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -
 def test_wrong_queues_and_a_peer_that_points_home_are_refused() -> None:
     """An unknown queue and a fetch by the cluster that owns the data have errors of their own."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         with pytest.raises(UnknownQueue, match="'other'"):
-            await home.fetch(queue="other")
+            await queue_node.fetch(queue="other")
         with pytest.raises(OwnCluster, match="east"):
-            await home.fetch(cluster=OURS)
+            await queue_node.fetch(cluster=OURS)
 
     alive(test)
 
@@ -133,16 +133,16 @@ def test_wrong_queues_and_a_peer_that_points_home_are_refused() -> None:
 def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
     """The long poll ends when a change is applied, not when its time is over."""
 
-    async def test(home: Home) -> None:
-        assert keys(await home.fetch(wait_ms=0)) == []
-        waiting = asyncio.ensure_future(home.fetch(wait_ms=20_000))
-        await home.until(lambda: home.served()[0].waiters)
+    async def test(queue_node: QueueNode) -> None:
+        assert keys(await queue_node.fetch(wait_ms=0)) == []
+        waiting = asyncio.ensure_future(queue_node.fetch(wait_ms=20_000))
+        await queue_node.eventually(lambda: queue_node.served()[0].waiters)
         began = time.monotonic()
-        home.put(b"a")
+        queue_node.put(b"a")
         assert keys(await waiting) == [b"a"]
         assert time.monotonic() - began < 5
         began = time.monotonic()
-        assert keys(await home.fetch(wait_ms=100)) == []
+        assert keys(await queue_node.fetch(wait_ms=100)) == []
         assert time.monotonic() - began >= 0.09
 
     alive(test)
@@ -152,20 +152,20 @@ def test_long_polls_end_each_at_its_own_time() -> None:
     """One timer serves all that wait: one that is short ends before a longer one that came first, which stays; and one
     that goes takes nobody's end along."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         began = time.monotonic()
-        long = asyncio.ensure_future(home.fetch(wait_ms=1_000))
-        await home.until(lambda: len(home.served()[0].waiters) == 1)
-        left = asyncio.ensure_future(home.fetch(wait_ms=50, link=1))
-        short = asyncio.ensure_future(home.fetch(wait_ms=200, link=2))
-        await home.until(lambda: len(home.served()[0].waiters) == 3)
+        long = asyncio.ensure_future(queue_node.fetch(wait_ms=1_000))
+        await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 1)
+        left = asyncio.ensure_future(queue_node.fetch(wait_ms=50, link=1))
+        short = asyncio.ensure_future(queue_node.fetch(wait_ms=200, link=2))
+        await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 3)
         left.cancel()
         assert keys(await short) == []
         assert time.monotonic() - began >= 0.19
         assert not long.done()
         assert keys(await long) == []
         assert time.monotonic() - began >= 0.99
-        assert not home.served()[0].waiters
+        assert not queue_node.served()[0].waiters
 
     alive(test)
 
@@ -173,20 +173,20 @@ def test_long_polls_end_each_at_its_own_time() -> None:
 def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        waiting = asyncio.ensure_future(home.fetch())
-        await home.until(lambda: home.served()[0].waiters)
-        machine = home.served()[0].machine
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        waiting = asyncio.ensure_future(queue_node.fetch())
+        await queue_node.eventually(lambda: queue_node.served()[0].waiters)
+        machine = queue_node.served()[0].machine
         monkeypatch.setattr(pacing, "SILENCE_MS", 60_000)
-        machine._pacing.arrived(0, home.clock.now_ms())
+        machine._pacing.arrived(0, queue_node.clock.now_ms())
         machine._pacing._gather_ms = 300  # the real 10 ms pass between two lines of a busy machine
         machine._pacing.emptied()
-        home.put(b"a")
-        assert machine.due_in_ms(home.clock.now_ms()) != 0
+        queue_node.put(b"a")
+        assert machine.due_in_ms(queue_node.clock.now_ms()) != 0
         await asyncio.sleep(0)
         assert not waiting.done()
-        home.put(b"b", b"c")
+        queue_node.put(b"b", b"c")
         assert keys(await waiting) == [b"a", b"b", b"c"]
 
     alive(test)
@@ -195,22 +195,22 @@ def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) 
 def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does() -> None:
     """The durable cursor: after a crash everything above what was saved comes, nothing below it."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b")
-        first = await home.fetch()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b")
+        first = await queue_node.fetch()
         assert keys(first) == [b"a", b"b"]
-        home.put(b"c")
-        second = await home.fetch(acks=[BatchAck(first.batch, first.owner_version)])
+        queue_node.put(b"c")
+        second = await queue_node.fetch(acks=[BatchAck(first.batch, first.owner_version)])
         assert keys(second) == [b"c"]
-        home.queues.tick()
-        await home.crash()
-        await home.start()
-        again = await home.fetch(acks=[BatchAck(second.batch, second.owner_version)])
+        queue_node.queues.tick()
+        await queue_node.crash()
+        await queue_node.start()
+        again = await queue_node.fetch(acks=[BatchAck(second.batch, second.owner_version)])
         assert keys(again) == [b"c"], "an acknowledgement from before the crash settles nothing"
-        await home.fetch(acks=[BatchAck(again.batch, again.owner_version)], count=0)
-        await home.queues.stop()
-        await home.start()
-        assert await home.drain() == [], "a stop saves the cursor"
+        await queue_node.fetch(acks=[BatchAck(again.batch, again.owner_version)], count=0)
+        await queue_node.queues.stop()
+        await queue_node.start()
+        assert await queue_node.drain() == [], "a stop saves the cursor"
 
     alive(test)
 
@@ -218,16 +218,16 @@ def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does
 def test_cursors_are_saved_at_most_once_a_tick_and_only_when_they_moved() -> None:
     """Acknowledgements write nothing by themselves; an idle queue writes nothing at all."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         for number in range(5):
-            home.put(b"%d" % number)
-            await home.drain()
-        before = home.soft_writes
-        home.queues.tick()
-        assert home.soft_writes <= before + len(PARTITIONS)
-        saved = home.soft_writes
-        home.queues.tick()
-        assert home.soft_writes == saved
+            queue_node.put(b"%d" % number)
+            await queue_node.drain()
+        before = queue_node.soft_writes
+        queue_node.queues.tick()
+        assert queue_node.soft_writes <= before + len(PARTITIONS)
+        saved = queue_node.soft_writes
+        queue_node.queues.tick()
+        assert queue_node.soft_writes == saved
 
     alive(test)
 
@@ -235,12 +235,12 @@ def test_cursors_are_saved_at_most_once_a_tick_and_only_when_they_moved() -> Non
 def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
     """An acknowledgement may name items that failed; the cursor waits for them."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"c")
-        reply = await home.fetch()
-        reply = await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (1,))])
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"c")
+        reply = await queue_node.fetch()
+        reply = await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (1,))])
         assert keys(reply) == [b"b"]
-        listing = (await home.queues.listing())[0]
+        listing = (await queue_node.queues.listing())[0]
         assert (listing["acknowledged"], listing["redelivered"], listing["in_flight"]) == (2, 1, 1)
 
     alive(test)
@@ -249,14 +249,14 @@ def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
 def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
     """A sink that takes a batch and goes away holds nothing up for longer than the lease."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert keys(await home.fetch()) == [b"a"]
-        assert keys(await home.fetch(link=1, wait_ms=0)) == []
-        waiting = asyncio.ensure_future(home.fetch(link=1, wait_ms=60_000))
-        await home.until(lambda: home.served()[0].waiters)
-        home.clock.skew_ms += QueueSettings("q").lease_ms
-        home.queues.tick()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert keys(await queue_node.fetch()) == [b"a"]
+        assert keys(await queue_node.fetch(link=1, wait_ms=0)) == []
+        waiting = asyncio.ensure_future(queue_node.fetch(link=1, wait_ms=60_000))
+        await queue_node.eventually(lambda: queue_node.served()[0].waiters)
+        queue_node.clock.skew_ms += QueueSettings("q").lease_ms
+        queue_node.queues.tick()
         assert keys(await waiting) == [b"a"]
 
     alive(test)
@@ -265,11 +265,11 @@ def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
 def test_several_fetches_at_once_get_distinct_changes() -> None:
     """Parallel long polls share a queue without serving anything twice."""
 
-    async def test(home: Home) -> None:
-        polls = [asyncio.ensure_future(home.fetch(link=link, count=1)) for link in range(4)]
-        await home.until(lambda: len(home.served()[0].waiters) == 4)
-        home.put(b"a", b"b")
-        home.put(b"c", b"d", partition=Q)
+    async def test(queue_node: QueueNode) -> None:
+        polls = [asyncio.ensure_future(queue_node.fetch(link=link, count=1)) for link in range(4)]
+        await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 4)
+        queue_node.put(b"a", b"b")
+        queue_node.put(b"c", b"d", partition=Q)
         got = [key for reply in await asyncio.gather(*polls) for key in keys(reply)]
         assert sorted(got) == [b"a", b"b", b"c", b"d"]
 
@@ -280,17 +280,17 @@ def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.Monk
     """Cancelling a long poll, or one that reads its objects beside the loop, leaves every change to the next fetch."""
     monkeypatch.setattr(serving_room, "READ_HERE_COUNT", 0)
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        waiting = asyncio.ensure_future(home.fetch())
-        await home.until(lambda: home.served()[0].waiters)
-        home.put(b"a", size=1_000_000)
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        waiting = asyncio.ensure_future(queue_node.fetch())
+        await queue_node.eventually(lambda: queue_node.served()[0].waiters)
+        queue_node.put(b"a", size=1_000_000)
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert waiting.cancelled()
-        assert keys(await home.fetch(link=1)) == [b"a"]
-        assert not home.served()[0].waiters
+        assert keys(await queue_node.fetch(link=1)) == [b"a"]
+        assert not queue_node.served()[0].waiters
 
     alive(test)
 
@@ -298,27 +298,27 @@ def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.Monk
 def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
     """Changes that piled up unseen arrive once each, current, with few references in memory at any time."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         number = 0
         for _ in range(30):
-            home.put(*(b"p%d" % (number + n) for n in range(100)))
-            home.put(*(b"q%d" % (number + n) for n in range(100)), partition=Q)
+            queue_node.put(*(b"p%d" % (number + n) for n in range(100)))
+            queue_node.put(*(b"q%d" % (number + n) for n in range(100)), partition=Q)
             number += 50
         distinct = 2 * (number + 50)
-        machine = home.served()[0].machine
+        machine = queue_node.served()[0].machine
         assert machine.budget.references == 0, "nobody fetches: nothing is kept"
-        assert (await home.queues.listing())[0]["waiting"] == distinct
+        assert (await queue_node.queues.listing())[0]["waiting"] == distinct
         got: list[bytes] = []
         acks: list[BatchAck] = []
         while len(got) < distinct:
-            reply = await home.fetch(acks=acks)
+            reply = await queue_node.fetch(acks=acks)
             assert machine.budget.references <= 2 * (2048 + 1024) + 512
             assert all(len(item[8]) > 0 for item in reply.items)
             got += keys(reply)
             acks = [BatchAck(reply.batch, reply.owner_version)]
-        await home.fetch(acks=acks, count=0)
+        await queue_node.fetch(acks=acks, count=0)
         assert len(got) == len(set(got)) == distinct
-        listing = (await home.queues.listing())[0]
+        listing = (await queue_node.queues.listing())[0]
         assert (listing["waiting"], listing["in_flight"], listing["oldest_age_ms"]) == (0, 0, None)
         assert machine.budget.references == 0
 
@@ -328,12 +328,12 @@ def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
 def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many rows would have to be read, or a partition was not found out yet, the listing says None."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
-        home.put(*(b"%d" % n for n in range(9_000)))
-        assert (await home.queues.listing())[0]["waiting"] is None
-        home.queues.leadership(99, True, 0)
-        assert (await home.queues.listing())[0]["waiting"] is None
+        queue_node.put(*(b"%d" % n for n in range(9_000)))
+        assert (await queue_node.queues.listing())[0]["waiting"] is None
+        queue_node.queues.leadership(99, True, 0)
+        assert (await queue_node.queues.listing())[0]["waiting"] is None
 
     alive(test)
 
@@ -342,36 +342,36 @@ async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resume
     """Suspensions live in the metastore with who, when and why, and reach every node of the cluster."""
 
     ensemble = MemoryEnsemble()
-    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-    await home.start()
+    queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
+    await queue_node.start()
     await other.start()
-    home.put(b"a")
-    waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
+    queue_node.put(b"a")
+    waiting = asyncio.ensure_future(queue_node.fetch(wait_ms=0))
     await waiting
-    await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
-    await other.until(lambda: other.served()[0].serving_suspension is not None)
-    await home.crash()
-    await home.start()
-    for house in (home, other):
+    await queue_node.acts.suspend("q", "serving", None, AuditInfo("ann", 1, "maintenance"))
+    await other.eventually(lambda: other.served()[0].serving_suspension is not None)
+    await queue_node.crash()
+    await queue_node.start()
+    for house in (queue_node, other):
         listing = (await house.queues.listing())[0]
         assert listing["serving"] == "suspended"
         assert (listing["suspended"]["by"], listing["suspended"]["reason"]) == ("ann", "maintenance")
         assert "maintenance" in listing["reason"]
         assert house.queues.status()["reason"] == "suspended: q"
-    home.put(b"b")
-    reply = await home.fetch(wait_ms=50)
+    queue_node.put(b"b")
+    reply = await queue_node.fetch(wait_ms=50)
     assert (reply.items, reply.state) == ([], SUSPENDED)
-    poll = asyncio.ensure_future(home.fetch(wait_ms=20_000))
-    await home.until(lambda: home.served()[0].waiters)
+    poll = asyncio.ensure_future(queue_node.fetch(wait_ms=20_000))
+    await queue_node.eventually(lambda: queue_node.served()[0].waiters)
     await other.acts.resume("q", "serving", None, AuditInfo("bob", 2, ""))
     reply = await poll
     assert b"b" in keys(reply)
     assert reply.state == SERVING
     with pytest.raises(BadInput, match="publishing"):
-        await home.acts.suspend("q", "everything", None, AuditInfo("ann", 3, ""))
+        await queue_node.acts.suspend("q", "everything", None, AuditInfo("ann", 3, ""))
     with pytest.raises(UnknownQueue):
-        await home.acts.suspend("x", "serving", None, AuditInfo("ann", 3, ""))
-    await home.close()
+        await queue_node.acts.suspend("x", "serving", None, AuditInfo("ann", 3, ""))
+    await queue_node.close()
     await other.close()
 
 
@@ -379,83 +379,83 @@ async def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> 
     """Any node of the owner may fetch at any node of the source; a stranger is refused at all of them."""
 
     ensemble = MemoryEnsemble()
-    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-    await home.start()
+    queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
+    await queue_node.start()
     await other.start()
-    await home.fetch(wait_ms=0)
+    await queue_node.fetch(wait_ms=0)
     with pytest.raises(OwnedByOther):
         await other.fetch(cluster=THIRD, wait_ms=0)
     other.put(b"a")
     assert keys(await other.fetch()) == [b"a"]
-    await home.close()
+    await queue_node.close()
     await other.close()
 
 
 async def test_refused_cursor_entries_are_tried_again() -> None:
     """A write path that is not ready, or does not know, delays a queue and loses nothing."""
 
-    home = Home()
-    home.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
-    await home.start()
-    home.refusals = [NotReady("election")]
-    home.put(b"a")
-    home.put(b"b", partition=Q)
-    assert sorted(await home.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
-    home.clock.skew_ms += 1_000
-    home.queues.tick()
-    await home.until(lambda: not home.served()[0].machine.wanted_cursors(0))
-    await home.drain()
+    queue_node = QueueNode()
+    queue_node.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
+    await queue_node.start()
+    queue_node.refusals = [NotReady("election")]
+    queue_node.put(b"a")
+    queue_node.put(b"b", partition=Q)
+    assert sorted(await queue_node.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
+    queue_node.clock.skew_ms += 1_000
+    queue_node.queues.tick()
+    await queue_node.eventually(lambda: not queue_node.served()[0].machine.wanted_cursors(0))
+    await queue_node.drain()
     for partition in PARTITIONS:
-        assert home.served()[0].machine.windows[partition].advance() == home.shelf.ends[partition]
-    await home.close()
+        assert queue_node.served()[0].machine.windows[partition].advance() == queue_node.fake_store.ends[partition]
+    await queue_node.close()
 
 
 async def test_without_the_metastore_owned_queues_serve_and_others_wait() -> None:
     """H31: source queues go on during an outage; only what needs a decision is refused, as retryable."""
 
-    home = Home(QueueSettings("q"), QueueSettings("new"))
-    await home.start()
-    await home.fetch(wait_ms=0)
-    home.metastore.disconnect()
-    home.put(b"a")
-    assert keys(await home.fetch()) == [b"a"]
+    queue_node = QueueNode(QueueSettings("q"), QueueSettings("new"))
+    await queue_node.start()
+    await queue_node.fetch(wait_ms=0)
+    queue_node.metastore.disconnect()
+    queue_node.put(b"a")
+    assert keys(await queue_node.fetch()) == [b"a"]
     with pytest.raises(NotReady):
-        await home.fetch(queue="new")
+        await queue_node.fetch(queue="new")
     with pytest.raises(NotReady):
-        await home.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
-    home.metastore.reconnect()
-    assert keys(await home.fetch(queue="new")) == [b"a"]
-    await home.close()
+        await queue_node.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
+    queue_node.metastore.reconnect()
+    assert keys(await queue_node.fetch(queue="new")) == [b"a"]
+    await queue_node.close()
 
 
 async def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
     """A hint that came while the metastore was away is followed once it is back."""
 
     ensemble = MemoryEnsemble()
-    home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
-    await home.start()
+    queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
+    await queue_node.start()
     await other.start()
     await other.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
-    home.metastore.disconnect()
+    queue_node.metastore.disconnect()
     await asyncio.sleep(0.02)
-    home.metastore.reconnect()
-    await home.until(lambda: home.served()[0].serving_suspension is not None)
-    await home.close()
+    queue_node.metastore.reconnect()
+    await queue_node.eventually(lambda: queue_node.served()[0].serving_suspension is not None)
+    await queue_node.close()
     await other.close()
 
 
 def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:
     """Losing leadership saves the cursor and drops the window; on return nothing acknowledged comes again."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        home.put(b"b")
-        assert keys(await home.fetch(wait_ms=50)) == []
-        home.lead(P)
-        assert await home.drain() == [b"b"]
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
+        queue_node.put(b"b")
+        assert keys(await queue_node.fetch(wait_ms=50)) == []
+        queue_node.lead(P)
+        assert await queue_node.drain() == [b"b"]
 
     alive(test)
 
@@ -463,12 +463,12 @@ def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_
 def test_changes_of_a_follower_are_not_offered() -> None:
     """I-Q-COMMITTED: the leader's apply feeds the queue, nobody else's."""
 
-    async def test(home: Home) -> None:
-        await home.fetch(wait_ms=0)
-        entry = home.pen.data(P, b"a")
-        home.queues.applied(P, [entry], False)
-        home.queues.applied(77, [entry], True)
-        assert keys(await home.fetch(wait_ms=20)) == []
+    async def test(queue_node: QueueNode) -> None:
+        await queue_node.fetch(wait_ms=0)
+        entry = queue_node.factory.data(P, b"a")
+        queue_node.queues.applied(P, [entry], False)
+        queue_node.queues.applied(77, [entry], True)
+        assert keys(await queue_node.fetch(wait_ms=20)) == []
 
     alive(test)
 
@@ -476,13 +476,13 @@ def test_changes_of_a_follower_are_not_offered() -> None:
 def test_stop_answers_the_fetches_that_wait() -> None:
     """A stopping node lets no sink hang: waiting fetches get an answer, later ones a refusal."""
 
-    async def test(home: Home) -> None:
-        poll = asyncio.ensure_future(home.fetch(wait_ms=30_000))
-        await home.until(lambda: home.served()[0].waiters)
-        await home.queues.stop()
+    async def test(queue_node: QueueNode) -> None:
+        poll = asyncio.ensure_future(queue_node.fetch(wait_ms=30_000))
+        await queue_node.eventually(lambda: queue_node.served()[0].waiters)
+        await queue_node.queues.stop()
         assert (await asyncio.wait_for(poll, 5)).items == []
         with pytest.raises(NotReady):
-            await home.fetch()
+            await queue_node.fetch()
 
     alive(test)
 
@@ -490,13 +490,13 @@ def test_stop_answers_the_fetches_that_wait() -> None:
 def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long polls are bounded; one more is told to come back."""
 
-    async def test(home: Home) -> None:
+    async def test(queue_node: QueueNode) -> None:
         monkeypatch.setattr(polls_room, "WAITING_FETCHES_MAX", 2)
-        polls = [asyncio.ensure_future(home.fetch(link=link, wait_ms=300)) for link in range(2)]
-        await home.until(lambda: len(home.served()[0].waiters) == 2)
+        polls = [asyncio.ensure_future(queue_node.fetch(link=link, wait_ms=300)) for link in range(2)]
+        await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 2)
         with pytest.raises(Overloaded):
-            await home.fetch(link=2)
-        home.put(b"a", b"b")
+            await queue_node.fetch(link=2)
+        queue_node.put(b"a", b"b")
         await asyncio.gather(*polls)
 
     alive(test)
@@ -505,30 +505,30 @@ def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.Mon
 def test_queues_of_one_node_are_served_apart() -> None:
     """Two queues hold their own cursors and owners over the same changes."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert keys(await home.fetch(queue="q")) == [b"a"]
-        assert keys(await home.fetch(queue="r", cluster=THIRD)) == [b"a"]
-        listing = {row["name"]: row for row in await home.queues.listing()}
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        assert keys(await queue_node.fetch(queue="q")) == [b"a"]
+        assert keys(await queue_node.fetch(queue="r", cluster=THIRD)) == [b"a"]
+        listing = {row["name"]: row for row in await queue_node.queues.listing()}
         assert listing["q"]["owner"]["uuid"] == SINK.hex()
         assert listing["r"]["owner"]["uuid"] == THIRD.hex()
 
-    alive(test, Home(QueueSettings("q"), QueueSettings("r")))
+    alive(test, QueueNode(QueueSettings("q"), QueueSettings("r")))
 
 
 def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
     """Names of metrics are explained, counters only rise, and operators get plain values."""
 
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        samples = home.queues.metrics()
+    async def test(queue_node: QueueNode) -> None:
+        queue_node.put(b"a")
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        samples = queue_node.queues.metrics()
         assert {name for name, _, _ in samples} == set(HELP)
         values = {name: value for name, _, value in samples}
         assert values["isthmus_queue_served_total"] == values["isthmus_queue_acknowledged_total"] == 1
-        assert json.loads(json.dumps(await home.queues.listing()))[0]["name"] == "q"
-        assert home.queues.status() == {"actor": "source", "state": "running", "reason": ""}
+        assert json.loads(json.dumps(await queue_node.queues.listing()))[0]["name"] == "q"
+        assert queue_node.queues.status() == {"actor": "source", "state": "running", "reason": ""}
 
     alive(test)
 
@@ -536,22 +536,22 @@ def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
 def test_without_queues_the_actor_is_there_and_idle() -> None:
     """An unconfigured source says so and costs nothing."""
 
-    async def test(home: Home) -> None:
-        assert home.queues.status() == {"actor": "source", "state": "idle", "reason": "not configured"}
-        home.put(b"a")
-        assert await home.queues.listing() == []
-        assert home.queues.metrics() == []
+    async def test(queue_node: QueueNode) -> None:
+        assert queue_node.queues.status() == {"actor": "source", "state": "idle", "reason": "not configured"}
+        queue_node.put(b"a")
+        assert await queue_node.queues.listing() == []
+        assert queue_node.queues.metrics() == []
         with pytest.raises(UnknownQueue):
-            await home.fetch()
+            await queue_node.fetch()
 
-    home = Home()
-    home.settings = ()
-    alive(test, home)
+    queue_node = QueueNode()
+    queue_node.settings = ()
+    alive(test, queue_node)
 
 
 def test_a_filter_that_is_not_known_stops_the_start() -> None:
     """A wrong filter is bad config, not a queue that offers the wrong things."""
-    home = Home(QueueSettings("q", filter="bucket:x"))
+    queue_node = QueueNode(QueueSettings("q", filter="bucket:x"))
     with pytest.raises(BadConfig, match="bucket:x"):
-        asyncio.run(home.start())
-    home.pool.shutdown()
+        asyncio.run(queue_node.start())
+    queue_node.pool.shutdown()

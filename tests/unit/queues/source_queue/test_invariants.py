@@ -17,9 +17,9 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import decode_object
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.vclock import descends
-from tests.support.queue_node import Home
+from tests.support.queue_node import QueueNode
 from tests.support.queue_source import BUCKET, THIRD
-from tests.unit.queues.source_queue.test_rules import SESSION, Desk, P, Q, keys
+from tests.unit.queues.source_queue.test_rules import SESSION, P, Q, QueueFixture, keys
 
 DEFAULTS = QueueSettings("q")
 
@@ -32,27 +32,27 @@ def named(start: bytes, numbers: range) -> list[Key]:
 def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> None:
     """I-Q-PRIO: over random writes, pushes, fetches and lost batches a batch is of one priority, the highest that has
     something; and what is pushed below neither takes a place of real time nor delays it."""
-    rng, desk = Random(seed), Desk(reference_limit=40)
-    machine = desk.queue
+    rng, fixture = Random(seed), QueueFixture(reference_limit=40)
+    machine = fixture.queue
     by_priority = {lower.priority: lower for lower in machine.bulk_queues}
     held: list[bytes] = []
     seen = set()
     for step in range(2_000):
-        desk.now += rng.choice((0, 0, 5, ACTIVE_MS + 1))
+        fixture.now += rng.choice((0, 0, 5, ACTIVE_MS + 1))
         match rng.randrange(7):
             case 0 | 1:
-                desk.write(b"r%d" % rng.randrange(20))
+                fixture.write(b"r%d" % rng.randrange(20))
             case 2:
                 before = machine.budget.references
-                by_priority[rng.choice((FULL_SYNC, FOLD))].offer(named(b"p", range(step, step + 60)), desk.now)
+                by_priority[rng.choice((FULL_SYNC, FOLD))].offer(named(b"p", range(step, step + 60)), fixture.now)
                 assert machine.budget.references == before
             case 3 if held:
-                desk.ack(held.pop(rng.randrange(len(held))), rng.choice(((), None, (0,))))
+                fixture.ack(held.pop(rng.randrange(len(held))), rng.choice(((), None, (0,))))
             case _:
-                desk.refill()
+                fixture.refill()
                 ready = sum(window.ready_count for window in machine.windows.values())
                 waiting = {p: lower.waiting_count for p, lower in by_priority.items()}
-                batch = machine.take(SESSION, rng.randrange(1, 30), 1_000_000, desk.now)
+                batch = machine.take(SESSION, rng.randrange(1, 30), 1_000_000, fixture.now)
                 if batch is None:
                     assert not ready, "real time waits for nothing"
                     continue
@@ -68,7 +68,7 @@ def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> 
 def test_what_is_given_out_is_what_its_reference_says_or_newer(seed: int) -> None:
     """I-Q-REF: tombstones are given out whole, never as a reference, also beyond both object limits; what a reference
     names comes with a clock that has seen the reference's, or is counted as vanished."""
-    rng, desk = Random(seed), Desk(size_limit=100, object_limit=3)
+    rng, fixture = Random(seed), QueueFixture(size_limit=100, object_limit=3)
     clocks: dict[bytes, list[tuple[object, ...]]] = {}
     given: list[Item] = []
     deleted: set[bytes] = set()
@@ -77,26 +77,26 @@ def test_what_is_given_out_is_what_its_reference_says_or_newer(seed: int) -> Non
         name = b"k%d" % rng.randrange(12)
         if rng.random() < 0.7:
             gone = rng.random() < 0.3
-            desk.write(name, size=rng.choice((10, 500)), delete=gone)
+            fixture.write(name, size=rng.choice((10, 500)), delete=gone)
             (deleted.add if gone else deleted.discard)(name)
-            clocks.setdefault(name, []).append(decode_object(desk.shelf.objects[P, name]).clock)
+            clocks.setdefault(name, []).append(decode_object(fixture.fake_store.objects[P, name]).clock)
             continue
         if rng.random() < 0.1:
-            vanished += desk.shelf.objects.pop((P, name), None) is not None
-        batch = desk.queue.take(SESSION, rng.randrange(1, 9), 1_000_000, desk.now)
+            vanished += fixture.fake_store.objects.pop((P, name), None) is not None
+        batch = fixture.queue.take(SESSION, rng.randrange(1, 9), 1_000_000, fixture.now)
         if batch is None:
             continue
         for item in batch.items():
             if item[5] in deleted:
                 assert ReferenceKind(item[0]) is ReferenceKind.TOMBSTONE
         wanted = {item[5]: clocks[item[5]][-1] for item in batch.items()}
-        if desk.queue.resolve(batch, read_objects(desk.shelf, batch.items(), 1_000_000)):  # type: ignore[arg-type]
+        if fixture.queue.resolve(batch, read_objects(fixture.fake_store, batch.items(), 1_000_000)):  # type: ignore[arg-type]
             for item in batch.items():
                 assert descends(decode_object(item[8]).clock, wanted[item[5]])  # type: ignore[arg-type]
                 given.append(item)
-            desk.ack(batch.id)
+            fixture.ack(batch.id)
     assert {ReferenceKind(item[0]) for item in given} >= {ReferenceKind.OBJECT, ReferenceKind.TOMBSTONE}
-    assert desk.queue.ledger().vanished <= vanished
+    assert fixture.queue.ledger().vanished <= vanished
 
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
@@ -104,39 +104,39 @@ async def test_a_write_waits_for_no_queue(overflow: str) -> None:
     """I-Q-NOBLOCK: while real time is at its limit, lower priorities are full, a producer waits for them, the metastore
     is away and no sink comes, what apply tells the queues is taken in without the loop; memory stays at its bounds."""
 
-    home = Home(QueueSettings("q", overflow=overflow, queue_limit_count=10))
-    await home.start()
-    await home.fetch(wait_ms=0)
-    assert await home.acts.push("q", named(b"p", range(20)), FOLD, 20) == 10
-    waiting = asyncio.ensure_future(home.acts.push("q", named(b"x", range(5)), FOLD, 10_000))
-    await home.until(lambda: home.served()[0]._producers)
-    home.metastore.disconnect()
-    (queue,) = home.served()
+    queue_node = QueueNode(QueueSettings("q", overflow=overflow, queue_limit_count=10))
+    await queue_node.start()
+    await queue_node.fetch(wait_ms=0)
+    assert await queue_node.acts.push("q", named(b"p", range(20)), FOLD, 20) == 10
+    waiting = asyncio.ensure_future(queue_node.acts.push("q", named(b"x", range(5)), FOLD, 10_000))
+    await queue_node.eventually(lambda: queue_node.served()[0]._producers)
+    queue_node.metastore.disconnect()
+    (queue,) = queue_node.served()
     turns: list[int] = []
     ticker = asyncio.get_running_loop().call_soon(turns.append, 1)
     for number in range(500):
-        home.put(b"%d" % number)
+        queue_node.put(b"%d" % number)
     assert not turns, "nobody gave the loop a turn meanwhile"
     ticker.cancel()
     assert queue.machine.budget.references <= 10
     assert not waiting.done()
-    home.metastore.reconnect()
+    queue_node.metastore.reconnect()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await home.close()
+    await queue_node.close()
 
 
 def test_the_bounds_are_those_of_the_source_texts() -> None:
     """300,000 references a priority, 1,000 whole objects, of 200 KB at most; what does not fit waits in the store."""
     assert (DEFAULTS.queue_limit_count, DEFAULTS.object_limit_count) == (300_000, 1_000)
     assert (DEFAULTS.object_size_limit_bytes, DEFAULTS.overflow) == (200_000, "replay")
-    desk = Desk(size_limit=DEFAULTS.object_size_limit_bytes, object_limit=DEFAULTS.object_limit_count)
-    desk.write(b"at", size=DEFAULTS.object_size_limit_bytes - 200)
-    desk.write(b"above", size=DEFAULTS.object_size_limit_bytes + 1)
+    fixture = QueueFixture(size_limit=DEFAULTS.object_size_limit_bytes, object_limit=DEFAULTS.object_limit_count)
+    fixture.write(b"at", size=DEFAULTS.object_size_limit_bytes - 200)
+    fixture.write(b"above", size=DEFAULTS.object_size_limit_bytes + 1)
     for number in range(DEFAULTS.object_limit_count + 10):
-        desk.write(b"%d" % number, size=1)
-    assert desk.budget.objects == DEFAULTS.object_limit_count
-    batch = desk.queue.take(SESSION, 5_000, 10_000_000, 0)
+        fixture.write(b"%d" % number, size=1)
+    assert fixture.budget.objects == DEFAULTS.object_limit_count
+    batch = fixture.queue.take(SESSION, 5_000, 10_000_000, 0)
     assert batch is not None
     kinds = [ReferenceKind(item[0]) for item in batch.items()]
     assert kinds[:2] == [ReferenceKind.OBJECT, ReferenceKind.TO_FETCH]
@@ -147,26 +147,26 @@ def test_the_bounds_are_those_of_the_source_texts() -> None:
 def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
     """The queue has a new owner, and one partition cannot write the CURSOR entry that says so, since it has too few in
     sync: what waits there is for nobody, and repairs of all others go on."""
-    desk = Desk(partitions=(P, Q))
+    fixture = QueueFixture(partitions=(P, Q))
     for partition in (P, Q):
-        desk.write(b"r", partition)
-    machine = desk.queue
+        fixture.write(b"r", partition)
+    machine = fixture.queue
     machine.set_owner(THIRD, 2)
     state = CursorState(0, 2, THIRD)
-    entry = desk.pen.cursor(P, b"q", encode_state(state))
-    desk.shelf.put(P, entry)
-    machine.add(P, [entry], desk.now)
+    entry = fixture.factory.cursor(P, b"q", encode_state(state))
+    fixture.fake_store.put(P, entry)
+    machine.add(P, [entry], fixture.now)
     machine.cursor_applied(P, b"default", entry.offset, state)
     session = SESSION._replace(cluster=THIRD)
-    machine.on_fetch(session, None, desk.now)
-    desk.refill()
-    machine.bulk_queues[0].offer(named(b"p", range(3)), desk.now)
-    desk.now += ACTIVE_MS + 1
-    first = machine.take(session, 10, 1_000_000, desk.now)
+    machine.on_fetch(session, None, fixture.now)
+    fixture.refill()
+    machine.bulk_queues[0].offer(named(b"p", range(3)), fixture.now)
+    fixture.now += ACTIVE_MS + 1
+    first = machine.take(session, 10, 1_000_000, fixture.now)
     assert first is not None
     assert (first.priority, keys(first.items())) == (REAL_TIME, [b"r"])
-    assert machine.due_in_ms(desk.now, session) == 0
-    second = machine.take(session, 10, 1_000_000, desk.now)
+    assert machine.due_in_ms(fixture.now, session) == 0
+    second = machine.take(session, 10, 1_000_000, fixture.now)
     assert second is not None
     assert (second.priority, len(second)) == (FULL_SYNC, 3)
 
@@ -178,25 +178,25 @@ def test_at_the_bound_of_references_replay_keeps_all_and_discard_names_the_rest(
     """At 300,000 references: with `replay` the window stops there, all arrive in order, and nothing is given up; with
     `discard` what comes then is given up, counted, and is exactly the range of one gap."""
     limit, more = DEFAULTS.queue_limit_count, 1_000
-    desk = Desk(reference_limit=limit, object_limit=DEFAULTS.object_limit_count)
-    desk.budget.discard = discard
+    fixture = QueueFixture(reference_limit=limit, object_limit=DEFAULTS.object_limit_count)
+    fixture.budget.discard = discard
     for number in range(limit + more):
-        desk.write(b"%d" % number, size=1)
-    assert desk.budget.references == limit
+        fixture.write(b"%d" % number, size=1)
+    assert fixture.budget.references == limit
     came: list[bytes] = []
     while True:
-        desk.refill()
-        batch, items = desk.take(count=10_000, size=100_000_000)
+        fixture.refill()
+        batch, items = fixture.take(count=10_000, size=100_000_000)
         if not items:
             break
         came += keys(items)
-        desk.ack(batch)
+        fixture.ack(batch)
     kept = limit if discard else limit + more
     assert came == [b"%d" % number for number in range(kept)]
-    assert desk.queue.windows[P].ledger.given_up == limit + more - kept
+    assert fixture.queue.windows[P].ledger.given_up == limit + more - kept
     if discard:
-        ((_, state),) = desk.queue.wanted_cursors(0)
+        ((_, state),) = fixture.queue.wanted_cursors(0)
         (gap,) = state.gaps
         assert (gap.start, gap.end, gap.left_out) == (limit, limit + more, more)
     else:
-        assert not desk.queue.wanted_cursors(0)
+        assert not fixture.queue.wanted_cursors(0)

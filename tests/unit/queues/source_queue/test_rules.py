@@ -19,14 +19,14 @@ from isthmus.queues.window_rules import FOLD, Budget, Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
 from tests.support.queue_node import Clock
-from tests.support.queue_source import BUCKET, OURS, SINK, THIRD, Pen, Shelf
+from tests.support.queue_source import BUCKET, OURS, SINK, THIRD, EntryFactory, FakeStore
 
 P, Q = 3, 8
 SESSION = Session(SINK, "w1", b"incarnat", 0)
 
 
-class Desk:
-    """A queue over a shelf, everything told at once, whole objects unless limits say otherwise."""
+class QueueFixture:
+    """A SourceQueue over a FakeStore; each write is added to the queue at once."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Desk:
         cascade: bool = False,
         partitions: tuple[int, ...] = (P,),
     ) -> None:
-        self.shelf = Shelf()
-        self.pen = Pen(self.shelf)
+        self.fake_store = FakeStore()
+        self.factory = EntryFactory(self.fake_store)
         self.budget = Budget(size_limit, object_limit, reference_limit)
         self.queue = SourceQueue("q", OURS, cascade, 1_000, self.budget, b"lifelife")
         self.queue.set_owner(SINK, 1)
@@ -48,17 +48,17 @@ class Desk:
         self.queue.on_fetch(SESSION, None, 0)
 
     def write(self, key: bytes, partition: int = P, **how: object) -> None:
-        entry = self.pen.data(partition, key, **how)  # type: ignore[arg-type]
-        self.shelf.put(partition, entry)
+        entry = self.factory.data(partition, key, **how)  # type: ignore[arg-type]
+        self.fake_store.put(partition, entry)
         self.queue.add(partition, [entry], self.now)
 
     def refill(self) -> None:
         for window, start, rows in self.queue.begin_refills():
-            window.finish_refill(self.shelf.changes(window.partition, start, rows), rows)
+            window.finish_refill(self.fake_store.changes(window.partition, start, rows), rows)
 
     def take(self, count: int = 100, size: int = 1_000_000) -> tuple[bytes, list[Item]]:
         batch = self.queue.take(SESSION, count, size, self.now)
-        if batch is None or not self.queue.resolve(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
+        if batch is None or not self.queue.resolve(batch, read_objects(self.fake_store, batch.items(), size)):  # type: ignore[arg-type]
             return b"", []
         return batch.id, batch.items()
 
@@ -77,381 +77,381 @@ def keys(items: list[Item]) -> list[bytes]:
 def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> None:
     """A key that changes again while it waits is served in its old place, current, and its newer rows are passed
     over."""
-    desk = Desk()
-    desk.write(b"hot", time_ms=1)
-    desk.write(b"cold")
+    fixture = QueueFixture()
+    fixture.write(b"hot", time_ms=1)
+    fixture.write(b"cold")
     for size in range(1, 50):
-        desk.write(b"hot", size=size, time_ms=size)
-    batch, items = desk.take()
+        fixture.write(b"hot", size=size, time_ms=size)
+    batch, items = fixture.take()
     assert keys(items) == [b"hot", b"cold"]
-    assert items[0][8] == desk.shelf.objects[P, b"hot"]
-    assert items[0][2] == desk.shelf.latest[P, b"hot"]
+    assert items[0][8] == fixture.fake_store.objects[P, b"hot"]
+    assert items[0][2] == fixture.fake_store.latest[P, b"hot"]
     assert items[0][7] == 49
-    assert desk.queue.ledger().collapsed == 49
-    desk.ack(batch)
-    assert desk.cursor == desk.shelf.ends[P]
-    assert desk.take()[1] == []
+    assert fixture.queue.ledger().collapsed == 49
+    fixture.ack(batch)
+    assert fixture.cursor == fixture.fake_store.ends[P]
+    assert fixture.take()[1] == []
 
 
 def test_a_hot_key_is_not_starved_by_its_own_changes() -> None:
     """However fast a key changes, it is in the next batch after the keys that waited before it."""
-    desk = Desk()
+    fixture = QueueFixture()
     for round_number in range(20):
-        desk.write(b"k%d" % round_number)
-        desk.write(b"hot")
-        batch, items = desk.take(count=2)
+        fixture.write(b"k%d" % round_number)
+        fixture.write(b"hot")
+        batch, items = fixture.take(count=2)
         assert b"hot" in keys(items)
-        desk.write(b"hot")
-        desk.ack(batch)
-        batch, items = desk.take()
+        fixture.write(b"hot")
+        fixture.ack(batch)
+        batch, items = fixture.take()
         assert keys(items) == [b"hot"]
-        desk.ack(batch)
+        fixture.ack(batch)
 
 
 def test_a_key_that_changes_in_a_stopped_window_is_still_sent_once() -> None:
     """The newer row of a reference that waited in a full window is passed over when the window reads on, waiting or
     done."""
-    desk = Desk(reference_limit=2)
-    desk.write(b"a")
-    desk.write(b"b")
-    desk.write(b"c")
-    desk.write(b"a", size=7)
-    desk.write(b"b", size=8)
-    assert not desk.queue.windows[P].contiguous
-    batch, items = desk.take(count=1)
-    assert [(k, i[8]) for k, i in zip(keys(items), items, strict=True)] == [(b"a", desk.shelf.objects[P, b"a"])]
-    desk.ack(batch)
-    desk.refill()
-    batch, items = desk.take()
+    fixture = QueueFixture(reference_limit=2)
+    fixture.write(b"a")
+    fixture.write(b"b")
+    fixture.write(b"c")
+    fixture.write(b"a", size=7)
+    fixture.write(b"b", size=8)
+    assert not fixture.queue.windows[P].contiguous
+    batch, items = fixture.take(count=1)
+    assert [(k, i[8]) for k, i in zip(keys(items), items, strict=True)] == [(b"a", fixture.fake_store.objects[P, b"a"])]
+    fixture.ack(batch)
+    fixture.refill()
+    batch, items = fixture.take()
     assert keys(items) == [b"b", b"c"]
-    desk.ack(batch)
-    desk.refill()
-    assert desk.take()[1] == []
-    assert desk.cursor == desk.shelf.ends[P]
+    fixture.ack(batch)
+    fixture.refill()
+    assert fixture.take()[1] == []
+    assert fixture.cursor == fixture.fake_store.ends[P]
 
 
 def test_a_key_that_changes_while_it_is_away_comes_again_at_its_new_place() -> None:
     """What is acknowledged is the version that went; the newer one is offered by itself."""
-    desk = Desk()
-    desk.write(b"a")
-    batch, items = desk.take()
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    batch, items = fixture.take()
     assert keys(items) == [b"a"]
-    desk.write(b"b")
-    desk.write(b"a", size=9)
-    desk.ack(batch)
-    batch, items = desk.take()
+    fixture.write(b"b")
+    fixture.write(b"a", size=9)
+    fixture.ack(batch)
+    batch, items = fixture.take()
     assert keys(items) == [b"b", b"a"]
-    assert items[1][8] == desk.shelf.objects[P, b"a"]
+    assert items[1][8] == fixture.fake_store.objects[P, b"a"]
 
 
 def test_when_the_lease_of_an_overtaken_change_ends_only_the_newer_one_goes() -> None:
     """An unacknowledged batch comes again, but not a change whose key has a newer one waiting by itself."""
-    desk = Desk()
-    desk.write(b"a")
-    desk.write(b"b")
-    desk.take()
-    desk.write(b"a", size=9)
-    desk.now += 1_000
-    assert desk.queue.expire(desk.now) == 1
-    batch, items = desk.take()
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    fixture.write(b"b")
+    fixture.take()
+    fixture.write(b"a", size=9)
+    fixture.now += 1_000
+    assert fixture.queue.expire(fixture.now) == 1
+    batch, items = fixture.take()
     assert keys(items) == [b"b", b"a"]
-    assert items[1][8] == desk.shelf.objects[P, b"a"]
-    desk.ack(batch)
-    assert desk.cursor == desk.shelf.ends[P]
+    assert items[1][8] == fixture.fake_store.objects[P, b"a"]
+    fixture.ack(batch)
+    assert fixture.cursor == fixture.fake_store.ends[P]
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_our_change_that_a_third_cluster_replaced_before_it_went_still_goes(away: bool) -> None:
     """A push from elsewhere over a change of ours that has not gone out must not make the sink miss ours (R-OWED)."""
-    desk = Desk()
-    desk.write(b"a")
+    fixture = QueueFixture()
+    fixture.write(b"a")
     if away:
-        desk.take()
-    desk.write(b"a", origin=THIRD)
-    desk.now += 1_000
-    desk.queue.expire(desk.now)
-    batch, items = desk.take()
+        fixture.take()
+    fixture.write(b"a", origin=THIRD)
+    fixture.now += 1_000
+    fixture.queue.expire(fixture.now)
+    batch, items = fixture.take()
     assert keys(items) == [b"a"]
-    desk.ack(batch)
-    assert desk.cursor == desk.shelf.ends[P]
+    fixture.ack(batch)
+    assert fixture.cursor == fixture.fake_store.ends[P]
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_a_change_that_the_owner_itself_replaced_needs_no_sending(away: bool) -> None:
     """A push of the owner over a waiting change of ours settles it: the owner has what it pushed."""
-    desk = Desk()
-    desk.write(b"a")
+    fixture = QueueFixture()
+    fixture.write(b"a")
     if away:
-        desk.take()
-    desk.write(b"a", origin=SINK)
-    desk.now += 1_000
-    desk.queue.expire(desk.now)
-    assert desk.take()[1] == []
-    assert desk.cursor == desk.shelf.ends[P]
+        fixture.take()
+    fixture.write(b"a", origin=SINK)
+    fixture.now += 1_000
+    fixture.queue.expire(fixture.now)
+    assert fixture.take()[1] == []
+    assert fixture.cursor == fixture.fake_store.ends[P]
 
 
 @pytest.mark.parametrize(("cascade", "expected"), [(False, [b"ours"]), (True, [b"ours", b"third's"])])
 def test_rows_of_other_clusters_go_on_only_when_cascading_and_never_home(cascade: bool, expected: list[bytes]) -> None:
     """I-Q-NOLOOP: the cluster that a row came from is never offered it, neither from memory nor from the index."""
     for through_index in (False, True):
-        desk = Desk(cascade=cascade)
+        fixture = QueueFixture(cascade=cascade)
         if through_index:
-            desk.queue.windows[P].reset()
-        desk.write(b"ours")
-        desk.write(b"sink's", origin=SINK)
-        desk.write(b"third's", origin=THIRD)
+            fixture.queue.windows[P].reset()
+        fixture.write(b"ours")
+        fixture.write(b"sink's", origin=SINK)
+        fixture.write(b"third's", origin=THIRD)
         if through_index:
-            desk.queue.windows[P].tracking = True
-            desk.refill()
-        batch, items = desk.take()
+            fixture.queue.windows[P].tracking = True
+            fixture.refill()
+        batch, items = fixture.take()
         assert keys(items) == expected
-        desk.ack(batch)
-        assert desk.cursor == 3
+        fixture.ack(batch)
+        assert fixture.cursor == 3
 
 
 def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole() -> None:
     """Above the size limit or the object limit an object is read when it is served; a tombstone is whole always."""
-    desk = Desk(size_limit=200, object_limit=2)
-    desk.write(b"large", size=500)
+    fixture = QueueFixture(size_limit=200, object_limit=2)
+    fixture.write(b"large", size=500)
     for name in (b"1", b"2", b"3"):
-        desk.write(name, size=10)
-    desk.write(b"gone", delete=True)
-    assert desk.budget.objects == 2
-    batch = desk.queue.take(SESSION, 10, 1_000_000, 0)
+        fixture.write(name, size=10)
+    fixture.write(b"gone", delete=True)
+    assert fixture.budget.objects == 2
+    batch = fixture.queue.take(SESSION, 10, 1_000_000, 0)
     assert batch is not None
     assert [ReferenceKind(item[0]).name for item in batch.items()] == [
         "TO_FETCH", "OBJECT", "OBJECT", "TO_FETCH", "TOMBSTONE",
     ]  # fmt: skip
-    assert desk.budget.objects == 0
-    assert desk.queue.resolve(batch, read_objects(desk.shelf, batch.items(), 1_000_000))  # type: ignore[arg-type]
+    assert fixture.budget.objects == 0
+    assert fixture.queue.resolve(batch, read_objects(fixture.fake_store, batch.items(), 1_000_000))  # type: ignore[arg-type]
     for item in batch.items():
-        assert item[8] == desk.shelf.objects[P, item[5]]
+        assert item[8] == fixture.fake_store.objects[P, item[5]]
 
 
 def test_tombstones_read_from_the_index_are_marked_so() -> None:
     """What a reference is read as follows from the object: a tombstone is served as one."""
-    desk = Desk()
-    desk.queue.windows[P].reset()
-    desk.write(b"a")
-    desk.write(b"gone", delete=True)
-    desk.queue.windows[P].tracking = True
-    desk.refill()
-    assert [item[0] for item in desk.take()[1]] == [ReferenceKind.OBJECT, ReferenceKind.TOMBSTONE]
+    fixture = QueueFixture()
+    fixture.queue.windows[P].reset()
+    fixture.write(b"a")
+    fixture.write(b"gone", delete=True)
+    fixture.queue.windows[P].tracking = True
+    fixture.refill()
+    assert [item[0] for item in fixture.take()[1]] == [ReferenceKind.OBJECT, ReferenceKind.TOMBSTONE]
 
 
 def test_an_object_that_vanished_is_counted_and_its_place_settled() -> None:
     """A reference whose object is there no more goes to nobody and holds no cursor back."""
-    desk = Desk(object_limit=0)
-    desk.write(b"a")
-    desk.write(b"b")
-    del desk.shelf.objects[P, b"a"]
-    batch, items = desk.take()
+    fixture = QueueFixture(object_limit=0)
+    fixture.write(b"a")
+    fixture.write(b"b")
+    del fixture.fake_store.objects[P, b"a"]
+    batch, items = fixture.take()
     assert keys(items) == [b"b"]
-    assert desk.queue.ledger().vanished == 1
-    desk.ack(batch)
-    assert desk.cursor == 2
+    assert fixture.queue.ledger().vanished == 1
+    fixture.ack(batch)
+    assert fixture.cursor == 2
 
 
 def test_references_that_did_not_fit_when_read_wait_again_in_order() -> None:
     """The byte limit holds for objects whose size was not known when they were taken, and order is kept."""
-    desk = Desk(object_limit=0)
+    fixture = QueueFixture(object_limit=0)
     for name in (b"1", b"2", b"3", b"4"):
-        desk.write(name, size=1_000)
-    first, items = desk.take(size=2_500)
+        fixture.write(name, size=1_000)
+    first, items = fixture.take(size=2_500)
     assert keys(items) == [b"1", b"2"]
-    second, items = desk.take(size=10)
+    second, items = fixture.take(size=10)
     assert keys(items) == [b"3"], "a single larger object goes alone"
-    assert keys(desk.take(size=2_500)[1]) == [b"4"]
-    desk.ack(second)
-    assert desk.cursor == 0
-    desk.ack(first)
-    assert desk.cursor == 3
+    assert keys(fixture.take(size=2_500)[1]) == [b"4"]
+    fixture.ack(second)
+    assert fixture.cursor == 0
+    fixture.ack(first)
+    assert fixture.cursor == 3
 
 
 def test_order_is_kept_and_what_came_back_goes_first() -> None:
     """I-Q-FIFO: changes of a partition go in the order of their places, repeats before what never went."""
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(9):
-        desk.write(b"%d" % number)
-    first, items = desk.take(count=3)
+        fixture.write(b"%d" % number)
+    first, items = fixture.take(count=3)
     assert keys(items) == [b"0", b"1", b"2"]
-    second, items = desk.take(count=3)
+    second, items = fixture.take(count=3)
     assert keys(items) == [b"3", b"4", b"5"]
-    desk.ack(second, failed=(1,))
-    desk.ack(first, failed=None)
-    assert desk.cursor == 0
-    _, items = desk.take()
+    fixture.ack(second, failed=(1,))
+    fixture.ack(first, failed=None)
+    assert fixture.cursor == 0
+    _, items = fixture.take()
     assert keys(items) == [b"0", b"1", b"2", b"4", b"6", b"7", b"8"]
-    assert desk.queue.counts.redelivered == 4
-    assert desk.queue.counts.acknowledged == 2
+    assert fixture.queue.counts.redelivered == 4
+    assert fixture.queue.counts.acknowledged == 2
 
 
 def test_a_batch_is_shared_fairly_among_partitions() -> None:
     """A partition with a large backlog leaves the others their share, and takes what they do not need."""
-    desk = Desk(partitions=(P, Q))
+    fixture = QueueFixture(partitions=(P, Q))
     for number in range(200):
-        desk.write(b"p%d" % number)
+        fixture.write(b"p%d" % number)
     for number in range(30):
-        desk.write(b"q%d" % number, partition=Q)
-    _, items = desk.take(count=60)
+        fixture.write(b"q%d" % number, partition=Q)
+    _, items = fixture.take(count=60)
     shares = [sum(1 for item in items if item[1] == partition) for partition in (P, Q)]
     assert shares == [30, 30]
-    _, items = desk.take(count=60)
+    _, items = fixture.take(count=60)
     assert len(items) == 60
 
 
 def test_several_fetches_hold_distinct_references() -> None:
     """Batches under lease at the same time share nothing, and an acknowledgement settles its own only."""
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(20):
-        desk.write(b"%d" % number)
-    one, first = desk.take(count=8)
-    two, second = desk.take(count=8)
+        fixture.write(b"%d" % number)
+    one, first = fixture.take(count=8)
+    two, second = fixture.take(count=8)
     assert not set(keys(first)) & set(keys(second))
-    desk.ack(two)
-    assert desk.cursor == 0
-    desk.ack(one)
-    assert desk.cursor == 16
+    fixture.ack(two)
+    assert fixture.cursor == 0
+    fixture.ack(one)
+    assert fixture.cursor == 16
 
 
 def test_batches_under_lease_are_bounded() -> None:
     """Beyond the number of batches or bytes under lease a fetch gets nothing until one comes back."""
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(IN_FLIGHT_BATCHES_MAX + 1):
-        desk.write(b"%d" % number)
-    batches = [desk.take(count=1)[0] for _ in range(IN_FLIGHT_BATCHES_MAX)]
+        fixture.write(b"%d" % number)
+    batches = [fixture.take(count=1)[0] for _ in range(IN_FLIGHT_BATCHES_MAX)]
     assert all(batches)
-    assert desk.take(count=1)[1] == []
-    assert desk.queue.due_in_ms(0) is None
-    desk.ack(batches[5])
-    assert len(desk.take(count=1)[1]) == 1
+    assert fixture.take(count=1)[1] == []
+    assert fixture.queue.due_in_ms(0) is None
+    fixture.ack(batches[5])
+    assert len(fixture.take(count=1)[1]) == 1
 
 
 def test_bytes_under_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payload bytes under lease stop further batches once they reach the limit."""
     monkeypatch.setattr(batches_room, "IN_FLIGHT_BYTES_MAX", 500)
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(3):
-        desk.write(b"%d" % number, size=300)
-    first, _ = desk.take(count=1)
-    assert desk.take(count=1)[1]
-    assert desk.take(count=1)[1] == []
-    desk.ack(first)
-    assert desk.take(count=1)[1]
+        fixture.write(b"%d" % number, size=300)
+    first, _ = fixture.take(count=1)
+    assert fixture.take(count=1)[1]
+    assert fixture.take(count=1)[1] == []
+    fixture.ack(first)
+    assert fixture.take(count=1)[1]
 
 
 def test_what_a_restarted_sink_held_comes_back_at_its_first_fetch() -> None:
     """A new incarnation of a node holds nothing of the old one, so its batches need not wait for their lease."""
-    desk = Desk()
-    desk.write(b"a")
-    desk.take()
-    desk.queue.on_fetch(SESSION._replace(node="other", incarnation=b"12345678"), (), 0)
-    assert desk.take()[1] == []
-    desk.queue.on_fetch(SESSION._replace(incarnation=b"87654321"), (), 0)
-    assert keys(desk.take()[1]) == [b"a"]
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    fixture.take()
+    fixture.queue.on_fetch(SESSION._replace(node="other", incarnation=b"12345678"), (), 0)
+    assert fixture.take()[1] == []
+    fixture.queue.on_fetch(SESSION._replace(incarnation=b"87654321"), (), 0)
+    assert keys(fixture.take()[1]) == [b"a"]
 
 
 def test_a_batch_whose_answer_was_lost_comes_back_with_the_next_fetch_of_its_link() -> None:
     """A link that no longer names a batch gives it back; another link's fetch does not touch it."""
-    desk = Desk()
-    desk.write(b"a")
-    batch, _ = desk.take()
-    desk.queue.on_fetch(SESSION, (batch,), 0)
-    desk.queue.on_fetch(SESSION._replace(link=1), (), 0)
-    desk.queue.on_fetch(SESSION, None, 0)
-    assert desk.take()[1] == []
-    desk.queue.on_fetch(SESSION, (), 0)
-    assert keys(desk.take()[1]) == [b"a"]
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    batch, _ = fixture.take()
+    fixture.queue.on_fetch(SESSION, (batch,), 0)
+    fixture.queue.on_fetch(SESSION._replace(link=1), (), 0)
+    fixture.queue.on_fetch(SESSION, None, 0)
+    assert fixture.take()[1] == []
+    fixture.queue.on_fetch(SESSION, (), 0)
+    assert keys(fixture.take()[1]) == [b"a"]
 
 
 def test_another_cluster_or_owner_version_acknowledges_nothing() -> None:
     """Acknowledgements count only from the owner under the version of the batch."""
-    desk = Desk()
-    desk.write(b"a")
-    batch, _ = desk.take()
-    desk.queue.acknowledge(SESSION._replace(cluster=THIRD), batch, 1, ())
-    desk.queue.acknowledge(SESSION, batch, 2, ())
-    assert desk.cursor == 0
-    assert desk.queue.counts.refused == 2
-    desk.queue.acknowledge(SESSION, b"unknown", 1, ())
-    assert desk.queue.counts.late == 1
-    desk.ack(batch)
-    assert desk.cursor == 1
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    batch, _ = fixture.take()
+    fixture.queue.acknowledge(SESSION._replace(cluster=THIRD), batch, 1, ())
+    fixture.queue.acknowledge(SESSION, batch, 2, ())
+    assert fixture.cursor == 0
+    assert fixture.queue.counts.refused == 2
+    fixture.queue.acknowledge(SESSION, b"unknown", 1, ())
+    assert fixture.queue.counts.late == 1
+    fixture.ack(batch)
+    assert fixture.cursor == 1
 
 
 def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
     """R-OWNER: the metastore's word alone opens no window; the partition's CURSOR entry does."""
-    desk = Desk()
-    desk.write(b"a")
-    desk.queue.set_owner(THIRD, 2)
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    fixture.queue.set_owner(THIRD, 2)
     other = SESSION._replace(cluster=THIRD)
-    desk.queue.on_fetch(other, (), 0)
-    assert desk.queue.take(other, 10, 1_000, 0) is None
-    assert desk.queue.wanted_cursors(0) == [(P, CursorState(0, 2, THIRD))]
-    entry = desk.pen.cursor(P, b"q", b"")
-    desk.shelf.put(P, entry)
-    desk.queue.add(P, [entry], 0)
-    desk.queue.cursor_applied(P, b"default", entry.offset, CursorState(0, 2, THIRD))
-    desk.refill()
-    batch = desk.queue.take(other, 10, 1_000, 0)
+    fixture.queue.on_fetch(other, (), 0)
+    assert fixture.queue.take(other, 10, 1_000, 0) is None
+    assert fixture.queue.wanted_cursors(0) == [(P, CursorState(0, 2, THIRD))]
+    entry = fixture.factory.cursor(P, b"q", b"")
+    fixture.fake_store.put(P, entry)
+    fixture.queue.add(P, [entry], 0)
+    fixture.queue.cursor_applied(P, b"default", entry.offset, CursorState(0, 2, THIRD))
+    fixture.refill()
+    batch = fixture.queue.take(other, 10, 1_000, 0)
     assert batch is not None
     assert keys(batch.items()) == [b"a"]
 
 
 def test_a_suspended_queue_gives_nothing_and_still_takes_acknowledgements() -> None:
     """Suspending serving: the cursor waits, what is under lease may still be settled."""
-    desk = Desk()
-    desk.write(b"a")
-    batch, _ = desk.take()
-    desk.write(b"b")
-    desk.queue.serving_suspended = True
-    assert desk.take()[1] == []
-    assert desk.queue.due_in_ms(0) is None
-    desk.ack(batch)
-    assert desk.cursor == 1
-    desk.queue.serving_suspended = False
-    assert keys(desk.take()[1]) == [b"b"]
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    batch, _ = fixture.take()
+    fixture.write(b"b")
+    fixture.queue.serving_suspended = True
+    assert fixture.take()[1] == []
+    assert fixture.queue.due_in_ms(0) is None
+    fixture.ack(batch)
+    assert fixture.cursor == 1
+    fixture.queue.serving_suspended = False
+    assert keys(fixture.take()[1]) == [b"b"]
 
 
 def test_a_sink_that_is_away_costs_no_memory() -> None:
     """After a quiet minute the window holds nothing, and the next fetch finds everything in the index."""
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(10):
-        desk.write(b"%d" % number)
-    assert desk.budget.references == 10
-    desk.queue.drop_idle_windows(IDLE_MS - 1)
-    assert desk.budget.references == 10
-    desk.queue.drop_idle_windows(IDLE_MS)
-    assert desk.budget.references == desk.budget.objects == 0
-    desk.write(b"later")
-    assert desk.budget.references == 0
-    desk.queue.on_fetch(SESSION, (), IDLE_MS)
-    desk.refill()
-    assert len(desk.take()[1]) == 11
+        fixture.write(b"%d" % number)
+    assert fixture.budget.references == 10
+    fixture.queue.drop_idle_windows(IDLE_MS - 1)
+    assert fixture.budget.references == 10
+    fixture.queue.drop_idle_windows(IDLE_MS)
+    assert fixture.budget.references == fixture.budget.objects == 0
+    fixture.write(b"later")
+    assert fixture.budget.references == 0
+    fixture.queue.on_fetch(SESSION, (), IDLE_MS)
+    fixture.refill()
+    assert len(fixture.take()[1]) == 11
 
 
 def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
     """A lone change leaves at once; a flood gathers, for a few milliseconds at most or until enough wait; and what
     comes alone after the flood leaves at once again."""
-    desk = Desk()
-    desk.now = 1_000
-    desk.write(b"lone")
-    assert desk.queue.due_in_ms(desk.now) == 0
-    desk.ack(desk.take()[0])
+    fixture = QueueFixture()
+    fixture.now = 1_000
+    fixture.write(b"lone")
+    assert fixture.queue.due_in_ms(fixture.now) == 0
+    fixture.ack(fixture.take()[0])
     for number in range(2_000):
-        desk.now = 1_000 + number // 10
-        desk.write(b"%d" % number)
-        desk.ack(desk.take()[0])
-    desk.write(b"next")
-    assert desk.queue.due_in_ms(desk.now) == GATHER_MOST_MS
-    assert desk.queue.due_in_ms(desk.now + GATHER_MOST_MS) == 0
+        fixture.now = 1_000 + number // 10
+        fixture.write(b"%d" % number)
+        fixture.ack(fixture.take()[0])
+    fixture.write(b"next")
+    assert fixture.queue.due_in_ms(fixture.now) == GATHER_MOST_MS
+    assert fixture.queue.due_in_ms(fixture.now + GATHER_MOST_MS) == 0
     for number in range(GATHER_COUNT):
-        desk.write(b"more%d" % number)
-    assert desk.queue.due_in_ms(desk.now) == 0
-    desk.ack(desk.take()[0])
-    desk.now += SILENCE_MS
-    desk.write(b"alone")
-    assert desk.queue.due_in_ms(desk.now) == 0
+        fixture.write(b"more%d" % number)
+    assert fixture.queue.due_in_ms(fixture.now) == 0
+    fixture.ack(fixture.take()[0])
+    fixture.now += SILENCE_MS
+    fixture.write(b"alone")
+    assert fixture.queue.due_in_ms(fixture.now) == 0
 
 
 def test_what_comes_at_once_after_a_hiccup_does_not_wait_like_a_flood() -> None:
@@ -471,23 +471,23 @@ def test_what_comes_at_once_after_a_hiccup_does_not_wait_like_a_flood() -> None:
 def test_nothing_gathers_at_a_moderate_rate_while_the_sinks_have_nothing_to_do() -> None:
     """Up to 1,500 changes a second a change leaves at once while no batch is under lease, gathers while one is, and
     leaves with its acknowledgement; of a flood it gathers in any case."""
-    desk = Desk()
-    for desk.now in range(1_000, 1_200):
-        desk.write(b"%d" % desk.now)
-        desk.ack(desk.take()[0])
-    desk.write(b"idle")
-    assert desk.queue.due_in_ms(desk.now) == 0
-    batch, _ = desk.take()
-    desk.write(b"busy")
-    assert desk.queue.due_in_ms(desk.now) == GATHER_MS
-    desk.ack(batch)
-    assert desk.queue.due_in_ms(desk.now) == 0
+    fixture = QueueFixture()
+    for fixture.now in range(1_000, 1_200):
+        fixture.write(b"%d" % fixture.now)
+        fixture.ack(fixture.take()[0])
+    fixture.write(b"idle")
+    assert fixture.queue.due_in_ms(fixture.now) == 0
+    batch, _ = fixture.take()
+    fixture.write(b"busy")
+    assert fixture.queue.due_in_ms(fixture.now) == GATHER_MS
+    fixture.ack(batch)
+    assert fixture.queue.due_in_ms(fixture.now) == 0
     for number in range(1_000):
-        desk.now += number % 8 == 0
-        desk.write(b"flood%d" % number)
-        desk.ack(desk.take()[0])
-    desk.write(b"more")
-    assert desk.queue.due_in_ms(desk.now) == GATHER_MOST_MS
+        fixture.now += number % 8 == 0
+        fixture.write(b"flood%d" % number)
+        fixture.ack(fixture.take()[0])
+    fixture.write(b"more")
+    assert fixture.queue.due_in_ms(fixture.now) == GATHER_MOST_MS
 
 
 def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> None:
@@ -509,16 +509,16 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
 
 def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting reads rows in steps and says "unknown" rather than read on for ever."""
-    desk = Desk()
+    fixture = QueueFixture()
     for number in range(10):
-        desk.write(b"%d" % number, time_ms=100 + number, origin=OURS if number else SINK)
-    desk.queue.windows[P].reset()
-    assert [(w.partition, w.scan) for w in desk.queue.incomplete_windows()] == [(P, 1)]
+        fixture.write(b"%d" % number, time_ms=100 + number, origin=OURS if number else SINK)
+    fixture.queue.windows[P].reset()
+    assert [(w.partition, w.scan) for w in fixture.queue.incomplete_windows()] == [(P, 1)]
 
     def counted() -> tuple[int | None, int | None]:
         async def count() -> Backlog:
             with ThreadPoolExecutor(1) as pool:
-                return await BacklogCounter(desk.queue, desk.shelf, pool, Clock()).count(1)  # type: ignore[arg-type]
+                return await BacklogCounter(fixture.queue, fixture.fake_store, pool, Clock()).count(1)  # type: ignore[arg-type]
 
         return asyncio.run(count())[:2]
 
@@ -533,34 +533,34 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
 def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -> None:
     """So its other fetches wait for what comes in real time. Another node's sink gets its own after a rest; when no
     change came for a while, batches are as large and as many as asked for."""
-    desk = Desk()
+    fixture = QueueFixture()
     other = SESSION._replace(node="w2")
     second = SESSION._replace(link=1)
-    desk.queue.bulk_queues[1].offer([Key(b"default", BUCKET, b"%d" % n) for n in range(1_000)], 0)
-    desk.write(b"now")
-    desk.ack(desk.take()[0])
-    batch = desk.queue.take(SESSION, 500, 1_000_000, desk.now)
+    fixture.queue.bulk_queues[1].offer([Key(b"default", BUCKET, b"%d" % n) for n in range(1_000)], 0)
+    fixture.write(b"now")
+    fixture.ack(fixture.take()[0])
+    batch = fixture.queue.take(SESSION, 500, 1_000_000, fixture.now)
     assert batch is not None
     assert (batch.priority, len(batch)) == (FOLD, BULK_BATCH_COUNT)
-    assert desk.queue.due_in_ms(desk.now) == BULK_INTERVAL_MS
-    assert desk.queue.take(other, 500, 1_000_000, desk.now) is None
-    desk.now += BULK_INTERVAL_MS
-    assert desk.queue.due_in_ms(desk.now) == 0, "for others"
+    assert fixture.queue.due_in_ms(fixture.now) == BULK_INTERVAL_MS
+    assert fixture.queue.take(other, 500, 1_000_000, fixture.now) is None
+    fixture.now += BULK_INTERVAL_MS
+    assert fixture.queue.due_in_ms(fixture.now) == 0, "for others"
     for link in (SESSION, second):
-        assert desk.queue.due_in_ms(desk.now, link) is None
-        assert not desk.queue.has_work_for(link, desk.now)
-        assert desk.queue.take(link, 500, 1_000_000, desk.now) is None
-    assert desk.queue.has_work_for(other, desk.now)
-    assert desk.queue.due_in_ms(desk.now, other) == 0
-    desk.write(b"then")
-    assert desk.queue.has_work_for(second, desk.now)
-    change = desk.queue.take(second, 500, 1_000_000, desk.now)
+        assert fixture.queue.due_in_ms(fixture.now, link) is None
+        assert not fixture.queue.has_work_for(link, fixture.now)
+        assert fixture.queue.take(link, 500, 1_000_000, fixture.now) is None
+    assert fixture.queue.has_work_for(other, fixture.now)
+    assert fixture.queue.due_in_ms(fixture.now, other) == 0
+    fixture.write(b"then")
+    assert fixture.queue.has_work_for(second, fixture.now)
+    change = fixture.queue.take(second, 500, 1_000_000, fixture.now)
     assert change is not None
     assert keys(change.items()) == [b"then"]
-    desk.ack(batch.id)
-    desk.now += ACTIVE_MS
+    fixture.ack(batch.id)
+    fixture.now += ACTIVE_MS
     for link in (SESSION, second):
-        large = desk.queue.take(link, 400, 1_000_000, desk.now)
+        large = fixture.queue.take(link, 400, 1_000_000, fixture.now)
         assert large is not None
         assert len(large) == 400
 
@@ -568,22 +568,22 @@ def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -
 def test_rows_that_were_read_before_the_window_was_let_go_are_not_taken_for_newer_ones() -> None:
     """A read of the change index is still under way when a window that nobody fetches from is let go, and when the sink
     comes back: what it brings was read before changes that came since, and must not hide them."""
-    desk = Desk()
-    desk.write(b"a")
-    desk.now += IDLE_MS
-    desk.queue.drop_idle_windows(desk.now)
-    desk.queue.on_fetch(SESSION, None, desk.now)
-    ((window, start, limit),) = desk.queue.begin_refills()
-    late = desk.shelf.changes(P, start, limit)
-    desk.now += IDLE_MS
-    desk.queue.drop_idle_windows(desk.now)
-    desk.write(b"b")
-    desk.queue.on_fetch(SESSION, None, desk.now)
-    under_way = desk.queue.begin_refills()
+    fixture = QueueFixture()
+    fixture.write(b"a")
+    fixture.now += IDLE_MS
+    fixture.queue.drop_idle_windows(fixture.now)
+    fixture.queue.on_fetch(SESSION, None, fixture.now)
+    ((window, start, limit),) = fixture.queue.begin_refills()
+    late = fixture.fake_store.changes(P, start, limit)
+    fixture.now += IDLE_MS
+    fixture.queue.drop_idle_windows(fixture.now)
+    fixture.write(b"b")
+    fixture.queue.on_fetch(SESSION, None, fixture.now)
+    under_way = fixture.queue.begin_refills()
     window.finish_refill(late, limit)
-    for again, start, limit in (*under_way, *desk.queue.begin_refills()):
-        again.finish_refill(desk.shelf.changes(P, start, limit), limit)
-    batch, items = desk.take()
+    for again, start, limit in (*under_way, *fixture.queue.begin_refills()):
+        again.finish_refill(fixture.fake_store.changes(P, start, limit), limit)
+    batch, items = fixture.take()
     assert keys(items) == [b"a", b"b"]
-    desk.ack(batch)
-    assert desk.cursor == desk.shelf.ends[P]
+    fixture.ack(batch)
+    assert fixture.cursor == fixture.fake_store.ends[P]

@@ -27,7 +27,7 @@ from isthmus.queues.window_rules import Budget
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change
-from tests.support.queue_source import OURS, SINK, THIRD, Pen, Shelf
+from tests.support.queue_source import OURS, SINK, THIRD, EntryFactory, FakeStore
 
 NAME = b"q"
 LEASE_MS = 100
@@ -59,13 +59,13 @@ class Schedule:
         self.discard = False
         self.cascade = cascade
         self.owner, self.version = SINK, 1
-        self.shelf = Shelf()
-        self.pen = Pen(self.shelf)
+        self.fake_store = FakeStore()
+        self.factory = EntryFactory(self.fake_store)
         self.now = 1_000
         self.life = 0
         self.seen: Counter[str] = Counter()
         self.untold: dict[int, list[Entry]] = {p: [] for p in PARTITIONS}
-        self.told: dict[int, int] = dict.fromkeys(PARTITIONS, 0)
+        self.audit_info: dict[int, int] = dict.fromkeys(PARTITIONS, 0)
         self.acked: dict[tuple[int, bytes], int] = {}
         self.sent: list[Sent] = []
         self.reads: list[tuple[Window, list[Change], int]] = []
@@ -74,7 +74,7 @@ class Schedule:
         self.moved: dict[bytes, set[int]] = {}
         """Batch -> partitions whose leadership moved while it was away: its acknowledgement counts nothing there."""
         for partition in PARTITIONS:
-            self.store(partition, self.pen.cursor(partition, NAME, encode_state(CursorState(0, 1, SINK))))
+            self.store(partition, self.factory.cursor(partition, NAME, encode_state(CursorState(0, 1, SINK))))
         self.start()
         self.events: list[tuple[int, Callable[[], None]]] = [
             (24, self.write),
@@ -118,21 +118,21 @@ class Schedule:
         self.session = Session(self.owner, "w1", b"incarnat", 0)
         self.queue.set_owner(self.owner, self.version)
         for partition in PARTITIONS:
-            position = position_of(self.shelf.cursor(partition, NAME), 0)
+            position = position_of(self.fake_store.cursor(partition, NAME), 0)
             assert position is not None
             self.untold[partition] = []
-            self.told[partition] = self.shelf.ends[partition]
-            self.queue.lead(partition, b"default", position, self.shelf.ends[partition])
+            self.audit_info[partition] = self.fake_store.ends[partition]
+            self.queue.lead(partition, b"default", position, self.fake_store.ends[partition])
         self.queue.on_fetch(self.session, None, self.now)
 
     def store(self, partition: int, entry: Entry) -> None:
-        self.shelf.put(partition, entry)
+        self.fake_store.put(partition, entry)
         self.untold[partition].append(entry)
 
     def tell_some(self, partition: int, count: int) -> None:
         entries, self.untold[partition] = self.untold[partition][:count], self.untold[partition][count:]
         if entries:
-            self.told[partition] = entries[-1].offset + 1
+            self.audit_info[partition] = entries[-1].offset + 1
             self.queue.add(partition, entries, self.now)
 
     def eligible(self, origin: bytes) -> bool:
@@ -146,20 +146,22 @@ class Schedule:
             key = rng.choice(self.hot or KEYS)
             origin, size = rng.choice([OURS, OURS, OURS, SINK, THIRD]), rng.choice([1, 50, 500])
             partition = rng.choice(PARTITIONS)
-            entry = self.pen.data(partition, key, origin=origin, size=size, delete=rng.random() < 0.3, time_ms=self.now)
+            entry = self.factory.data(
+                partition, key, origin=origin, size=size, delete=rng.random() < 0.3, time_ms=self.now
+            )
             self.store(partition, entry)
 
     def barrier(self) -> None:
         partition = self.rng.choice(PARTITIONS)
-        self.store(partition, self.pen.barrier(partition))
+        self.store(partition, self.factory.barrier(partition))
 
     def reap(self) -> None:
         """A reap waits until every cursor has passed the key's change (a rule of the reaper)."""
         partition, key = self.rng.choice(PARTITIONS), self.rng.choice(KEYS)
-        latest = self.shelf.latest.get((partition, key), -1)
-        change = self.shelf.rows[partition].get(latest) if latest >= 0 else None
+        latest = self.fake_store.latest.get((partition, key), -1)
+        change = self.fake_store.rows[partition].get(latest) if latest >= 0 else None
         if change is not None and change.kind == EntryKind.DATA and latest < self.queue.windows[partition].cursor:
-            self.store(partition, self.pen.reap(partition, key))
+            self.store(partition, self.factory.reap(partition, key))
 
     def tell(self) -> None:
         self.tell_some(self.rng.choice(PARTITIONS), self.rng.choice([1, 2, 100]))
@@ -188,11 +190,11 @@ class Schedule:
 
     def finish_reading(self) -> None:
         """The objects of a batch were read, at a moment when the store may have moved on."""
-        ready = [one for one in self.reading if self.queue.caught_up(one[0], self.shelf.ends)]
+        ready = [one for one in self.reading if self.queue.caught_up(one[0], self.fake_store.ends)]
         if ready:
             batch, size = self.rng.choice(ready)
             self.reading.remove((batch, size))
-            if self.queue.resolve(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
+            if self.queue.resolve(batch, read_objects(self.fake_store, batch.items(), size)):  # type: ignore[arg-type]
                 self.send(batch, size)
 
     def send(self, batch: LeasedBatch, size: int) -> None:
@@ -249,7 +251,7 @@ class Schedule:
     def rows_are_read(self) -> None:
         if self.unread:
             window, start, rows = self.unread.pop(self.rng.randrange(len(self.unread)))
-            self.reads.append((window, self.shelf.changes(window.partition, start, rows), rows))
+            self.reads.append((window, self.fake_store.changes(window.partition, start, rows), rows))
 
     def rows_arrive(self) -> None:
         if self.reads:
@@ -262,7 +264,7 @@ class Schedule:
 
     def save_cursors(self) -> None:
         for partition, base, cursor in self.queue.moved_cursors():
-            self.shelf.soft[partition, NAME] = encode_soft(base, cursor, 0)
+            self.fake_store.soft[partition, NAME] = encode_soft(base, cursor, 0)
 
     def restart(self) -> None:
         self.start()
@@ -276,10 +278,10 @@ class Schedule:
 
     def lead_again(self, partition: int) -> None:
         self.untold[partition] = []
-        self.told[partition] = self.shelf.ends[partition]
-        position = position_of(self.shelf.cursor(partition, NAME), 0)
+        self.audit_info[partition] = self.fake_store.ends[partition]
+        position = position_of(self.fake_store.cursor(partition, NAME), 0)
         assert position is not None
-        self.queue.lead(partition, b"default", position, self.shelf.ends[partition])
+        self.queue.lead(partition, b"default", position, self.fake_store.ends[partition])
 
     def another_cluster_takes_over(self) -> None:
         """A new owner version from 0 on: the conditional write, then a CURSOR entry a partition."""
@@ -292,7 +294,7 @@ class Schedule:
         for partition in PARTITIONS:
             self.tell_some(partition, 1_000)
             state = CursorState(0, self.version, self.owner)
-            entry = self.pen.cursor(partition, NAME, encode_state(state))
+            entry = self.factory.cursor(partition, NAME, encode_state(state))
             self.store(partition, entry)
             self.tell_some(partition, 1)
             self.queue.cursor_applied(partition, b"default", entry.offset, state)
@@ -313,7 +315,7 @@ class Schedule:
         self.tell_some(partition, 1_000)
         window = self.queue.windows[partition]
         state = CursorState(window.advance(), self.version, self.owner)
-        entry = self.pen.cursor(partition, NAME, encode_state(state))
+        entry = self.factory.cursor(partition, NAME, encode_state(state))
         self.store(partition, entry)
         self.tell_some(partition, 1)
         self.queue.cursor_applied(partition, b"default", entry.offset, state)
@@ -328,20 +330,20 @@ class Schedule:
             window = self.queue.windows[partition]
             before = window.cursor
             cursor = window.advance()
-            assert before <= cursor <= window.scan <= window.applied == self.told[partition]
-            position = position_of(self.shelf.cursor(partition, NAME), 0)
+            assert before <= cursor <= window.scan <= window.applied == self.audit_info[partition]
+            position = position_of(self.fake_store.cursor(partition, NAME), 0)
             assert position is not None
             if not self.deaf:
                 assert window.ledger_error() in (None, 0), (window.ledger, window.waiting_count, window.in_flight_count)
                 assert window.ledger.unbalanced == 0, window.ledger
             if window.contiguous and not self.untold[partition]:
-                assert not window.find_lost(list(self.shelf.rows[partition].values()))
+                assert not window.find_lost(list(self.fake_store.rows[partition].values()))
             self.check_passed(partition, cursor, window.state.gaps)
             self.check_passed(partition, position.cursor, position.state.gaps)
 
     def check_passed(self, partition: int, cursor: int, gaps: Gaps) -> None:
         """What lies below a cursor is acknowledged, or on record as left out."""
-        for offset, change in self.shelf.rows[partition].items():
+        for offset, change in self.fake_store.rows[partition].items():
             if offset < cursor:
                 assert (
                     change.kind == EntryKind.REAP
@@ -370,20 +372,20 @@ class Schedule:
         for _ in range(1_000):
             self.decide()
             for window, start, rows in self.queue.begin_refills():
-                window.finish_refill(self.shelf.changes(window.partition, start, rows), rows)
+                window.finish_refill(self.fake_store.changes(window.partition, start, rows), rows)
             batch = self.queue.take(self.session, 3, 10_000, self.now)
             if batch is None:
                 if all(window.contiguous for window in self.queue.windows.values()) and not self.undecided():
                     break
                 continue
-            if self.queue.resolve(batch, read_objects(self.shelf, batch.items(), 10_000)):  # type: ignore[arg-type]
+            if self.queue.resolve(batch, read_objects(self.fake_store, batch.items(), 10_000)):  # type: ignore[arg-type]
                 for item in batch.items():
                     key = (item[1], item[5])
                     self.acked[key] = max(item[2], self.acked.get(key, -1))
                 self.queue.acknowledge(self.session, batch.id, self.version, ())
             self.check()
         for partition in PARTITIONS:
-            assert self.queue.windows[partition].advance() == self.shelf.ends[partition], "the queue never ran dry"
+            assert self.queue.windows[partition].advance() == self.fake_store.ends[partition], "the queue never ran dry"
         self.check()
         assert self.budget.references == self.budget.objects == 0
         assert self.queue.waiting_count() == self.queue.in_flight_count() == 0

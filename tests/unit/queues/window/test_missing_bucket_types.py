@@ -10,7 +10,7 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
-from tests.support.queue_node import PARTITIONS, Home
+from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import BUCKET
 from tests.unit.queues.admin.test_acts import alive
 
@@ -20,9 +20,9 @@ BOTH = DEFAULT | {b"orders"}
 MANY = [b"m%04d" % n for n in range(3 * HELD_BACK_ROWS)]
 
 
-def two_types(home: Home) -> None:
+def two_types(queue_node: QueueNode) -> None:
     """Partition MISSING is of a type that the sink lacks."""
-    home.types[MISSING] = b"orders"
+    queue_node.types[MISSING] = b"orders"
 
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
@@ -31,36 +31,36 @@ def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) ->
     given up, few are in memory, and the answer names the type and since when. Once the sink has it all arrives, also
     after a restart of the source."""
 
-    async def run(home: Home) -> None:
-        two_types(home)
-        await home.crash()
-        await home.start()
-        machine = home.queues.named("q").machine
-        assert (await home.fetch(types=DEFAULT, wait_ms=0)).held == {}
-        await home.until(lambda: not machine.wanted_cursors(0))
-        home.put(*MANY, partition=MISSING)
-        home.put(b"a", b"b", partition=HERE)
-        assert sorted(await home.drain(types=DEFAULT)) == [b"a", b"b"]
-        reply = await home.fetch(types=DEFAULT, wait_ms=0)
+    async def run(queue_node: QueueNode) -> None:
+        two_types(queue_node)
+        await queue_node.crash()
+        await queue_node.start()
+        machine = queue_node.queues.named("q").machine
+        assert (await queue_node.fetch(types=DEFAULT, wait_ms=0)).held == {}
+        await queue_node.eventually(lambda: not machine.wanted_cursors(0))
+        queue_node.put(*MANY, partition=MISSING)
+        queue_node.put(b"a", b"b", partition=HERE)
+        assert sorted(await queue_node.drain(types=DEFAULT)) == [b"a", b"b"]
+        reply = await queue_node.fetch(types=DEFAULT, wait_ms=0)
         assert list(reply.held or ()) == [b"orders"]
         assert machine.budget.references <= HELD_BACK_ROWS
         assert machine.windows[MISSING].cursor <= machine.windows[MISSING].applied - len(MANY)
-        told = next(row for row in await home.acts.listing() if row["name"] == "q")
-        assert list(told["held_types"]) == ["orders"]
-        assert "west has no bucket type orders" in told["reason"]
-        assert told["waiting"] == len(MANY)
-        home.queues.tick()
-        await home.crash()
-        await home.start()
-        assert list((await home.fetch(types=DEFAULT, wait_ms=0)).held or ()) in ([], [b"orders"])
-        home.queues.tick()
-        await home.until(lambda: home.queues.named("q").machine.budget.references <= HELD_BACK_ROWS)
-        home.put(b"c", partition=HERE)
-        assert await home.drain(types=DEFAULT) == [b"c"]
-        got = await home.drain(types=BOTH)
+        audit_info = next(row for row in await queue_node.acts.listing() if row["name"] == "q")
+        assert list(audit_info["held_types"]) == ["orders"]
+        assert "west has no bucket type orders" in audit_info["reason"]
+        assert audit_info["waiting"] == len(MANY)
+        queue_node.queues.tick()
+        await queue_node.crash()
+        await queue_node.start()
+        assert list((await queue_node.fetch(types=DEFAULT, wait_ms=0)).held or ()) in ([], [b"orders"])
+        queue_node.queues.tick()
+        await queue_node.eventually(lambda: queue_node.queues.named("q").machine.budget.references <= HELD_BACK_ROWS)
+        queue_node.put(b"c", partition=HERE)
+        assert await queue_node.drain(types=DEFAULT) == [b"c"]
+        got = await queue_node.drain(types=BOTH)
         assert sorted(got) == MANY
-        assert (await home.fetch(types=BOTH, wait_ms=0)).held == {}
-        assert home.acts.gaps() == []
+        assert (await queue_node.fetch(types=BOTH, wait_ms=0)).held == {}
+        assert queue_node.acts.gaps() == []
 
     alive(run, QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow))
 
@@ -69,22 +69,22 @@ def test_what_was_in_memory_before_the_sink_told_makes_room() -> None:
     """A sink that tells nothing of its types is given all; once one tells that it lacks a type, what waits of it leaves
     the memory as soon as nothing of it is under lease."""
 
-    async def run(home: Home) -> None:
-        two_types(home)
-        await home.crash()
-        await home.start()
-        home.put(*MANY, partition=MISSING)
-        reply = await home.fetch(count=10)
-        machine = home.queues.named("q").machine
-        await home.until(lambda: machine.windows[MISSING].contiguous)
+    async def run(queue_node: QueueNode) -> None:
+        two_types(queue_node)
+        await queue_node.crash()
+        await queue_node.start()
+        queue_node.put(*MANY, partition=MISSING)
+        reply = await queue_node.fetch(count=10)
+        machine = queue_node.queues.named("q").machine
+        await queue_node.eventually(lambda: machine.windows[MISSING].contiguous)
         assert len(reply.items) == 10
         assert machine.budget.references > HELD_BACK_ROWS
         failed = [BatchAck(reply.batch, reply.owner_version, tuple(range(10)))]
-        assert not (await home.fetch(types=DEFAULT, acks=failed, wait_ms=0)).items
-        home.queues.tick()
-        await home.until(lambda: not machine.windows[MISSING].reading)
+        assert not (await queue_node.fetch(types=DEFAULT, acks=failed, wait_ms=0)).items
+        queue_node.queues.tick()
+        await queue_node.eventually(lambda: not machine.windows[MISSING].reading)
         assert machine.budget.references <= HELD_BACK_ROWS
-        assert sorted(await home.drain(types=BOTH)) == MANY
+        assert sorted(await queue_node.drain(types=BOTH)) == MANY
 
     alive(run)
 
@@ -93,15 +93,15 @@ def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone
     """Two nodes of the sink's cluster disagree: the one that knows the type is given its changes, the other waits for
     what it can store, without a busy loop and without a batch."""
 
-    async def run(home: Home) -> None:
-        two_types(home)
-        await home.crash()
-        await home.start()
-        await home.fetch(types=DEFAULT, node="w2", wait_ms=0)
-        await home.fetch(types=BOTH, node="w1", wait_ms=0)
-        home.put(b"m", partition=MISSING)
-        assert not (await home.fetch(types=DEFAULT, node="w2", wait_ms=30)).items
-        assert [item[5] for item in (await home.fetch(types=BOTH, node="w1")).items] == [b"m"]
+    async def run(queue_node: QueueNode) -> None:
+        two_types(queue_node)
+        await queue_node.crash()
+        await queue_node.start()
+        await queue_node.fetch(types=DEFAULT, node="w2", wait_ms=0)
+        await queue_node.fetch(types=BOTH, node="w1", wait_ms=0)
+        queue_node.put(b"m", partition=MISSING)
+        assert not (await queue_node.fetch(types=DEFAULT, node="w2", wait_ms=30)).items
+        assert [item[5] for item in (await queue_node.fetch(types=BOTH, node="w1")).items] == [b"m"]
 
     alive(run)
 
@@ -110,27 +110,27 @@ def test_references_of_such_a_type_take_no_room_from_others() -> None:
     """At a lower priority those that wait are put aside when their turn comes, take no room, and come back once the
     type is there; new ones are refused with a reason until then."""
 
-    async def run(home: Home) -> None:
-        two_types(home)
-        await home.crash()
-        await home.start()
+    async def run(queue_node: QueueNode) -> None:
+        two_types(queue_node)
+        await queue_node.crash()
+        await queue_node.start()
         orders = [Key(b"orders", BUCKET, name) for name in (b"o1", b"o2", b"o3")]
-        home.put(b"d1", b"d2", partition=HERE)
-        home.put(b"o1", b"o2", b"o3", partition=MISSING)
-        assert len(await home.drain(types=BOTH)) == 5
-        assert await home.acts.push("q", orders, FULL_SYNC, 0) == 3
-        lower = home.queues.named("q").machine.bulk_queues[0]
+        queue_node.put(b"d1", b"d2", partition=HERE)
+        queue_node.put(b"o1", b"o2", b"o3", partition=MISSING)
+        assert len(await queue_node.drain(types=BOTH)) == 5
+        assert await queue_node.acts.push("q", orders, FULL_SYNC, 0) == 3
+        lower = queue_node.queues.named("q").machine.bulk_queues[0]
         assert lower.free_count() == 0
-        home.clock.skew_ms += 61_000
-        assert not (await home.fetch(types=DEFAULT, wait_ms=0)).items
+        queue_node.clock.skew_ms += 61_000
+        assert not (await queue_node.fetch(types=DEFAULT, wait_ms=0)).items
         assert lower.free_count() == 3
         wanted = [Key(b"default", BUCKET, name) for name in (b"d1", b"d2")]
-        assert await home.acts.push("q", wanted, FULL_SYNC, 0) == 2
+        assert await queue_node.acts.push("q", wanted, FULL_SYNC, 0) == 2
         with pytest.raises(NotReady, match="west has no bucket type orders"):
-            await home.acts.push("q", orders[:1], FULL_SYNC, 0)
-        assert [item[5] for item in (await home.fetch(types=DEFAULT)).items] == [b"d1", b"d2"]
-        assert list((await home.fetch(types=DEFAULT, wait_ms=0)).held or ()) == [b"orders"]
-        assert [item[5] for item in (await home.fetch(types=BOTH)).items] == [b"o1", b"o2", b"o3"]
+            await queue_node.acts.push("q", orders[:1], FULL_SYNC, 0)
+        assert [item[5] for item in (await queue_node.fetch(types=DEFAULT)).items] == [b"d1", b"d2"]
+        assert list((await queue_node.fetch(types=DEFAULT, wait_ms=0)).held or ()) == [b"orders"]
+        assert [item[5] for item in (await queue_node.fetch(types=BOTH)).items] == [b"o1", b"o2", b"o3"]
 
     alive(run, QueueSettings("q", queue_limit_count=3))
 
@@ -140,16 +140,16 @@ def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
     their partition, with the times of the changes, over restarts; the others are acknowledged, and the ledger closes.
     Of references of lower priorities the record stands in the metastore."""
 
-    async def run(home: Home) -> None:
-        home.put(b"a", b"b", b"c")
-        reply = await home.fetch()
+    async def run(queue_node: QueueNode) -> None:
+        queue_node.put(b"a", b"b", b"c")
+        reply = await queue_node.fetch()
         times, first = [item[7] for item in reply.items], reply.items[1][2]
         ack = BatchAck(reply.batch, reply.owner_version, (), (1, 0, 0, 2), (1, 2))
-        await home.fetch(acks=[ack], wait_ms=0)
-        machine = home.queues.named("q").machine
+        await queue_node.fetch(acks=[ack], wait_ms=0)
+        machine = queue_node.queues.named("q").machine
         assert machine.ledger().given_up == 2
-        await home.until(lambda: bool(home.acts.gaps()))
-        (gap,) = home.acts.gaps()
+        await queue_node.eventually(lambda: bool(queue_node.acts.gaps()))
+        (gap,) = queue_node.acts.gaps()
         assert (gap["what"], gap["from_offset"], gap["upto_offset"], gap["count_at_least"]) == (
             "refused",
             first,
@@ -157,19 +157,19 @@ def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
             2,
         )
         assert times[1] == gap["from_ms"] <= gap["upto_ms"] == times[2]
-        await home.until(lambda: machine.windows[HERE].advance() == machine.windows[HERE].applied)
-        home.queues.tick()
-        await home.crash()
-        await home.start()
-        assert [(one["from_offset"], one["upto_offset"]) for one in home.acts.gaps()] == [(first, first + 2)]
-        assert await home.drain() == []
+        await queue_node.eventually(lambda: machine.windows[HERE].advance() == machine.windows[HERE].applied)
+        queue_node.queues.tick()
+        await queue_node.crash()
+        await queue_node.start()
+        assert [(one["from_offset"], one["upto_offset"]) for one in queue_node.acts.gaps()] == [(first, first + 2)]
+        assert await queue_node.drain() == []
 
-        await home.acts.push("q", [Key(b"default", BUCKET, b"a")], FULL_SYNC, 0)
-        reply = await home.fetch()
-        await home.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (), (0, 0, 0, 1), (0,))], wait_ms=0)
-        home.queues.tick()
-        await home.until(lambda: len(home.acts.gaps()) == 2)
-        (lost,) = [one for one in home.acts.gaps() if one["partition"] is None]
+        await queue_node.acts.push("q", [Key(b"default", BUCKET, b"a")], FULL_SYNC, 0)
+        reply = await queue_node.fetch()
+        await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (), (0, 0, 0, 1), (0,))], wait_ms=0)
+        queue_node.queues.tick()
+        await queue_node.eventually(lambda: len(queue_node.acts.gaps()) == 2)
+        (lost,) = [one for one in queue_node.acts.gaps() if one["partition"] is None]
         assert (lost["what"], lost["priority"], lost["count_at_least"]) == ("refused", FULL_SYNC, 1)
 
     alive(run)

@@ -118,7 +118,7 @@ class Watched(MemoryStore):
         super().commit(prepared)
 
 
-class Desk:
+class ApplierFixture:
     """An applier whose store notes which thread writes."""
 
     def __init__(self, store: Store | None = None) -> None:
@@ -148,31 +148,31 @@ async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> N
     """Which it is depends on their number and on the store's word; either way they are applied in order, and while a
     batch waits for the loop's next turn the applier is not idle."""
 
-    desk = Desk()
+    fixture = ApplierFixture()
     here = threading.current_thread().name
-    desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
-    assert not desk.applier.idle
-    assert desk.store.applied(0).offset == 0
-    assert await desk.applied(3) == here
+    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    assert not fixture.applier.idle
+    assert fixture.store.applied(0).offset == 0
+    assert await fixture.applied(3) == here
     many = 3 + LOOP_ENTRIES_MAX + 1
-    desk.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
-    assert await desk.applied(many) == "apply"
-    desk.store.roomy = False
-    desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
-    assert await desk.applied(many + 1) == "apply"
-    assert desk.applier.stop(5)
-    assert not desk.failures
+    fixture.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
+    assert await fixture.applied(many) == "apply"
+    fixture.store.roomy = False
+    fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+    assert await fixture.applied(many + 1) == "apply"
+    assert fixture.applier.stop(5)
+    assert not fixture.failures
 
 
 async def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> None:
     """What waited for the loop's next turn stays unwritten, as the store is about to be closed."""
 
-    desk = Desk()
-    desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
-    assert desk.applier.stop(5)
+    fixture = ApplierFixture()
+    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    assert fixture.applier.stop(5)
     await asyncio.sleep(0.01)
-    assert desk.store.applied(0).offset == 0
-    assert not desk.store.threads
+    assert fixture.store.applied(0).offset == 0
+    assert not fixture.store.threads
 
 
 async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Pa
     store = LevelStore.open(
         tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
     )
-    desk, loop = Desk(store), asyncio.get_running_loop()
+    fixture, loop = ApplierFixture(store), asyncio.get_running_loop()
     bugs: list[object] = []
     loop.set_exception_handler(lambda _loop, context: bugs.append(context))
-    desk.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many))])
-    desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
-    assert desk.applier.stop(5)  # the loop is blocked: the report waits
+    fixture.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many))])
+    fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+    assert fixture.applier.stop(5)  # the loop is blocked: the report waits
     store.close()
     await asyncio.sleep(0.01)
     assert not bugs
@@ -197,13 +197,13 @@ async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Pa
 async def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
     """The failure is told, once, and nothing is written after it."""
 
-    desk = Desk()
-    desk.store.refuses = True
-    desk.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    fixture = ApplierFixture()
+    fixture.store.refuses = True
+    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
     await asyncio.sleep(0.01)
-    assert [str(failure) for failure in desk.failures] == ["no room"]
-    desk.store.refuses = False
-    desk.applier.submit([ApplyJob(0, 3, 4, entries(3, 1))])
+    assert [str(failure) for failure in fixture.failures] == ["no room"]
+    fixture.store.refuses = False
+    fixture.applier.submit([ApplyJob(0, 3, 4, entries(3, 1))])
     await asyncio.sleep(0.01)
-    assert not desk.store.threads
-    assert desk.applier.stop(5)
+    assert not fixture.store.threads
+    assert fixture.applier.stop(5)

@@ -13,7 +13,7 @@ import pytest
 from isthmus.repl.transport import connection
 from isthmus.repl.transport.frames import PIECE_BYTES_MAX, FrameKind, Lane, list_head
 from isthmus.repl.transport.handshake import WIRE_VERSION, Handshake, decode_refusal, encode_handshake
-from tests.support.link_nodes import LOOPS, MB, UUID, ack, forward, framed, run, until, world
+from tests.support.link_nodes import LOOPS, MB, UUID, ack, eventually, forward, framed, run, run_cluster
 from tests.unit.repl.transport.test_codec import bytes_of
 from tests.unit.repl.transport.test_frames import header
 
@@ -69,82 +69,82 @@ def test_hostile_bytes_cost_one_connection(loop: str, when: str) -> None:
     """Each is closed and counted, whether it comes before or after the handshake; two nodes that talk meanwhile notice
     nothing, and none of it is taken for a message."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(message_limit_bytes=MB, dead_after_ms=60_000)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(message_limit_bytes=MB, dead_after_ms=60_000)
             for seq, (what, hostile) in enumerate((BEFORE if when == "before" else AFTER).items(), 1):
-                stranger = await (here.stranger(a) if when == "before" else here.follower(a))
+                raw_connection = await (cluster.raw_connection(a) if when == "before" else cluster.follower(a))
                 try:
-                    await stranger.send(hostile)
-                    await stranger.closed()
+                    await raw_connection.send(hostile)
+                    await raw_connection.closed()
                 except ConnectionError:
                     pass
                 assert sum(a.faults().values()) == seq, what
                 assert b.links.send("a", 1, ack(seq))
-                await until(lambda seq=seq: len(a.messages) == seq)
+                await eventually(lambda seq=seq: len(a.messages) == seq)
             assert a.messages == [ack(seq) for seq in range(1, len(a.messages) + 1)]
             assert {event for event in a.events if event[0] == "b"} == {("b", True)}
             assert b.events == [("a", True)]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_random_bytes_cost_one_connection() -> None:
     """Noise of any length, at any time, closes the connection or is waited for."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a", dead_after_ms=200)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a", dead_after_ms=200)
             chance = random.Random(7)
             for number in range(60):
-                stranger = await (here.follower(a, f"f{number}") if number % 2 else here.stranger(a))
+                raw_connection = await (cluster.follower(a, f"f{number}") if number % 2 else cluster.raw_connection(a))
                 with contextlib.suppress(ConnectionError):
-                    await stranger.send(chance.randbytes(chance.randrange(1, 5000)))
-            await until(lambda: sum(a.faults().values()) == 60)
+                    await raw_connection.send(chance.randbytes(chance.randrange(1, 5000)))
+            await eventually(lambda: sum(a.faults().values()) == 60)
             assert a.messages == []
             assert a.number("isthmus_links", dialled="there") == 0
 
-    run(story())
+    run(scenario())
 
 
 def test_another_version_is_refused_by_its_number() -> None:
     """A greeting of a later version gets a refusal that names both, whatever else it holds."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a")
-            stranger = await here.stranger(a)
-            await stranger.send(framed(FrameKind.GREETING, listed(WIRE_VERSION + 1, {"new": "fields"})))
-            refused = decode_refusal((await stranger.frame()).body)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a")
+            raw_connection = await cluster.raw_connection(a)
+            await raw_connection.send(framed(FrameKind.GREETING, listed(WIRE_VERSION + 1, {"new": "fields"})))
+            refused = decode_refusal((await raw_connection.frame()).body)
             assert refused.reason == "version"
             assert f"version {WIRE_VERSION + 1}" in str(refused)
-            await stranger.closed()
+            await raw_connection.closed()
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("drips", [True, False])
 def test_a_handshake_has_a_deadline(drips: bool) -> None:
     """Who says nothing, or says it a byte at a time, is closed when the limit of silence has passed."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a", dead_after_ms=200)
-            stranger = await here.stranger(a)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a", dead_after_ms=200)
+            raw_connection = await cluster.raw_connection(a)
             hello = framed(FrameKind.GREETING, GREETING)
-            closed = asyncio.create_task(stranger.closed())
+            closed = asyncio.create_task(raw_connection.closed())
             for at in range(len(hello) - 1):
                 if closed.done():
                     break
                 try:
-                    await stranger.send(hello[at : at + 1] if drips else b"")
+                    await raw_connection.send(hello[at : at + 1] if drips else b"")
                 except ConnectionError:
                     break
                 await asyncio.sleep(0.02)
             await closed
             assert a.faults() == {"handshake-timeout": 1}
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("in_pieces", [True, False])
@@ -152,10 +152,10 @@ def test_a_frame_that_has_begun_has_a_deadline(monkeypatch: pytest.MonkeyPatch, 
     """A frame whose bytes drip, or a body whose next piece does not come, ends a connection that is not silent."""
     monkeypatch.setattr(connection, "FRAME_TIMEOUT_MS", 300)
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a")
-            follower = await here.follower(a)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a")
+            follower = await cluster.follower(a)
             closed = asyncio.create_task(follower.closed())
             if in_pieces:
                 await follower.send(framed(FrameKind.MESSAGES, b"\x91", Lane.LIVE, more=True))
@@ -172,16 +172,16 @@ def test_a_frame_that_has_begun_has_a_deadline(monkeypatch: pytest.MonkeyPatch, 
             await closed
             assert a.faults() == {"frame-timeout": 1}
 
-    run(story())
+    run(scenario())
 
 
 def test_pings_whose_answers_nobody_reads_are_bounded() -> None:
     """Who pings without end and never reads loses the connection."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a", dead_after_ms=60_000)
-            follower = await here.follower(a, receive_buffer_bytes=4096)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a", dead_after_ms=60_000)
+            follower = await cluster.follower(a, receive_buffer_bytes=4096)
             pings = framed(FrameKind.PING, b"12345678") * 1000
             try:
                 for _ in range(100):
@@ -190,6 +190,6 @@ def test_pings_whose_answers_nobody_reads_are_bounded() -> None:
                         break
             except ConnectionError:
                 pass
-            await until(lambda: a.faults() == {"not-reading": 1})
+            await eventually(lambda: a.faults() == {"not-reading": 1})
 
-    run(story())
+    run(scenario())

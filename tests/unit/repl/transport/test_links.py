@@ -27,13 +27,13 @@ from tests.support.link_nodes import (
     LOOPS,
     MB,
     UUID,
-    Stranger,
+    RawConnection,
     ack,
     entries_of,
+    eventually,
     forward,
     run,
-    until,
-    world,
+    run_cluster,
 )
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -42,9 +42,9 @@ pytestmark = pytest.mark.parametrize("loop", LOOPS)
 def test_messages_arrive_both_ways_in_one_frame_a_turn(loop: str) -> None:
     """What is sent in one turn of the loop arrives in order as one frame, with partition, sender and cursors."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             down = [forward(1, entries_of(3, 100)), FollowAccepted(1, 2, 3, 4, 5), LeadershipCheck(1, 9),
                     FollowRejected(1, 2, FollowRejection.REGRESSED, 7)]  # fmt: skip
             up = [
@@ -56,25 +56,25 @@ def test_messages_arrive_both_ways_in_one_frame_a_turn(loop: str) -> None:
             for partition, (leader, follower) in enumerate(zip(down, up, strict=True)):
                 assert a.links.send("b", partition, leader, cursors={b"q": b"s"})
                 assert b.links.send("a", partition, follower)
-            await until(lambda: a.frames and b.frames)
+            await eventually(lambda: a.frames and b.frames)
             assert [(node, len(frame)) for node, frame in a.frames + b.frames] == [("b", 4), ("a", 4)]
             assert a.messages == up
             assert b.messages == down
             assert [delivery.partition for delivery in b.frames[0][1]] == [0, 1, 2, 3]
             assert [delivery.cursors for delivery in b.frames[0][1]] == [{b"q": b"s"}, {}, {}, {}]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_each_kind_of_message_has_its_connection(loop: str) -> None:
     """With only one of the two connections, what a follower says goes over the one that it dialled, what a leader says
     comes back over it, and Fenced takes whichever stands."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a"), await here.node("b")
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
             b.links.set_nodes({"a": a.address})
-            await until(lambda: b.links.linked("a") and a.links.catch_up_room("b"))
+            await eventually(lambda: b.links.linked("a") and a.links.catch_up_room("b"))
             assert not a.links.linked("b")
             assert a.events == []
             assert b.events == [("a", True)]
@@ -85,120 +85,120 @@ def test_each_kind_of_message_has_its_connection(loop: str) -> None:
             assert a.links.send("b", 1, StaleEpoch(2))
             assert b.links.send("a", 1, StaleEpoch(3))
             assert not a.links.send("nobody", 1, StaleEpoch(4))
-            await until(lambda: len(a.messages) == 2 and len(b.messages) == 2)
+            await eventually(lambda: len(a.messages) == 2 and len(b.messages) == 2)
             assert a.messages == [ack(1), StaleEpoch(3)]
             assert b.messages == [forward(1), StaleEpoch(2)]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_large_object_arrives_whole(loop: str) -> None:
     """A 10 MB entry arrives in either lane, though it is larger than the catch-up lane."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(catch_up_limit_bytes=MB)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(catch_up_limit_bytes=MB)
             large = forward(1, entries_of(1, 10 * MB))
             assert a.links.catch_up_room("b") == MB
             assert a.links.send("b", 1, large, live=False)
             assert a.links.catch_up_room("b") == 0
             assert not a.links.send("b", 1, forward(2), live=False)
             assert a.links.send("b", 1, large)
-            await until(lambda: len(b.messages) == 2, "both copies")
+            await eventually(lambda: len(b.messages) == 2, "both copies")
             assert b.messages == [large, large]
-            await until(lambda: a.links.catch_up_room("b") == MB)
+            await eventually(lambda: a.links.catch_up_room("b") == MB)
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_message_that_the_other_side_would_not_take_is_not_sent(loop: str) -> None:
     """Above the limit that the other end named, a message is dropped and counted, and the connection stands."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a"), await here.node("b", message_limit_bytes=MB)
-            await here.connect(a, b)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b", message_limit_bytes=MB)
+            await cluster.connect(a, b)
             assert not a.links.send("b", 1, forward(1, entries_of(1, MB)))
             assert a.links.send("b", 1, forward(2, entries_of(1, MB // 2)))
-            await until(lambda: b.messages)
+            await eventually(lambda: b.messages)
             assert b.messages[0].seq == 2
             assert a.faults() == {"message-too-large": 1}
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_broken_connection_is_told_and_dialled_again(loop: str) -> None:
     """Both ends hear of the break, the dialler comes back, and messages flow again."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a"), await here.node("b")
-            proxy = await here.proxy(a)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
+            proxy = await cluster.proxy(a)
             b.links.set_nodes({"a": proxy.address})
             for seq in range(3):
-                await until(lambda seq=seq: b.events.count(("a", True)) == seq + 1 and a.links.catch_up_room("b"))
+                await eventually(lambda seq=seq: b.events.count(("a", True)) == seq + 1 and a.links.catch_up_room("b"))
                 assert b.links.send("a", 1, ack(seq))
-                await until(lambda seq=seq: len(a.messages) == seq + 1)
+                await eventually(lambda seq=seq: len(a.messages) == seq + 1)
                 proxy.cut()
-                await until(lambda seq=seq: b.events.count(("a", False)) == seq + 1)
-                await until(lambda seq=seq: a.events.count(("b", False)) == seq + 1)
+                await eventually(lambda seq=seq: b.events.count(("a", False)) == seq + 1)
+                await eventually(lambda seq=seq: a.events.count(("b", False)) == seq + 1)
             assert set(b.events[::2]) == {("a", True)}
             assert set(a.events) == {("b", False)}
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_node_that_comes_up_late_is_found(loop: str) -> None:
     """Dialling goes on while nobody listens, and says so once, not at each try."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a", dial_delay_max_ms=40), await here.node("b")
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a", dial_delay_max_ms=40), await cluster.node("b")
             await b.links.stop()
             with structlog.testing.capture_logs() as logs:
                 a.links.set_nodes({"b": b.address})
                 await asyncio.sleep(0.4)
             assert len([entry for entry in logs if entry["event"] == "transport.dial.failed"]) == 1
-            here.nodes.remove(b)
-            again = await here.node("b")
+            cluster.nodes.remove(b)
+            again = await cluster.node("b")
             a.links.set_nodes({"b": again.address})
-            await until(lambda: a.links.linked("b"))
+            await eventually(lambda: a.links.linked("b"))
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_nodes_that_are_gone_are_dropped(loop: str) -> None:
     """A node that is no longer named is not linked any more and not dialled again; a new address is dialled at once."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             a.links.set_nodes({})
-            await until(lambda: not a.links.linked("b"))
+            await eventually(lambda: not a.links.linked("b"))
             assert a.events == [("b", True), ("b", False)]
             assert b.links.linked("a")
             await asyncio.sleep(0.3)
             assert not a.links.linked("b")
-            proxy = await here.proxy(b)
+            proxy = await cluster.proxy(b)
             a.links.set_nodes({"b": b.address})
-            await until(lambda: a.links.linked("b"))
+            await eventually(lambda: a.links.linked("b"))
             a.links.set_nodes({"b": proxy.address})
-            await until(lambda: a.events[-1] == ("b", True) and len(a.events) == 5)
+            await eventually(lambda: a.events[-1] == ("b", True) and len(a.events) == 5)
             proxy.cut()
-            await until(lambda: a.events[-1] == ("b", False) or len(a.events) > 5)
+            await eventually(lambda: a.events[-1] == ("b", False) or len(a.events) > 5)
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_node_of_another_cluster_or_name_is_refused_with_a_sentence(loop: str) -> None:
     """Where an address belongs to another cluster or another node by now, nothing stands, and the dialler's log says
     why in the words of the other side."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a")
-            other = await here.node("x", cluster="other", cluster_uuid=b"o" * 16)
-            b = await here.node("b")
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a")
+            other = await cluster.node("x", cluster="other", cluster_uuid=b"o" * 16)
+            b = await cluster.node("b")
             with structlog.testing.capture_logs() as logs:
                 other.links.set_nodes({"a": a.address})
                 b.links.set_nodes({"z": a.address})
@@ -206,7 +206,7 @@ def test_a_node_of_another_cluster_or_name_is_refused_with_a_sentence(loop: str)
                     f"node a is of cluster c ({UUID.hex()}), node x of cluster other ({(b'o' * 16).hex()})",
                     "this is node a, node b wants node z",
                 ):
-                    await until(
+                    await eventually(
                         lambda sentence=sentence: any(
                             entry["event"] == "transport.dial.failed" and sentence in entry["reason"] for entry in logs
                         ),
@@ -217,56 +217,56 @@ def test_a_node_of_another_cluster_or_name_is_refused_with_a_sentence(loop: str)
             assert b.events == []
             assert not b.links.linked("z")
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_second_connection_of_a_node_replaces_the_first(loop: str) -> None:
     """The older connection is closed and its break is told; what is sent afterwards goes over the newer one."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a")
-            first = await here.follower(a)
-            second = await here.follower(a)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a")
+            first = await cluster.follower(a)
+            second = await cluster.follower(a)
             await first.closed()
             assert a.events == [("f", False)]
             assert a.links.send("f", 1, forward(1))
             assert (await second.frame()).kind is FrameKind.MESSAGES
             assert a.number("isthmus_links", dialled="there") == 1
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_peer_that_swallows_everything_is_given_up(loop: str) -> None:
     """Behind a proxy that takes bytes and passes none on, both ends close the connection and the dialler tries anew."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a"), await here.node("b")
-            proxy = await here.proxy(a)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
+            proxy = await cluster.proxy(a)
             b.links.set_nodes({"a": proxy.address})
-            await until(lambda: b.links.linked("a") and a.links.catch_up_room("b"))
+            await eventually(lambda: b.links.linked("a") and a.links.catch_up_room("b"))
             await asyncio.sleep(2 * DEAD_AFTER_MS / 1000)
             assert b.links.linked("a"), "a silent connection that answers pings stands"
             assert b.number("isthmus_link_round_trip_seconds", node="a") < 1
             proxy.swallows = True
-            await until(lambda: ("a", False) in b.events)
-            await until(lambda: ("b", False) in a.events)
+            await eventually(lambda: ("a", False) in b.events)
+            await eventually(lambda: ("b", False) in a.events)
             assert b.faults()["silent"] >= 1
             assert a.faults()["silent"] >= 1
             proxy.swallows = False
-            await until(lambda: b.links.linked("a"))
+            await eventually(lambda: b.links.linked("a"))
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
     """A process that stood still for longer than the limit of silence, at whatever moment, comes back to connections
     that stand."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(dead_after_ms=200)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(dead_after_ms=200)
             for moment in range(6):
                 await asyncio.sleep(0.05 + moment * 0.017)
                 time.sleep(0.25)  # noqa: ASYNC251 - the loop stands still, as after SIGSTOP
@@ -275,7 +275,7 @@ def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
             assert b.events == [("a", True)]
             assert a.faults() == b.faults() == {}
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,27 +294,27 @@ def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch
             pausing.append(asyncio.create_task(paused(0.04, 0.1)))  # the next tick, which asks, is late,
             pausing.append(asyncio.create_task(paused(0.06, 0.25)))  # and no turn comes between it and this
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(dead_after_ms=200)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(dead_after_ms=200)
             monkeypatch.setattr(PeerConnection, "tick", tick)
-            await until(lambda: len(pausing) == 4)
+            await eventually(lambda: len(pausing) == 4)
             await asyncio.gather(*pausing)
             await asyncio.sleep(0.1)
             assert a.events == [("b", True)]
             assert b.events == [("a", True)]
             assert a.faults() == b.faults() == {}
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
     """Above `live_limit` what waits is dropped and the connection closed, so memory stays bounded."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a", live_limit_bytes=2 * MB, dead_after_ms=60_000)
-            follower = await here.follower(a, receive_buffer_bytes=4096)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a", live_limit_bytes=2 * MB, dead_after_ms=60_000)
+            follower = await cluster.follower(a, receive_buffer_bytes=4096)
             entries = entries_of(1, 100_000)
             sent = 0
             while a.links.send("f", 1, forward(sent, entries)):
@@ -323,64 +323,64 @@ def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
                 await asyncio.sleep(0)
             assert sent > 20
             assert a.faults() == {"not-reading": 1}
-            await until(lambda: a.events == [("f", False)])
+            await eventually(lambda: a.events == [("f", False)])
             assert a.number("isthmus_link_waiting_bytes", lane="live") == 0
             await follower.closed()
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_strangers_do_not_keep_nodes_out(loop: str) -> None:
     """Many connections that say nothing are bounded, the oldest goes first, and a node still gets in at once."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a", dead_after_ms=60_000)
-            strangers: list[Stranger] = [await here.stranger(a) for _ in range(70)]
-            await until(lambda: a.faults().get("too-many-strangers", 0) == 6)
-            for stranger in strangers[:6]:
-                await stranger.closed()
-            await here.follower(a)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a", dead_after_ms=60_000)
+            raw_connections: list[RawConnection] = [await cluster.raw_connection(a) for _ in range(70)]
+            await eventually(lambda: a.faults().get("too-many-strangers", 0) == 6)
+            for raw_connection in raw_connections[:6]:
+                await raw_connection.closed()
+            await cluster.follower(a)
             assert a.number("isthmus_links", dialled="there") == 1
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_refusal_is_one_frame_that_names_its_reason(loop: str) -> None:
     """The other side reads a stable code and a sentence, and then the end of the connection."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a")
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a")
             for introduction, reason in (
                 (Handshake(b"o" * 16, "other", "x", "a", MB), "wrong-cluster"),
                 (Handshake(UUID, "c", "x", "b", MB), "wrong-node"),
                 (Handshake(UUID, "c", "a", "a", MB), "wrong-node"),
             ):
-                stranger = await here.stranger(a)
-                await stranger.greet(introduction)
-                frame = await stranger.frame()
+                raw_connection = await cluster.raw_connection(a)
+                await raw_connection.greet(introduction)
+                frame = await raw_connection.frame()
                 assert frame.kind is FrameKind.REFUSAL
                 assert decode_refusal(frame.body).reason == reason
-                await stranger.closed()
+                await raw_connection.closed()
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_every_number_has_its_line_of_help(loop: str) -> None:
     """All metrics of the links are explained, and count what went by."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             a.links.send("b", 1, forward(1))
-            await until(lambda: b.messages)
+            await eventually(lambda: b.messages)
             assert {name for name, _, _ in a.links.metrics()} <= set(HELP)
             assert a.number("isthmus_link_frames_total", lane="live", direction="sent") == 1
             assert b.number("isthmus_link_frames_total", lane="live", direction="received") == 1
             assert b.number("isthmus_link_bytes_total", lane="live", direction="received") > 10
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_dial_that_is_cancelled_as_its_socket_stands_leaves_nothing(
@@ -389,9 +389,9 @@ def test_a_dial_that_is_cancelled_as_its_socket_stands_leaves_nothing(
     """Who is dialled goes, or the time is over, in the turn in which the socket stands: the connection is forgotten,
     though the loop tells nobody of its end, and the node can stop."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a"), await here.node("b")
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
             stands = PeerConnection.connection_made
             dialled: list[PeerConnection] = []
 
@@ -403,8 +403,8 @@ def test_a_dial_that_is_cancelled_as_its_socket_stands_leaves_nothing(
 
             monkeypatch.setattr(PeerConnection, "connection_made", cancelled)
             a.links.set_nodes({"b": b.address})
-            await until(lambda: dialled)
+            await eventually(lambda: dialled)
             async with asyncio.timeout(5):
                 await a.links.stop()
 
-    run(story(), loop)
+    run(scenario(), loop)

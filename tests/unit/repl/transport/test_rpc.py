@@ -25,7 +25,7 @@ from isthmus.repl.model.errors import (
 from isthmus.repl.transport import links
 from isthmus.repl.transport.frames import Parts, unpacked
 from isthmus.repl.transport.rpc import IN_FLIGHT_MAX, RpcServer
-from tests.support.link_nodes import LOOPS, MB, Node, run, until, world
+from tests.support.link_nodes import LOOPS, MB, Node, eventually, run, run_cluster
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 
@@ -46,9 +46,9 @@ def failing(node: Node, error: Exception) -> None:
 def test_answers_come_back_to_whom_they_belong(loop: str) -> None:
     """Many requests at once, small and large, each get their own answer, in whatever order they are ready."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
 
             async def answer(node: str, method: str, body: bytes) -> bytes:
                 await asyncio.sleep(0.05 if body.startswith(b"0") else 0)
@@ -59,7 +59,7 @@ def test_answers_come_back_to_whom_they_belong(loop: str) -> None:
             found = await asyncio.gather(*(a.links.request("b", "kv.get", body, 10_000) for body in bodies))
             assert found == [b"a kv.get " + body for body in bodies]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_answers_come_back_to_whom_they_belong(loop: str) -> None:
 def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusError) -> None:
     """Wrong input and refusals cross with class, reason, text and the leader that they name."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             failing(b, error)
             with pytest.raises(type(error) if type(error) is not Unfamiliar else BadInput) as caught:
                 await a.links.request("b", "m", b"", 10_000)
@@ -85,16 +85,16 @@ def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusErro
                 assert isinstance(caught.value, NotLeader)
                 assert caught.value.leader == error.leader
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 @pytest.mark.parametrize("error", [Corruption("row"), PeerFault("far"), OutcomeUnknown("late"), ZeroDivisionError("x")])
 def test_all_other_failures_leave_the_outcome_unknown(loop: str, error: Exception) -> None:
     """A failure that is no definite refusal over there is OutcomeUnknown here, and costs no connection."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             failing(b, error)
             with pytest.raises(OutcomeUnknown, match=f"node b: .*({error}|ZeroDivisionError)"):
                 await a.links.request("b", "m", b"", 10_000)
@@ -102,27 +102,27 @@ def test_all_other_failures_leave_the_outcome_unknown(loop: str, error: Exceptio
             assert await a.links.request("b", "m", b"x", 10_000) == b"a m x"
             assert a.events == [("b", True)]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_without_a_connection_nothing_was_sent(loop: str) -> None:
     """NotReady, at once."""
 
-    async def story() -> None:
-        async with world() as here:
-            a = await here.node("a")
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a = await cluster.node("a")
             with pytest.raises(NotReady, match="node b"):
                 await a.links.request("b", "m", b"", 10_000)
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_late_answer_leaves_the_outcome_unknown(loop: str) -> None:
     """After the time-out the caller has OutcomeUnknown, the handler is ended, and its place is free."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             ended = []
 
             async def answer(node: str, method: str, body: bytes) -> bytes:
@@ -135,22 +135,22 @@ def test_a_late_answer_leaves_the_outcome_unknown(loop: str) -> None:
             b.answer = answer
             with pytest.raises(OutcomeUnknown, match="within 500 ms"):
                 await a.links.request("b", "m", b"", 500)
-            await until(lambda: ended)
+            await eventually(lambda: ended)
             b.answer = b._echo
             assert await a.links.request("b", "m", b"", 10_000) == b"a m "
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_break_leaves_the_outcome_unknown(loop: str) -> None:
     """A request whose connection breaks before the answer came raises at once, not after its time-out."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a"), await here.node("b")
-            proxy = await here.proxy(b)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
+            proxy = await cluster.proxy(b)
             a.links.set_nodes({"b": proxy.address})
-            await until(lambda: a.links.linked("b"))
+            await eventually(lambda: a.links.linked("b"))
             asked = asyncio.Event()
 
             async def answer(node: str, method: str, body: bytes) -> bytes:
@@ -165,15 +165,15 @@ def test_a_break_leaves_the_outcome_unknown(loop: str) -> None:
             with pytest.raises(OutcomeUnknown, match="broke"):
                 await request
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
     """One request too many, or too many bytes, is refused with Overloaded before it is sent; places come back."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(live_limit_bytes=2 * MB, message_limit_bytes=4 * MB)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(live_limit_bytes=2 * MB, message_limit_bytes=4 * MB)
             go = asyncio.Event()
 
             async def answer(node: str, method: str, body: bytes) -> bytes:
@@ -198,16 +198,16 @@ def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
             await asyncio.gather(*many)
             assert await a.links.request("b", "m", b"", 10_000) == b""
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
     """The asker hears of it, and the connection stands."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.node("a", message_limit_bytes=MB), await here.node("b")
-            await here.connect(a, b)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a", message_limit_bytes=MB), await cluster.node("b")
+            await cluster.connect(a, b)
 
             async def answer(node: str, method: str, body: bytes) -> bytes:
                 return bytes(2 * MB)
@@ -217,16 +217,16 @@ def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
                 await a.links.request("b", "m", b"", 10_000)
             assert a.links.linked("b")
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
     """Requests under way when a node stops are all answered before its connections close; whoever asks later is told
     at once that nothing was sent."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             gate, begun = asyncio.Event(), 0
 
             async def answer(_node: str, _method: str, body: bytes) -> bytes:
@@ -237,7 +237,7 @@ def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
 
             b.answer = answer
             asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i * 10_000, 10_000)) for i in range(30)]
-            await until(lambda: begun == 30)
+            await eventually(lambda: begun == 30)
             leaving = asyncio.create_task(b.links.drain())
 
             async def refused() -> bool:
@@ -258,17 +258,17 @@ def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
             await b.links.stop()
             assert await asyncio.gather(*asked) == [b"%d" % i * 10_000 for i in range(30)]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
-            c = await here.node("c")
-            await here.connect(b, c)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
+            c = await cluster.node("c")
+            await cluster.connect(b, c)
             monkeypatch.setattr(links, "DRAIN_S", 0.2)
             gate, begun = asyncio.Event(), 0
 
@@ -281,7 +281,7 @@ def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest
             b.answer = answer
             hanging = asyncio.create_task(a.links.request("b", "m", b"", 10_000))
             gone = asyncio.create_task(c.links.request("b", "m", b"", 10_000))
-            await until(lambda: begun == 2)
+            await eventually(lambda: begun == 2)
             began = asyncio.get_running_loop().time()
             leaving = asyncio.create_task(b.links.drain())
             await c.links.stop()
@@ -292,16 +292,16 @@ def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest
                 with pytest.raises(OutcomeUnknown):
                     await task
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> None:
     """Answers that are ready at the same time are more than may wait for a node that reads: those that find no room
     wait for it, and what else goes over the connection goes on."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(live_limit_bytes=2 * MB)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(live_limit_bytes=2 * MB)
             go, begun = asyncio.Event(), 0
 
             async def answer(_node: str, _method: str, body: bytes) -> bytes:
@@ -312,20 +312,20 @@ def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> Non
 
             b.answer = answer
             asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i, 10_000)) for i in range(4)]
-            await until(lambda: begun == 4)
+            await eventually(lambda: begun == 4)
             go.set()
             assert await asyncio.gather(*asked) == [b"%d" % i * MB for i in range(4)]
             assert (a.events, b.events) == ([("b", True)], [("a", True)])
             assert b.faults() == {}
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_answers_that_wait_for_room_are_bounded_and_end_with_their_requests(loop: str) -> None:
     """While a connection is full one answer waits, and more as far as they are within the limit; the rest is told at
     once that its outcome is unknown. Nobody waits longer than who asked."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         put: list[Parts] = []
         full = True
 
@@ -342,20 +342,20 @@ def test_answers_that_wait_for_room_are_bounded_and_end_with_their_requests(loop
         )
         for asked in (1, 2):
             serving.asked((asked, "sixsix", 10_000, b""))
-        await until(lambda: put)
+        await eventually(lambda: put)
         (told,) = unpacked(b"\x91" + b"".join(put.pop()))
         assert (told[0], told[2], told[3]) == (2, "outcome-unknown", "6 bytes of answers wait for room to node a")
         serving.asked((3, "x", 100, b""))
-        await until(lambda: len(tasks) == 1)
+        await eventually(lambda: len(tasks) == 1)
         assert put == []
         full = False
-        await until(lambda: not tasks)
+        await eventually(lambda: not tasks)
         assert unpacked(b"\x91" + b"".join(put[0])) == ((1, b"sixsix"),)
         assert len(put) == 1
         full = True
         serving.asked((4, "x", 10_000, b""))
         await asyncio.sleep(0)
         serving.left.set()
-        await until(lambda: not tasks)
+        await eventually(lambda: not tasks)
 
-    run(story(), loop)
+    run(scenario(), loop)

@@ -6,7 +6,7 @@ from isthmus.config.settings import QueueSettings
 from isthmus.node.services.repairs import RepairQueue
 from isthmus.queues.window_rules import FULL_SYNC, LOWER
 from isthmus.repl.model.keys import Key
-from tests.support.queue_node import Home
+from tests.support.queue_node import QueueNode
 from tests.unit.queues.admin.test_acts import alive
 
 
@@ -14,8 +14,8 @@ def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> Non
     """A filter that offers all of a bucket type lets everything of it count, without asking for each key; one that
     tells buckets apart answers by bucket; a queue for repairs alone takes all."""
 
-    async def run(home: Home) -> None:
-        repairs = RepairQueue(home.queues, home.clock)
+    async def run(queue_node: QueueNode) -> None:
+        repairs = RepairQueue(queue_node.queues, queue_node.clock)
         assert repairs.key_filter("any", b"default") is None
         assert repairs.key_filter("repairs", b"default") is None
         assert repairs.key_filter("typed", b"default") is None
@@ -29,7 +29,7 @@ def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> Non
         assert await repairs.push("named", keys) == 1
         assert await repairs.push("repairs", keys) == 2
         assert (repairs.waiting("named"), repairs.waiting("repairs"), repairs.waiting("any")) == (1, 2, 0)
-        lower = home.queues.named("repairs").machine.bulk_queues[LOWER.index(FULL_SYNC)]
+        lower = queue_node.queues.named("repairs").machine.bulk_queues[LOWER.index(FULL_SYNC)]
         places, items = lower.take(1)
         assert repairs.waiting("repairs") == 2, "one waits, one is under way"
         lower.settle(places, items)

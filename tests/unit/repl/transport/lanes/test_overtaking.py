@@ -9,7 +9,19 @@ import pytest
 from isthmus.repl.transport.codec import decode_item
 from isthmus.repl.transport.frames import FrameKind, Lane, WireFrame, unpacked
 from isthmus.repl.transport.lanes import BATCH_BYTES
-from tests.support.link_nodes import LOOPS, MB, Stranger, World, ack, entries_of, forward, framed, run, until, world
+from tests.support.link_nodes import (
+    LOOPS,
+    MB,
+    LinkCluster,
+    RawConnection,
+    ack,
+    entries_of,
+    eventually,
+    forward,
+    framed,
+    run,
+    run_cluster,
+)
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 
@@ -17,10 +29,10 @@ KERNEL_BYTES = 250_000
 """More than leaves for a kernel whose reader has a small buffer, twice what was measured: it cannot be overtaken."""
 
 
-async def stuck(here: World, lane_live: bool) -> tuple[object, Stranger, float]:
+async def stuck(cluster: LinkCluster, lane_live: bool) -> tuple[object, RawConnection, float]:
     """A leader whose follower f reads nothing while 6 MB wait for it; how much of that was not handed over."""
-    a = await here.node("a", dead_after_ms=60_000)
-    follower = await here.follower(a, receive_buffer_bytes=4096)
+    a = await cluster.node("a", dead_after_ms=60_000)
+    follower = await cluster.follower(a, receive_buffer_bytes=4096)
     entries = entries_of(1, 200_000)
     for seq in range(30):
         assert a.links.send("f", 1, forward(seq, entries), live=lane_live)
@@ -33,7 +45,7 @@ async def stuck(here: World, lane_live: bool) -> tuple[object, Stranger, float]:
     return a, follower, waiting
 
 
-async def frames_until(follower: Stranger, count: int) -> list[WireFrame]:
+async def frames_until(follower: RawConnection, count: int) -> list[WireFrame]:
     """Frames as they come, until `count` messages have."""
     frames: list[WireFrame] = []
     while sum(len(unpacked(frame.body)) for frame in frames if frame.kind is FrameKind.MESSAGES) < count:
@@ -45,9 +57,9 @@ def test_a_live_message_overtakes_what_waits_to_catch_up(loop: str) -> None:
     """With megabytes of catch-up queued for a slow reader, a live message arrives before all of it that had not left
     for the kernel."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, follower, waiting = await stuck(here, lane_live=False)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, follower, waiting = await stuck(cluster, lane_live=False)
             assert a.links.send("f", 1, forward(1000))
             frames = await frames_until(follower, 31)
             places = [decode_item(item).message.seq for frame in frames for item in unpacked(frame.body)]
@@ -55,15 +67,15 @@ def test_a_live_message_overtakes_what_waits_to_catch_up(loop: str) -> None:
             behind = sum(len(frame.body) for frame in frames[[f.lane for f in frames].index(Lane.LIVE) + 1 :])
             assert behind >= waiting
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_a_ping_is_answered_while_large_live_messages_wait(loop: str) -> None:
     """An answer to a ping stands behind at most one batch of live pieces, not behind all that waits."""
 
-    async def story() -> None:
-        async with world() as here:
-            _, follower, waiting = await stuck(here, lane_live=True)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            _, follower, waiting = await stuck(cluster, lane_live=True)
             await follower.send(framed(FrameKind.PING, b"12345678"))
             await asyncio.sleep(0.2)
             frames: list[WireFrame] = []
@@ -72,15 +84,15 @@ def test_a_ping_is_answered_while_large_live_messages_wait(loop: str) -> None:
             assert frames[-1].body == b"12345678"
             assert sum(len(frame.body) for frame in frames) <= 6 * MB - waiting + 2 * BATCH_BYTES + 200_000
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_acknowledgements_pass_a_large_request(loop: str) -> None:
     """An AppendAck sent after a 20 MB request to the same node arrives before the request is whole."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             seen: list[int] = []
 
             async def answer(node: str, method: str, body: bytes) -> bytes:
@@ -94,15 +106,15 @@ def test_acknowledgements_pass_a_large_request(loop: str) -> None:
             await asked
             assert seen == [1]
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
     """While live messages never cease, what is to be caught up arrives."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair()
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair()
             entries = entries_of(1, 100_000)
             for seq in range(10):
                 assert a.links.send("b", 2, forward(seq, entries), live=False)
@@ -119,22 +131,22 @@ def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
                 await asyncio.sleep(0)
             assert sent > 20
 
-    run(story(), loop)
+    run(scenario(), loop)
 
 
 def test_catch_up_keeps_to_its_rate(loop: str) -> None:
     """300 KB at 500 KB a second take no less than half a second, and live messages do not wait for them."""
 
-    async def story() -> None:
-        async with world() as here:
-            a, b = await here.pair(catch_up_rate_bytes=500_000)
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.pair(catch_up_rate_bytes=500_000)
             clock = asyncio.get_running_loop().time
             began_s = clock()
             for seq in range(3):
                 assert a.links.send("b", 2, forward(seq, entries_of(1, 100_000)), live=False)
-            await until(lambda: not a.links.send("b", 1, forward(9)) or b.messages)
+            await eventually(lambda: not a.links.send("b", 1, forward(9)) or b.messages)
             assert b.messages[0].seq == 9
-            await until(lambda: sum(message.seq < 9 for message in b.messages) == 3)
+            await eventually(lambda: sum(message.seq < 9 for message in b.messages) == 3)
             assert clock() - began_s > 0.4
 
-    run(story(), loop)
+    run(scenario(), loop)
