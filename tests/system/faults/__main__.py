@@ -3,8 +3,8 @@
 `python -m tests.system.faults --kills 200 [--nemesis kill,cut]`
 
 Prints a line an act and what all of them came to. Ends with 0 only when every history is linearizable, nothing
-acknowledged is lost, and nothing happened that no fault explains; else with the story, the line that runs the same
-acts again, and the directory with the nodes' logs and data.
+acknowledged is lost, and nothing happened that no fault explains; otherwise prints the timeline, a command that
+repeats the run, and the directory with the nodes' logs and data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.system.faults.campaign import Campaign, staged
+from tests.system.faults.campaign import Campaign, fault_context
 from tests.system.faults.nemeses import NEMESES, lacking
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--story", action="store_true", help="print everything that is done, as it is done")
+    parser.add_argument("--timeline", action="store_true", help="print everything that is done, as it is done")
     parser.add_argument("--dir", type=Path, help="where nodes live; kept then")
     options = parser.parse_args()
     chosen = [name for name in options.nemesis.split(",") if name]
@@ -63,23 +63,23 @@ def main() -> int:
 def run(options: argparse.Namespace, names: list[str], directory: Path) -> None:
     """All acts. Raises AssertionError at the first thing that is not as it must be."""
     began_s = time.monotonic()
-    with staged(directory, names, nodes=options.nodes, seed=options.seed, show=options.story) as stage:
-        campaign = Campaign(stage, clients=options.clients)
+    with fault_context(directory, names, nodes=options.nodes, seed=options.seed, show=options.timeline) as context:
+        campaign = Campaign(context, clients=options.clients)
         for _ in range(options.kills):
-            act = campaign.act(stage.chance.choice(names))
-            print(act.line(), flush=True)
+            result = campaign.run_fault(context.chance.choice(names))
+            print(result.line(), flush=True)
         campaign.finish()
-    acts = campaign.acts
+    results = campaign.results
     written, unknown, reads = (
-        sum(of) for of in zip(*((a.acknowledged, a.unknown, a.reads) for a in acts), strict=True)
+        sum(of) for of in zip(*((a.acknowledged, a.unknown, a.reads) for a in results), strict=True)
     )
-    rate = written / sum(act.seconds for act in acts)
+    rate = written / sum(result.seconds for result in results)
     print(
-        f"clean: {len(acts)} acts in {time.monotonic() - began_s:.0f} s, {written} acknowledged writes "
+        f"clean: {len(results)} acts in {time.monotonic() - began_s:.0f} s, {written} acknowledged writes "
         f"({rate:.0f} a second of load), {unknown} unknown, {reads} reads"
     )
     for name in names:
-        of_kind = [act for act in acts if act.nemesis == name]
+        of_kind = [result for result in results if result.nemesis == name]
         if of_kind:
             gap_s, key_gap_s, well_s = (
                 max(of) for of in zip(*((a.gap_s, a.key_gap_s, a.well_s) for a in of_kind), strict=True)

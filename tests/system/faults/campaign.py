@@ -20,12 +20,12 @@ from typing import Final
 import plyvel
 
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG, OBJECT_TAG
-from tests.system.faults.cluster import Lab, Story, last_words
+from tests.system.faults.cluster import FaultCluster, Timeline, last_words
 from tests.system.faults.disks import SmallDisk
 from tests.system.faults.linearizability import check
 from tests.system.faults.load import History, Load, read_all
 from tests.system.faults.nemeses import NEMESES
-from tests.system.faults.nemesis import Nemesis, Stage
+from tests.system.faults.nemesis import FaultContext, Nemesis
 from tests.system.faults.network import Network
 
 KEYS: Final = 12
@@ -59,8 +59,8 @@ have tables from the first megabyte on."""
 
 
 @dataclass
-class Act:
-    """One act and what came of it."""
+class FaultResult:
+    """The outcome of one nemesis under load."""
 
     number: int
     nemesis: str
@@ -88,31 +88,31 @@ class Act:
 class Campaign:
     """Acts on one cluster."""
 
-    def __init__(self, stage: Stage, *, clients: int = 6, pause_s: float = 0.01) -> None:
-        self.stage = stage
-        self.lab = stage.lab
+    def __init__(self, context: FaultContext, *, clients: int = 6, pause_s: float = 0.01) -> None:
+        self.context = context
+        self.cluster = context.cluster
         self.histories: list[History] = []
-        self.acts: list[Act] = []
+        self.results: list[FaultResult] = []
         self._clients = clients
         self._pause_s = pause_s
 
-    def act(self, name: str) -> Act:
+    def run_fault(self, name: str) -> FaultResult:
         """One act. Raises AssertionError (NotLinearizable is one) with what went wrong."""
-        lab, chance = self.lab, self.stage.chance
+        cluster, chance = self.cluster, self.context.chance
         nemesis = NEMESES[name]
-        act = Act(len(self.acts) + 1, name)
-        self.acts.append(act)
+        result = FaultResult(len(self.results) + 1, name)
+        self.results.append(result)
         history = History()
         self.histories.append(history)
-        keys = [f"a{act.number}-{number}" for number in range(KEYS)]
-        ended_before = len(lab.ended)
-        lab.story.note(f"act {act.number}: {name}")
-        load = Load(lab.places, keys, history, chance, clients=self._clients, pause_s=self._pause_s)
+        keys = [f"a{result.number}-{number}" for number in range(KEYS)]
+        ended_before = len(cluster.ended)
+        cluster.timeline.note(f"act {result.number}: {name}")
+        load = Load(cluster.places, keys, history, chance, clients=self._clients, pause_s=self._pause_s)
         load.start()
         try:
             time.sleep(CALM_S)
-            nemesis.act(self.stage)
-            act.well_s = lab.wait_well(WELL_TIMEOUT_S)
+            nemesis.act(self.context)
+            result.well_s = cluster.wait_until_healthy(WELL_TIMEOUT_S)
             time.sleep(CALM_S)
         except AssertionError as error:
             load.stop()
@@ -120,39 +120,39 @@ class Campaign:
             raise
         finally:
             load.stop()
-            self._measure(act, load)
-        read_all(lab.places, keys, history, chance, READ_TIMEOUT_S)
+            self._measure(result, load)
+        read_all(cluster.places, keys, history, chance, READ_TIMEOUT_S)
         self._judge(nemesis, history, ended_before)
-        lab.story.note(act.line())
-        return act
+        cluster.timeline.note(result.line())
+        return result
 
     def finish(self) -> None:
         """Every key of every act once more; then the copies. Raises AssertionError."""
-        self.lab.wait_well(WELL_TIMEOUT_S)
+        self.cluster.wait_until_healthy(WELL_TIMEOUT_S)
         for history in self.histories:
-            read_all(self.lab.places, list(history.keys), history, self.stage.chance, READ_TIMEOUT_S)
+            read_all(self.cluster.places, list(history.keys), history, self.context.chance, READ_TIMEOUT_S)
             self._check(history)
-        self.lab.wait_applied(READ_TIMEOUT_S)
-        for process in self.lab.processes:
+        self.cluster.wait_applied(READ_TIMEOUT_S)
+        for process in self.cluster.processes:
             process.kill()
-        compare_copies(self.lab)
+        compare_copies(self.cluster)
 
-    def _measure(self, act: Act, load: Load) -> None:
+    def _measure(self, result: FaultResult, load: Load) -> None:
         history = load.history
-        act.counts = history.counts
-        act.acknowledged = len(history.acknowledged)
+        result.counts = history.counts
+        result.acknowledged = len(history.acknowledged)
         operations = [op for key in history.keys.values() for op in key]
-        act.unknown = sum(op.outcome == "unknown" for op in operations)
-        act.reads = sum(op.kind == "read" for op in operations)
-        act.seconds = (load.ended_ns - load.began_ns) / 1e9
-        act.gap_s = history.longest_gap_s(load.began_ns, load.ended_ns)
-        act.key_gap_s = max(history.longest_gap_s(load.began_ns, load.ended_ns, key) for key in history.keys)
+        result.unknown = sum(op.outcome == "unknown" for op in operations)
+        result.reads = sum(op.kind == "read" for op in operations)
+        result.seconds = (load.ended_ns - load.began_ns) / 1e9
+        result.gap_s = history.longest_gap_s(load.began_ns, load.ended_ns)
+        result.key_gap_s = max(history.longest_gap_s(load.began_ns, load.ended_ns, key) for key in history.keys)
 
     def _judge(self, nemesis: Nemesis, history: History, ended_before: int) -> None:
         self._check(history)
         surprises = [line for line in history.surprises if not any(excuse in line for excuse in nemesis.excuses)]
         assert not surprises, "answers that nothing explains:\n" + "\n".join(surprises[:10])
-        wrong = [ended for ended in self.lab.ended[ended_before:] if ended.code not in nemesis.exits]
+        wrong = [ended for ended in self.cluster.ended[ended_before:] if ended.code not in nemesis.exits]
         assert not wrong, f"processes ended by themselves: {wrong}"
 
     def _verdict(self, history: History) -> str:
@@ -171,10 +171,10 @@ class Campaign:
                 raise
 
 
-def compare_copies(lab: Lab) -> int:
+def compare_copies(cluster: FaultCluster) -> int:
     """How many rows each node's store has, when all have the same objects, key rows and change rows. The nodes must be
     down. Raises AssertionError."""
-    copies = {node.name: _rows(node.data_dir / "store" / "rows") for node in lab.nodes.values()}
+    copies = {node.name: _rows(node.data_dir / "store" / "rows") for node in cluster.nodes.values()}
     first, *others = copies
     for other in others:
         different = sorted(copies[first].items() ^ copies[other].items())
@@ -191,7 +191,7 @@ def _rows(directory: Path) -> dict[bytes, bytes]:
 
 
 @contextmanager
-def staged(
+def fault_context(
     directory: Path,
     names: Iterable[str],
     *,
@@ -199,11 +199,11 @@ def staged(
     seed: int = 0,
     show: bool = False,
     settings: Mapping[str, str] | None = None,
-) -> Iterator[Stage]:
+) -> Iterator[FaultContext]:
     """A running cluster on which these nemeses can act, with a network and small disks where they need them. An
-    AssertionError takes the story and the nodes' last words with it."""
+    AssertionError carries the timeline and the nodes' last words with it."""
     wanted = [NEMESES[name] for name in names]
-    story = Story(show)
+    timeline = Timeline(show)
     with ExitStack() as stack:
         network = None
         members = [f"n{number}" for number in range(1, nodes + 1)]
@@ -218,25 +218,25 @@ def staged(
                 stack.enter_context(disk)
         if "replication" not in sections and (disks or any(nemesis.far for nemesis in wanted)):
             sections["replication"] = SHORT_LOG if any(nemesis.far for nemesis in wanted) else LONG_LOG
-        lab = Lab(
+        cluster = FaultCluster(
             directory,
             nodes,
             network=network,
-            story=story,
+            timeline=timeline,
             data_dirs={name: disk.path / "data" for name, disk in disks.items()},
             settings=sections,
             movable_clocks=any(nemesis.clocks for nemesis in wanted),
         )
-        stack.enter_context(lab)
+        stack.enter_context(cluster)
         try:
-            lab.up()
-            story.note(f"up, leaders {lab.leaders()}")
-            yield Stage(lab, random.Random(seed), network, disks)
+            cluster.up()
+            timeline.note(f"up, leaders {cluster.leaders()}")
+            yield FaultContext(cluster, random.Random(seed), network, disks)
         except AssertionError as error:
-            error.add_note("\n".join(["the story:", *story.lines[-60:]]))
-            for process in lab.processes:
+            error.add_note("\n".join(["the timeline:", *timeline.lines[-60:]]))
+            for process in cluster.processes:
                 error.add_note(f"{process.name} ({process.log}): {last_words(process)}")
                 process.kill()
             for name, disk in disks.items():
-                shutil.copytree(disk.path / "data", lab.nodes[name].directory / "data", dirs_exist_ok=True)
+                shutil.copytree(disk.path / "data", cluster.nodes[name].directory / "data", dirs_exist_ok=True)
             raise

@@ -27,7 +27,7 @@ from isthmus.node.local.ports import free_port
 from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.metastore.java import find_java
 from tests.system.faults import shifted_clock
-from tests.system.faults.load import Broken, Connection, NotSent, Place
+from tests.system.faults.load import Broken, Connection, NodeAddress, NotSent
 from tests.system.faults.network import Network
 
 HOUSE: Final = Path(__file__).resolve().parents[3]
@@ -41,14 +41,14 @@ RESTART_PAUSE_S: Final = 0.3
 LOOK_S: Final = 0.05
 STOP_TIMEOUT_S: Final = 30.0
 TOLD_AFTER_S: Final = 3.0
-"""From then on the story says what a cluster still lacks."""
+"""After this time the timeline names what a cluster still lacks."""
 
 UP_TIMEOUT_S: Final = 60.0
 
 KILLED: Final = -signal.SIGKILL
 
 
-class Ended(NamedTuple):
+class UnexpectedExit(NamedTuple):
     """A process that ended while it should have run."""
 
     name: str
@@ -57,8 +57,8 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class Story:
-    """What happened when, in seconds since the beginning."""
+class Timeline:
+    """Log of events with their time in seconds since the start."""
 
     show: bool = False
     began_ns: int = field(default_factory=time.monotonic_ns)
@@ -75,8 +75,8 @@ class Story:
         return (time.monotonic_ns() - self.began_ns) / 1e9
 
 
-class LabProcess:
-    """One process that should run, and does unless something was done to it."""
+class ClusterProcess:
+    """One process of the cluster; it runs unless a nemesis stopped it."""
 
     def __init__(
         self, name: str, directory: Path, argv: Sequence[str], address: str, environ: Mapping[str, str]
@@ -142,7 +142,7 @@ class LabProcess:
         return self.popen.wait(timeout_s)
 
 
-class LabNode(LabProcess):
+class ClusterNode(ClusterProcess):
     """One node of the cluster."""
 
     def __init__(
@@ -156,8 +156,8 @@ class LabNode(LabProcess):
         data_dir: Path,
     ) -> None:
         super().__init__(name, directory, argv, address, environ)
-        self.place = Place(name, address, ports[0])
-        self.admin = Place(name, address, ports[1])
+        self.place = NodeAddress(name, address, ports[0])
+        self.admin = NodeAddress(name, address, ports[1])
         self.data_dir = data_dir
 
     @property
@@ -205,7 +205,7 @@ class LabNode(LabProcess):
         return "" if reply.status == 200 else f"{self.name}: {reply.body[:200].decode(errors='replace').strip()}"
 
 
-class Lab:
+class FaultCluster:
     """`count` nodes and their ZooKeeper below `directory`. Use as a context manager; `up` starts them."""
 
     def __init__(
@@ -214,7 +214,7 @@ class Lab:
         count: int = 3,
         *,
         network: Network | None = None,
-        story: Story | None = None,
+        timeline: Timeline | None = None,
         data_dirs: Mapping[str, Path] | None = None,
         settings: Mapping[str, str] | None = None,
         movable_clocks: bool = False,
@@ -223,17 +223,17 @@ class Lab:
         """`settings`: lines for sections of every node's file, by section. `data_dirs`: where not below `directory`.
         `cluster`: its name; of another one than CLUSTER, all names of hosts and nodes begin with it.
         With `movable_clocks` each node reads its wall clock's offset from a file (`set_clock`)."""
-        self.story = story or Story()
+        self.timeline = timeline or Timeline()
         self.network = network
         self.cluster = cluster
         prefix = "" if cluster == CLUSTER else f"{cluster}-"
-        self.ended: list[Ended] = []
+        self.ended: list[UnexpectedExit] = []
         self._settings = dict(settings or {})
         self._taken: set[int] = set()
         self._loopback = self._new_loopback()
         """Without a network: an address of our own, so that nobody takes the port of a node that is down."""
         self.partition_count = PARTITIONS
-        """Partitions of all bucket types that the cluster must have to be well; more once bucket types are made."""
+        """Partitions of all bucket types that a healthy cluster has; more once bucket types are made."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lab", daemon=True)
@@ -249,12 +249,12 @@ class Lab:
         }
 
     @property
-    def processes(self) -> list[LabProcess]:
+    def processes(self) -> list[ClusterProcess]:
         """All of them, ZooKeeper first."""
         return [self.zookeeper, *self.nodes.values()]
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[NodeAddress]:
         """Where clients connect."""
         return [node.place for node in self.nodes.values()]
 
@@ -266,7 +266,7 @@ class Lab:
 
     def up(self) -> None:
         """Start everything and wait until all of it serves."""
-        self.story.note(f"begun at {datetime.now(UTC):%H:%M:%S.%f} UTC")
+        self.timeline.note(f"begun at {datetime.now(UTC):%H:%M:%S.%f} UTC")
         self.zookeeper.start()
         deadline = time.monotonic() + UP_TIMEOUT_S
         while not serves(self.zookeeper.address, self._zookeeper_port):
@@ -275,7 +275,7 @@ class Lab:
         for node in self.nodes.values():
             node.start()
         self._watcher.start()
-        self.wait_well(UP_TIMEOUT_S)
+        self.wait_until_healthy(UP_TIMEOUT_S)
 
     def close(self) -> None:
         """Kill everything that runs."""
@@ -285,7 +285,7 @@ class Lab:
         for process in reversed(self.processes):
             process.kill()
 
-    def add(self, name: str) -> LabNode:
+    def add(self, name: str) -> ClusterNode:
         """One more node of the cluster, started; it holds nothing until it is given something."""
         directory = self._directory / name
         made = self._node(name, len(self.nodes), directory, directory / "data", self._count)
@@ -301,29 +301,29 @@ class Lab:
             self.nodes = {other: node for other, node in self.nodes.items() if other != name}
         gone.kill()
 
-    def start(self, process: LabProcess) -> None:
+    def start(self, process: ClusterProcess) -> None:
         """Start a process that was killed; nothing if it runs."""
         with self._lock:
             if not process.running:
                 process.start()
 
-    def wait_well(self, timeout_s: float) -> float:
+    def wait_until_healthy(self, timeout_s: float) -> float:
         """Seconds until every node serves and every partition has a leader and all replicas in sync. Raises
         AssertionError with what is missing."""
         began_s = time.monotonic()
         told = ""
         while True:
-            why = self.unwell()
+            why = self.health_problem()
             waited_s = time.monotonic() - began_s
             if not why:
                 return waited_s
-            assert waited_s < timeout_s, f"not well after {timeout_s:.0f} s: {why}"
+            assert waited_s < timeout_s, f"not healthy after {timeout_s:.0f} s: {why}"
             if waited_s > TOLD_AFTER_S and why != told:
-                self.story.note(f"not well yet: {why}")
+                self.timeline.note(f"not healthy yet: {why}")
                 told = why
             time.sleep(0.1)
 
-    def unwell(self) -> str:
+    def health_problem(self) -> str:
         """What is missing; empty when nothing is."""
         for node in self.nodes.values():
             if not node.running:
@@ -368,7 +368,7 @@ class Lab:
                 return {row["partition"]: row["leader"] for row in answer["partitions"] if row["leader"] is not None}
         return {}
 
-    def readdress(self, node: LabNode) -> None:
+    def readdress(self, node: ClusterNode) -> None:
         """Let a node that is down live at another address and other ports from its next start on."""
         assert not node.running
         if self.network is not None:
@@ -380,9 +380,9 @@ class Lab:
         listen = f'http = "{address}:{http}"\nadmin = "{address}:{admin}"\ncluster = "{address}:{cluster}"'
         node.config.write_text(re.sub(r"(?<=\[listen\]\n)(\w+ = .*\n)+", f"{listen}\n", node.config.read_text()))
         node.address = address
-        node.place, node.admin = Place(node.name, address, http), Place(node.name, address, admin)
+        node.place, node.admin = NodeAddress(node.name, address, http), NodeAddress(node.name, address, admin)
 
-    def stranger(self, node: LabNode) -> LabNode:
+    def stranger(self, node: ClusterNode) -> ClusterNode:
         """A node of another cluster, of the same name. It listens for its fellows where a node that is down does, or at
         the same port of another loopback address."""
         directory = node.directory.with_name(f"stranger-of-{node.name}-{self._port()}")
@@ -391,7 +391,7 @@ class Lab:
             listens = f"{self._new_loopback()}:{listens.rpartition(':')[2]}"
         return self._node(node.name, 0, directory, directory / "data", 1, "stranger", listens)
 
-    def set_clock(self, node: LabNode, offset_s: int) -> None:
+    def set_clock(self, node: ClusterNode, offset_s: int) -> None:
         """Move a node's wall clock."""
         assert self._movable_clocks
         shifted_clock.move(node.directory / "clock", offset_s)
@@ -413,7 +413,7 @@ class Lab:
         self._taken.add(port)
         return port
 
-    def _zookeeper(self, name: str, directory: Path) -> LabProcess:
+    def _zookeeper(self, name: str, directory: Path) -> ClusterProcess:
         command, address = self._host(name)
         self._zookeeper_port = self._port()
         embedded_zookeeper.prepare(directory, self._zookeeper_port)
@@ -422,7 +422,7 @@ class Lab:
         java = embedded_zookeeper.zookeeper_command(
             find_java(), embedded_zookeeper.find_jars(), directory, self._zookeeper_port
         )
-        return LabProcess(name, directory, [*command, *java], address, {})
+        return ClusterProcess(name, directory, [*command, *java], address, {})
 
     def _node(
         self,
@@ -433,7 +433,7 @@ class Lab:
         count: int,
         cluster: str = "",
         cluster_listens: str = "",
-    ) -> LabNode:
+    ) -> ClusterNode:
         command, address = self._host(name)
         ports = self._port(), self._port()
         listens = (*(f"{address}:{port}" for port in ports), cluster_listens or f"{address}:{self._port()}")
@@ -459,7 +459,7 @@ class Lab:
             argv[-1:] = ["tests.system.faults.shifted_clock", str(directory / "clock")]
         argv += ["node", "run", str(config)]
         environ = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(HOUSE)}
-        return LabNode(name, directory, argv, address, environ, ports, data_dir)
+        return ClusterNode(name, directory, argv, address, environ, ports, data_dir)
 
     def _watch(self) -> None:
         """Start again what ended. (In this thread: a child is killed when the thread that started it ends.)"""
@@ -475,20 +475,20 @@ class Lab:
                     elif time.monotonic() >= due_s[process.name]:
                         process.start()
 
-    def _note_end(self, process: LabProcess) -> None:
+    def _note_end(self, process: ClusterProcess) -> None:
         assert process.popen is not None
         code = process.popen.returncode
-        self.ended.append(Ended(process.name, code, self.story.now_s()))
-        self.story.note(f"{process.name} ended by itself with {code}: {last_words(process)}")
+        self.ended.append(UnexpectedExit(process.name, code, self.timeline.now_s()))
+        self.timeline.note(f"{process.name} ended by itself with {code}: {last_words(process)}")
 
 
-def cluster_address(node: LabNode) -> str:
+def cluster_address(node: ClusterNode) -> str:
     """Where a node listens for the others of its cluster."""
     (found,) = re.findall(r'^cluster = "(.*:\d+)"$', node.config.read_text(), re.MULTILINE)
     return str(found)
 
 
-def last_words(process: LabProcess) -> str:
+def last_words(process: ClusterProcess) -> str:
     """The last line of a process's log."""
     lines = process.log.read_bytes()[-4000:].decode(errors="replace").strip().splitlines() or [""]
     return lines[-1][:300]

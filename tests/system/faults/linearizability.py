@@ -56,7 +56,7 @@ class Operation:
     values: tuple[str, ...] = ()
     """What a read returned, siblings one by one; nothing when the key was not there."""
     where: str = ""
-    """Which nodes it asked: for the story."""
+    """The nodes that it contacted, for the timeline."""
 
     def __str__(self) -> str:
         times = f"{self.called_ns / 1e9:.3f} to {self.answered_ns / 1e9:.3f} s"
@@ -74,7 +74,7 @@ class NotLinearizable(AssertionError):
     """No order of the operations explains what was read."""
 
 
-class GaveUp(Exception):
+class SearchExhausted(Exception):
     """The search needed more than CONFIGURATIONS_MAX configurations: nothing is known."""
 
 
@@ -153,7 +153,7 @@ class _Search:
             if (done, state) in known:
                 continue
             if len(known) >= CONFIGURATIONS_MAX:
-                raise GaveUp(f"more than {CONFIGURATIONS_MAX} configurations of {self._count} operations")
+                raise SearchExhausted(f"more than {CONFIGURATIONS_MAX} configurations of {self._count} operations")
             known.add((done, state))
             if done.bit_count() > self._deepest[0]:
                 self._deepest = (done.bit_count(), done, state)

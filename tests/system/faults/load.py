@@ -42,7 +42,7 @@ PADDING: Final = " " * 200
 """Behind each value, so that objects are not all header."""
 
 
-class Place(NamedTuple):
+class NodeAddress(NamedTuple):
     """Where one node's clients connect."""
 
     name: str
@@ -74,7 +74,7 @@ class Broken(Exception):
 class Connection:
     """One keep-alive connection to one node, made when needed."""
 
-    def __init__(self, place: Place, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(self, place: NodeAddress, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.place = place
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -148,7 +148,7 @@ class Client(threading.Thread):
     def __init__(
         self,
         name: str,
-        places: Sequence[Place],
+        places: Sequence[NodeAddress],
         keys: Sequence[str],
         history: History,
         chance: random.Random,
@@ -291,7 +291,7 @@ class Load:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[NodeAddress],
         keys: Sequence[str],
         history: History,
         chance: random.Random,
@@ -327,7 +327,7 @@ class Load:
 
 
 def read_all(
-    places: Sequence[Place], keys: Sequence[str], history: History, chance: random.Random, timeout_s: float
+    places: Sequence[NodeAddress], keys: Sequence[str], history: History, chance: random.Random, timeout_s: float
 ) -> None:
     """Read each key once at each node, again until it answers. Raises AssertionError when one does not in time."""
     deadline = time.monotonic() + timeout_s

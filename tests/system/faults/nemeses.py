@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.repl.replog.log import RESERVE_BYTES
-from tests.system.faults.cluster import KILLED, LabNode
-from tests.system.faults.nemesis import FAULT, SESSION_S, STORAGE_FAILED, Nemesis, Stage
+from tests.system.faults.cluster import KILLED, ClusterNode
+from tests.system.faults.nemesis import FAULT, SESSION_S, STORAGE_FAILED, FaultContext, Nemesis
 from tests.system.faults.reassignment_faults import PLACEMENTS
 from tests.system.faults.replica_faults import COPIES
 
@@ -33,261 +33,261 @@ SYNCS: Final = "fdatasync,pwritev2"
 # -- processes --------------------------------------------------------------------------------------------------
 
 
-def kill(stage: Stage) -> None:
+def kill(context: FaultContext) -> None:
     """kill -9 of one node, back after a moment."""
-    _kill(stage, [stage.victim()])
+    _kill(context, [context.victim()])
 
 
-def kill_most(stage: Stage) -> None:
+def kill_most(context: FaultContext) -> None:
     """kill -9 of all nodes but one at the same time."""
-    spared = stage.victim()
-    _kill(stage, stage.others(spared))
+    spared = context.victim()
+    _kill(context, context.others(spared))
 
 
-def kill_all(stage: Stage) -> None:
+def kill_all(context: FaultContext) -> None:
     """kill -9 of every node at the same time."""
-    _kill(stage, list(stage.lab.nodes.values()))
+    _kill(context, list(context.cluster.nodes.values()))
 
 
-def kill_twice(stage: Stage) -> None:
+def kill_twice(context: FaultContext) -> None:
     """kill -9 of one node, and of another as soon as that one is back."""
     for _ in range(2):
-        _kill(stage, [stage.victim()])
-        stage.wait(0.0, 2.0)
+        _kill(context, [context.victim()])
+        context.wait(0.0, 2.0)
 
 
-def last_standing(stage: Stage) -> None:
+def last_standing(context: FaultContext) -> None:
     """Nodes die one by one, each after the ISR has shrunk to those that are left; the last but one is back first."""
-    nodes = list(stage.lab.nodes.values())
-    stage.chance.shuffle(nodes)
+    nodes = list(context.cluster.nodes.values())
+    context.chance.shuffle(nodes)
     for node in nodes:
         node.kill()
-        stage.story.note(f"killed {node.name}")
-        stage.wait(SESSION_S, SESSION_S * 1.5)
+        context.timeline.note(f"killed {node.name}")
+        context.wait(SESSION_S, SESSION_S * 1.5)
     for node in (nodes[-2], nodes[-1], *nodes[:-2]):
-        stage.lab.start(node)
-        stage.story.note(f"started {node.name}")
-        stage.wait(1.0, SESSION_S)
+        context.cluster.start(node)
+        context.timeline.note(f"started {node.name}")
+        context.wait(1.0, SESSION_S)
 
 
-def _kill(stage: Stage, nodes: list[LabNode]) -> None:
+def _kill(context: FaultContext, nodes: list[ClusterNode]) -> None:
     for node in nodes:
         node.wanted = False
         node.send(signal.SIGKILL)
     for node in nodes:
         node.kill()
-    stage.story.note(f"killed {' '.join(node.name for node in nodes)}")
-    stage.chance.shuffle(nodes)
+    context.timeline.note(f"killed {' '.join(node.name for node in nodes)}")
+    context.chance.shuffle(nodes)
     for node in nodes:
-        stage.wait(0.0, 3.0)
-        stage.lab.start(node)
-        stage.story.note(f"started {node.name}")
+        context.wait(0.0, 3.0)
+        context.cluster.start(node)
+        context.timeline.note(f"started {node.name}")
 
 
-def stop(stage: Stage) -> None:
+def stop(context: FaultContext) -> None:
     """Every node in turn is told to stop, and started again."""
-    nodes = list(stage.lab.nodes.values())
-    stage.chance.shuffle(nodes)
+    nodes = list(context.cluster.nodes.values())
+    context.chance.shuffle(nodes)
     for node in nodes:
         began_s = time.monotonic()
         code = node.terminate()
-        stage.story.note(f"{node.name} stopped with {code} in {time.monotonic() - began_s:.1f} s")
+        context.timeline.note(f"{node.name} stopped with {code} in {time.monotonic() - began_s:.1f} s")
         assert code == 0, f"{node.name} was told to stop and ended with {code}"
-        stage.wait(0.0, 1.0)
-        stage.lab.start(node)
-        stage.lab.wait_well(60)
+        context.wait(0.0, 1.0)
+        context.cluster.start(node)
+        context.cluster.wait_until_healthy(60)
 
 
-def pause(stage: Stage) -> None:
+def pause(context: FaultContext) -> None:
     """One node stands still until its session is over, and goes on as if nothing had been."""
-    _pause(stage, stage.victim(), SESSION_S * 1.2, SESSION_S * 2)
+    _pause(context, context.victim(), SESSION_S * 1.2, SESSION_S * 2)
 
 
-def blink(stage: Stage) -> None:
+def blink(context: FaultContext) -> None:
     """One node stands still for less than a session."""
-    _pause(stage, stage.victim(), 0.2, SESSION_S * 0.6)
+    _pause(context, context.victim(), 0.2, SESSION_S * 0.6)
 
 
-def pause_controller(stage: Stage) -> None:
+def pause_controller(context: FaultContext) -> None:
     """The node whose controller decides stands still until another one does."""
-    answers = (node.ask("/admin/cluster") for node in stage.lab.nodes.values())
+    answers = (node.ask("/admin/cluster") for node in context.cluster.nodes.values())
     name = next((answer["controller"] for answer in answers if answer is not None), None)
-    _pause(stage, stage.lab.nodes.get(name) or stage.victim(), SESSION_S * 1.2, SESSION_S * 2)
+    _pause(context, context.cluster.nodes.get(name) or context.victim(), SESSION_S * 1.2, SESSION_S * 2)
 
 
-def _pause(stage: Stage, node: LabNode, low_s: float, high_s: float) -> None:
+def _pause(context: FaultContext, node: ClusterNode, low_s: float, high_s: float) -> None:
     node.send(signal.SIGSTOP)
-    stage.story.note(f"paused {node.name}")
-    stage.wait(low_s, high_s)
+    context.timeline.note(f"paused {node.name}")
+    context.wait(low_s, high_s)
     node.send(signal.SIGCONT)
-    stage.story.note(f"{node.name} goes on")
+    context.timeline.note(f"{node.name} goes on")
 
 
-def metastore_kill(stage: Stage) -> None:
+def metastore_kill(context: FaultContext) -> None:
     """kill -9 of ZooKeeper; away for less or more than a session."""
-    stage.lab.zookeeper.kill()
-    stage.story.note("killed zookeeper")
-    stage.wait(0.0, SESSION_S * 2)
-    stage.lab.start(stage.lab.zookeeper)
-    stage.story.note("started zookeeper")
+    context.cluster.zookeeper.kill()
+    context.timeline.note("killed zookeeper")
+    context.wait(0.0, SESSION_S * 2)
+    context.cluster.start(context.cluster.zookeeper)
+    context.timeline.note("started zookeeper")
 
 
-def metastore_pause(stage: Stage) -> None:
+def metastore_pause(context: FaultContext) -> None:
     """ZooKeeper stands still for less or more than a session."""
-    stage.lab.zookeeper.send(signal.SIGSTOP)
-    stage.story.note("paused zookeeper")
-    stage.wait(1.0, SESSION_S * 2)
-    stage.lab.zookeeper.send(signal.SIGCONT)
-    stage.story.note("zookeeper goes on")
+    context.cluster.zookeeper.send(signal.SIGSTOP)
+    context.timeline.note("paused zookeeper")
+    context.wait(1.0, SESSION_S * 2)
+    context.cluster.zookeeper.send(signal.SIGCONT)
+    context.timeline.note("zookeeper goes on")
 
 
 # -- the network ------------------------------------------------------------------------------------------------
 
 
-def cut(stage: Stage) -> None:
+def cut(context: FaultContext) -> None:
     """One node and the others do not reach each other; ZooKeeper and clients reach all."""
-    node = stage.victim()
-    _cut(stage, [(node.name, other.name) for other in stage.others(node)], both=True)
+    node = context.victim()
+    _cut(context, [(node.name, other.name) for other in context.others(node)], both=True)
 
 
-def cut_pair(stage: Stage) -> None:
+def cut_pair(context: FaultContext) -> None:
     """Two nodes do not reach each other; everybody else reaches both."""
-    node = stage.victim()
-    _cut(stage, [(node.name, stage.chance.choice(stage.others(node)).name)], both=True)
+    node = context.victim()
+    _cut(context, [(node.name, context.chance.choice(context.others(node)).name)], both=True)
 
 
-def cut_one_way(stage: Stage) -> None:
+def cut_one_way(context: FaultContext) -> None:
     """What one node sends to another gets lost; the other way is fine."""
-    pair = [stage.victim()]
-    pair.append(stage.chance.choice(stage.others(pair[0])))
-    stage.chance.shuffle(pair)
-    _cut(stage, [(pair[0].name, pair[1].name)], both=False)
+    pair = [context.victim()]
+    pair.append(context.chance.choice(context.others(pair[0])))
+    context.chance.shuffle(pair)
+    _cut(context, [(pair[0].name, pair[1].name)], both=False)
 
 
-def cut_metastore(stage: Stage) -> None:
+def cut_metastore(context: FaultContext) -> None:
     """One node and ZooKeeper do not reach each other; the nodes do."""
-    _cut(stage, [(stage.victim().name, stage.lab.zookeeper.name)], both=True)
+    _cut(context, [(context.victim().name, context.cluster.zookeeper.name)], both=True)
 
 
-def cut_metastore_one_way(stage: Stage) -> None:
+def cut_metastore_one_way(context: FaultContext) -> None:
     """Between one node and ZooKeeper one direction is lost."""
-    pair = [stage.victim().name, stage.lab.zookeeper.name]
-    stage.chance.shuffle(pair)
-    _cut(stage, [(pair[0], pair[1])], both=False)
+    pair = [context.victim().name, context.cluster.zookeeper.name]
+    context.chance.shuffle(pair)
+    _cut(context, [(pair[0], pair[1])], both=False)
 
 
-def isolate(stage: Stage) -> None:
+def isolate(context: FaultContext) -> None:
     """One node reaches neither ZooKeeper nor its peers; only clients reach it."""
-    node = stage.victim()
+    node = context.victim()
     _cut(
-        stage,
-        [(node.name, name) for name in (stage.lab.zookeeper.name, *(o.name for o in stage.others(node)))],
+        context,
+        [(node.name, name) for name in (context.cluster.zookeeper.name, *(o.name for o in context.others(node)))],
         both=True,
     )
 
 
-def swizzle(stage: Stage) -> None:
+def swizzle(context: FaultContext) -> None:
     """One node after the other is cut off from everything, then they come back in another order."""
-    assert stage.network is not None
-    names = list(stage.lab.nodes)
-    stage.chance.shuffle(names)
+    assert context.network is not None
+    names = list(context.cluster.nodes)
+    context.chance.shuffle(names)
     cuts: dict[str, list[tuple[str, str]]] = {}
     for name in names:
-        cuts[name] = [(name, other) for other in (*names, stage.lab.zookeeper.name) if other != name]
+        cuts[name] = [(name, other) for other in (*names, context.cluster.zookeeper.name) if other != name]
         for one, other in cuts[name]:
-            stage.network.cut(one, other)
-        stage.story.note(f"cut {name} off from everything")
-        stage.wait(0.2, 2.0)
-    stage.chance.shuffle(names)
+            context.network.cut(one, other)
+        context.timeline.note(f"cut {name} off from everything")
+        context.wait(0.2, 2.0)
+    context.chance.shuffle(names)
     for name in names:
-        stage.network.heal()
+        context.network.heal()
         del cuts[name]
         for one, other in (pair for pairs in cuts.values() for pair in pairs):
-            stage.network.cut(one, other)
-        stage.story.note(f"{name} is back")
-        stage.wait(0.2, 2.0)
+            context.network.cut(one, other)
+        context.timeline.note(f"{name} is back")
+        context.wait(0.2, 2.0)
 
 
-def lossy(stage: Stage) -> None:
+def lossy(context: FaultContext) -> None:
     """Of what passes between one node and the others three packets in ten get lost."""
-    assert stage.network is not None
-    node = stage.victim()
-    for other in stage.others(node):
-        stage.network.lose(node.name, other.name, 0.3)
-        stage.network.lose(other.name, node.name, 0.3)
-    stage.story.note(f"{node.name} loses 30 % of all packets")
-    stage.wait(SESSION_S, SESSION_S * 2.5)
-    stage.network.heal()
-    stage.story.note("healed")
+    assert context.network is not None
+    node = context.victim()
+    for other in context.others(node):
+        context.network.lose(node.name, other.name, 0.3)
+        context.network.lose(other.name, node.name, 0.3)
+    context.timeline.note(f"{node.name} loses 30 % of all packets")
+    context.wait(SESSION_S, SESSION_S * 2.5)
+    context.network.heal()
+    context.timeline.note("healed")
 
 
-def slow_link(stage: Stage) -> None:
+def slow_link(context: FaultContext) -> None:
     """One node sends 64 kbit/s at most."""
-    assert stage.network is not None
-    node = stage.victim()
-    stage.network.slow(node.name, "64kbit")
-    stage.story.note(f"{node.name} sends at 64 kbit/s")
-    stage.wait(SESSION_S, SESSION_S * 2.5)
-    stage.network.heal()
-    stage.story.note("healed")
+    assert context.network is not None
+    node = context.victim()
+    context.network.slow(node.name, "64kbit")
+    context.timeline.note(f"{node.name} sends at 64 kbit/s")
+    context.wait(SESSION_S, SESSION_S * 2.5)
+    context.network.heal()
+    context.timeline.note("healed")
 
 
-def _cut(stage: Stage, pairs: list[tuple[str, str]], both: bool) -> None:
-    assert stage.network is not None
+def _cut(context: FaultContext, pairs: list[tuple[str, str]], both: bool) -> None:
+    assert context.network is not None
     for one, other in pairs:
-        stage.network.drop(one, other)
+        context.network.drop(one, other)
         if both:
-            stage.network.drop(other, one)
+            context.network.drop(other, one)
     arrow = "and" if both else "to"
-    stage.story.note("cut " + ", ".join(f"{one} {arrow} {other}" for one, other in pairs))
-    stage.wait(1.0, SESSION_S * 2.5)
-    stage.network.heal()
-    stage.story.note("healed")
+    context.timeline.note("cut " + ", ".join(f"{one} {arrow} {other}" for one, other in pairs))
+    context.wait(1.0, SESSION_S * 2.5)
+    context.network.heal()
+    context.timeline.note("healed")
 
 
 # -- disks, descriptors, clocks ---------------------------------------------------------------------------------
 
 
-def disk_full(stage: Stage) -> None:
+def disk_full(context: FaultContext) -> None:
     """One node's disk has less free than the log keeps in reserve for a while, or has not a block left: then the node
     ends, and cannot start."""
-    node = stage.lab.nodes[stage.chance.choice(list(stage.disks))]
-    leave_bytes = stage.chance.choice([0, RESERVE_BYTES // 2])
-    stage.disks[node.name].fill(leave_bytes)
-    stage.story.note(f"{node.name}'s disk is full, {leave_bytes:,} bytes left")
-    stage.wait(3.0, SESSION_S * 2)
-    stage.disks[node.name].free()
-    stage.story.note(f"{node.name}'s disk has space")
+    node = context.cluster.nodes[context.chance.choice(list(context.disks))]
+    leave_bytes = context.chance.choice([0, RESERVE_BYTES // 2])
+    context.disks[node.name].fill(leave_bytes)
+    context.timeline.note(f"{node.name}'s disk is full, {leave_bytes:,} bytes left")
+    context.wait(3.0, SESSION_S * 2)
+    context.disks[node.name].free()
+    context.timeline.note(f"{node.name}'s disk has space")
 
 
-def sync_error(stage: Stage) -> None:
+def sync_error(context: FaultContext) -> None:
     """One sync of one node fails with EIO, once."""
-    node = stage.victim()
-    with injected(node, SYNCS, f"error=EIO:when={stage.chance.randrange(1, 20)}"):
-        stage.story.note(f"a sync of {node.name} will fail")
+    node = context.victim()
+    with injected(node, SYNCS, f"error=EIO:when={context.chance.randrange(1, 20)}"):
+        context.timeline.note(f"a sync of {node.name} will fail")
         _wait_for_end(node, 5.0)
 
 
-def slow_disk(stage: Stage) -> None:
+def slow_disk(context: FaultContext) -> None:
     """Each sync of one node takes two seconds."""
-    node = stage.victim()
+    node = context.victim()
     with injected(node, SYNCS, "delay_enter=2000000"):
-        stage.story.note(f"a sync of {node.name} takes 2 s")
-        stage.wait(SESSION_S * 1.5, SESSION_S * 2.5)
-    stage.story.note(f"{node.name}'s disk is itself again")
+        context.timeline.note(f"a sync of {node.name} takes 2 s")
+        context.wait(SESSION_S * 1.5, SESSION_S * 2.5)
+    context.timeline.note(f"{node.name}'s disk is itself again")
 
 
-def kill_at_call(stage: Stage) -> None:
+def kill_at_call(context: FaultContext) -> None:
     """kill -9 of one node at a random one of its next calls that write, sync, rename or send."""
-    node = stage.victim()
-    calls = stage.chance.choice([SYNCS, "write,pwrite64,writev", "sendto,sendmsg", "fsync,rename", "write,sendto"])
-    place = stage.chance.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
+    node = context.victim()
+    calls = context.chance.choice([SYNCS, "write,pwrite64,writev", "sendto,sendmsg", "fsync,rename", "write,sendto"])
+    place = context.chance.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
     with injected(node, calls, f"signal=SIGKILL:when={place}"):
-        stage.story.note(f"{node.name} will be killed at its {place}. {calls}")
+        context.timeline.note(f"{node.name} will be killed at its {place}. {calls}")
         _wait_for_end(node, 4.0)
 
 
-def _wait_for_end(node: LabNode, timeout_s: float) -> None:
+def _wait_for_end(node: ClusterNode, timeout_s: float) -> None:
     process = node.popen
     assert process is not None
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -295,7 +295,7 @@ def _wait_for_end(node: LabNode, timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def injected(node: LabNode, calls: str, what: str) -> Iterator[None]:
+def injected(node: ClusterNode, calls: str, what: str) -> Iterator[None]:
     """While the body runs, these system calls of a running node are tampered with by strace."""
     output = node.directory / "strace.log"
     words = [
@@ -334,62 +334,62 @@ def _tracer_of(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("TracerPid")), 0)
 
 
-def descriptors(stage: Stage) -> None:
+def descriptors(context: FaultContext) -> None:
     """One node may open no more files or connections than it has."""
-    node = stage.victim()
+    node = context.victim()
     used = len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
     before = resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (used + 1, hard))
-    stage.story.note(f"{node.name} has {used} descriptors and may have one more")
-    stage.wait(2.0, SESSION_S * 1.5)
+    context.timeline.note(f"{node.name} has {used} descriptors and may have one more")
+    context.wait(2.0, SESSION_S * 1.5)
     with contextlib.suppress(ProcessLookupError):
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, before)
-    stage.story.note(f"{node.name} may have descriptors again")
+    context.timeline.note(f"{node.name} may have descriptors again")
 
 
-def clocks(stage: Stage) -> None:
+def clocks(context: FaultContext) -> None:
     """Wall clocks of one node or all jump by an hour, back and forth, and a node is killed meanwhile."""
-    moved = list(stage.lab.nodes.values()) if stage.chance.random() < 0.3 else [stage.victim()]
-    offset_s = stage.chance.choice([3600, -3600])
+    moved = list(context.cluster.nodes.values()) if context.chance.random() < 0.3 else [context.victim()]
+    offset_s = context.chance.choice([3600, -3600])
     for node in moved:
-        stage.lab.set_clock(node, offset_s)
-    stage.story.note(f"clock of {' '.join(node.name for node in moved)} {offset_s:+} s")
-    stage.wait(0.5, 2.0)
-    _kill(stage, [stage.victim()])
-    stage.wait(0.5, 2.0)
+        context.cluster.set_clock(node, offset_s)
+    context.timeline.note(f"clock of {' '.join(node.name for node in moved)} {offset_s:+} s")
+    context.wait(0.5, 2.0)
+    _kill(context, [context.victim()])
+    context.wait(0.5, 2.0)
     for node in moved:
-        stage.lab.set_clock(node, 0)
-    stage.story.note("clocks are right")
+        context.cluster.set_clock(node, 0)
+    context.timeline.note("clocks are right")
 
 
-def corrupt(stage: Stage) -> None:
+def corrupt(context: FaultContext) -> None:
     """kill -9 of one node, and a byte in the middle of its newest log file changes before it is back. It must not lead
     with what it holds then; it is in sync again after its operator has emptied the disk."""
-    node = stage.victim()
+    node = context.victim()
     node.kill()
     files = sorted((node.data_dir / "log").glob("*.log"), key=lambda path: path.stat().st_mtime)
     newest = next(path for path in reversed(files) if len(path.read_bytes().rstrip(b"\0")) > 1000)
     data = bytearray(newest.read_bytes())
     end = len(bytes(data).rstrip(b"\0"))
-    place = stage.chance.randrange(end // 4, end // 2)
-    data[place] ^= 1 << stage.chance.randrange(8)
+    place = context.chance.randrange(end // 4, end // 2)
+    data[place] ^= 1 << context.chance.randrange(8)
     newest.write_bytes(data)
-    stage.story.note(f"killed {node.name}, and changed byte {place} of {end} in {newest.name}")
-    stage.lab.start(node)
-    stage.wait(SESSION_S, SESSION_S * 2)
-    _emptied(stage, node)
+    context.timeline.note(f"killed {node.name}, and changed byte {place} of {end} in {newest.name}")
+    context.cluster.start(node)
+    context.wait(SESSION_S, SESSION_S * 2)
+    _emptied(context, node)
 
 
-def lost_disk(stage: Stage) -> None:
+def lost_disk(context: FaultContext) -> None:
     """kill -9 of one node, and it comes back with an empty data directory."""
-    _emptied(stage, stage.victim())
+    _emptied(context, context.victim())
 
 
-def _emptied(stage: Stage, node: LabNode) -> None:
+def _emptied(context: FaultContext, node: ClusterNode) -> None:
     node.kill()
-    stage.empty(node)
-    stage.wait(0.0, 2.0)
-    stage.lab.start(node)
+    context.empty(node)
+    context.wait(0.0, 2.0)
+    context.cluster.start(node)
 
 
 NEMESES: Final[Mapping[str, Nemesis]] = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.system.faults.cluster import SESSION_MS, Lab, LabNode, Story
+from tests.system.faults.cluster import SESSION_MS, ClusterNode, FaultCluster, Timeline
 from tests.system.faults.disks import SmallDisk
 from tests.system.faults.load import Broken, Connection, NotSent
 from tests.system.faults.network import Network
@@ -29,46 +29,48 @@ FILL_TIMEOUT_S: Final = 60.0
 
 
 @dataclass
-class Stage:
-    """What a nemesis may lay hands on."""
+class FaultContext:
+    """The cluster, network, and disks that a nemesis may disturb."""
 
-    lab: Lab
+    cluster: FaultCluster
     chance: random.Random
     network: Network | None = None
     disks: Mapping[str, SmallDisk] = field(default_factory=dict)
 
     @property
-    def story(self) -> Story:
-        """Where a nemesis says what it does."""
-        return self.lab.story
+    def timeline(self) -> Timeline:
+        """The log of events to which a nemesis appends."""
+        return self.cluster.timeline
 
-    def victim(self) -> LabNode:
+    def victim(self) -> ClusterNode:
         """Any node; every other time one that leads something."""
-        leaders = sorted(set(self.lab.leaders().values()) & set(self.lab.nodes)) if self.chance.random() < 0.5 else []
-        return self.lab.nodes[self.chance.choice(leaders or list(self.lab.nodes))]
+        leaders = (
+            sorted(set(self.cluster.leaders().values()) & set(self.cluster.nodes)) if self.chance.random() < 0.5 else []
+        )
+        return self.cluster.nodes[self.chance.choice(leaders or list(self.cluster.nodes))]
 
-    def others(self, node: LabNode) -> list[LabNode]:
+    def others(self, node: ClusterNode) -> list[ClusterNode]:
         """The rest."""
-        return [other for other in self.lab.nodes.values() if other is not node]
+        return [other for other in self.cluster.nodes.values() if other is not node]
 
     def wait(self, low_s: float, high_s: float) -> None:
         """Let it hurt for a while."""
         time.sleep(self.chance.uniform(low_s, high_s))
 
-    def empty(self, node: LabNode, what: str = "") -> None:
+    def empty(self, node: ClusterNode, what: str = "") -> None:
         """Take everything, or what is called so, out of the data directory of a node that is down."""
         assert not node.running
         for path in (node.data_dir / what).iterdir():
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self.story.note(f"emptied {what or 'the disk'} of {node.name}")
+        self.timeline.note(f"emptied {what or 'the disk'} of {node.name}")
 
-    def fill(self, megabytes: int, without: LabNode | None = None) -> None:
+    def fill(self, megabytes: int, without: ClusterNode | None = None) -> None:
         """Write as much at the nodes that run, `without` one that stands still, over the same keys each time. Raises
         AssertionError when they do not take it."""
         data = self.chance.randbytes(FILLER_BYTES)
         deadline = time.monotonic() + FILL_TIMEOUT_S
-        connections = [Connection(n.place) for n in self.lab.nodes.values() if n.running and n is not without]
+        connections = [Connection(n.place) for n in self.cluster.nodes.values() if n.running and n is not without]
         try:
             for number in range(megabytes * 1_000_000 // FILLER_BYTES):
                 path = f"/buckets/{FILLER_BUCKET}/keys/{number}"
@@ -79,14 +81,14 @@ class Stage:
         finally:
             for connection in connections:
                 connection.close()
-        self.story.note(f"wrote {megabytes} MB")
+        self.timeline.note(f"wrote {megabytes} MB")
 
     def tell(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
         """An operator's act, at whichever node takes it, and what that says. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < deadline:
-            for node in self.lab.nodes.values():
+            for node in self.cluster.nodes.values():
                 connection = Connection(node.admin, timeout_s)
                 try:
                     reply = connection.request("POST", path, {"Content-Type": "application/json"}, _json(wish))
@@ -96,7 +98,7 @@ class Stage:
                 finally:
                     connection.close()
                 if reply.status == 200:
-                    self.story.note(f"{path} {wish}")
+                    self.timeline.note(f"{path} {wish}")
                     return dict(json.loads(reply.body or b"{}"))
                 said = f"{reply.reason} {reply.body[:200]!r}"
             time.sleep(0.1)
@@ -108,7 +110,7 @@ class Nemesis:
     """One kind of harm. `exits`: codes with which a node may end by itself; `excuses`: answers to clients that are no
     surprise under it."""
 
-    act: Callable[[Stage], None]
+    act: Callable[[FaultContext], None]
     nodes: int = 1
     """How many there must be."""
     network: bool = False

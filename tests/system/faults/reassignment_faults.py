@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tests.system.faults.cluster import LabNode
-from tests.system.faults.nemesis import SESSION_S, Nemesis, Stage
+from tests.system.faults.cluster import ClusterNode
+from tests.system.faults.nemesis import SESSION_S, FaultContext, Nemesis
 
 FACTOR: Final = "/admin/bucket-types/default/replication-factor"
 MOVES: Final = "/admin/moves"
@@ -27,88 +27,88 @@ SPARE: Final = "n4"
 UP_TIMEOUT_S: Final = 60.0
 
 
-def replication_factor(stage: Stage) -> None:
+def replication_factor(context: FaultContext) -> None:
     """One replica of each partition less, and one more again; each time somebody is hurt before it is done."""
-    count = len(stage.lab.nodes)
+    count = len(context.cluster.nodes)
     for factor in (count - 1, count):
-        _hurt_until_done(stage, _ordered(stage, FACTOR, {"replication_factor": factor}), stage.victim)
+        _hurt_until_done(context, _ordered(context, FACTOR, {"replication_factor": factor}), context.victim)
 
 
-def drained(stage: Stage) -> None:
+def drained(context: FaultContext) -> None:
     """A node comes, takes the place of another one, is drained in its turn, and goes; each time somebody is hurt before
     that is done, the nodes that give and take among them."""
-    lab, node = stage.lab, stage.victim()
-    spare = _come(stage)
+    cluster, node = context.cluster, context.victim()
+    spare = _come(context)
     replaced = {"kind": "replace", "nodes": [node.name, spare.name]}
     for path, wish in ((MOVES, replaced), (DRAIN, {"nodes": [spare.name]})):
-        number = _ordered(stage, path, wish)
-        _hurt_until_done(stage, number, lambda: stage.chance.choice([node, spare, stage.victim()]))
+        number = _ordered(context, path, wish)
+        _hurt_until_done(context, number, lambda: context.chance.choice([node, spare, context.victim()]))
     spare.terminate()
-    lab.remove(spare.name)
-    stage.tell(f"/admin/nodes/{spare.name}/remove", {"by": "tests"})
+    cluster.remove(spare.name)
+    context.tell(f"/admin/nodes/{spare.name}/remove", {"by": "tests"})
 
 
-def _come(stage: Stage) -> LabNode:
+def _come(context: FaultContext) -> ClusterNode:
     """One more node, with nothing on its disk, that the others know of."""
-    shutil.rmtree(stage.lab.zookeeper.directory.with_name(SPARE), ignore_errors=True)
-    node = stage.lab.add(SPARE)
+    shutil.rmtree(context.cluster.zookeeper.directory.with_name(SPARE), ignore_errors=True)
+    node = context.cluster.add(SPARE)
     deadline = time.monotonic() + UP_TIMEOUT_S
-    while not any(row["name"] == SPARE and row["state"] == "live" for row in _rows(stage, "/admin/nodes", "nodes")):
+    while not any(row["name"] == SPARE and row["state"] == "live" for row in _rows(context, "/admin/nodes", "nodes")):
         assert time.monotonic() < deadline, f"{SPARE} does not come"
         time.sleep(0.1)
-    stage.story.note(f"{SPARE} is there")
+    context.timeline.note(f"{SPARE} is there")
     return node
 
 
-def _ordered(stage: Stage, path: str, wish: Mapping[str, object]) -> int:
+def _ordered(context: FaultContext, path: str, wish: Mapping[str, object]) -> int:
     """The number of an order."""
-    number = stage.tell(path, {**wish, "by": "tests"}, TAKEN_TIMEOUT_S)["order"]
+    number = context.tell(path, {**wish, "by": "tests"}, TAKEN_TIMEOUT_S)["order"]
     assert isinstance(number, int)
     return number
 
 
-def _hurt_until_done(stage: Stage, number: int, victim: Callable[[], LabNode]) -> None:
+def _hurt_until_done(context: FaultContext, number: int, victim: Callable[[], ClusterNode]) -> None:
     """Hurt somebody a moment after the order, and again while it is not done. Raises AssertionError when it never is,
     or ends otherwise."""
     deadline = time.monotonic() + DONE_TIMEOUT_S
-    hurts = stage.chance.randrange(1, 4)
-    while (outcome := _outcome(stage, number)) is None:
-        assert time.monotonic() < deadline, f"order {number} is not done: {_rows(stage, MOVES, 'orders')}"
-        stage.wait(0.0, 0.6)
+    hurts = context.chance.randrange(1, 4)
+    while (outcome := _outcome(context, number)) is None:
+        assert time.monotonic() < deadline, f"order {number} is not done: {_rows(context, MOVES, 'orders')}"
+        context.wait(0.0, 0.6)
         if hurts:
             hurts -= 1
-            _hurt(stage, victim())
+            _hurt(context, victim())
     assert outcome == "done", f"order {number} ended as {outcome}"
-    stage.story.note(f"order {number} is done")
+    context.timeline.note(f"order {number} is done")
 
 
-def _hurt(stage: Stage, node: LabNode) -> None:
-    match stage.chance.choice(["kill", "stop", "pause"]):
+def _hurt(context: FaultContext, node: ClusterNode) -> None:
+    match context.chance.choice(["kill", "stop", "pause"]):
         case "kill":
             node.kill()
-            stage.story.note(f"killed {node.name}")
-            stage.wait(0.0, SESSION_S)
-            stage.lab.start(node)
+            context.timeline.note(f"killed {node.name}")
+            context.wait(0.0, SESSION_S)
+            context.cluster.start(node)
         case "stop":
             node.terminate()
-            stage.story.note(f"stopped {node.name}")
-            stage.lab.start(node)
+            context.timeline.note(f"stopped {node.name}")
+            context.cluster.start(node)
         case _:
             node.send(signal.SIGSTOP)
-            stage.story.note(f"paused {node.name}")
-            stage.wait(0.2, SESSION_S * 1.5)
+            context.timeline.note(f"paused {node.name}")
+            context.wait(0.2, SESSION_S * 1.5)
             node.send(signal.SIGCONT)
-    stage.story.note(f"{node.name} goes on")
+    context.timeline.note(f"{node.name} goes on")
 
 
-def _outcome(stage: Stage, number: int) -> str | None:
-    found = (row["outcome"] for row in _rows(stage, MOVES, "ended") if row["order"] == number)
+def _outcome(context: FaultContext, number: int) -> str | None:
+    found = (row["outcome"] for row in _rows(context, MOVES, "ended") if row["order"] == number)
     return next((str(outcome) for outcome in found), None)
 
 
-def _rows(stage: Stage, path: str, name: str) -> list[dict[str, object]]:
+def _rows(context: FaultContext, path: str, name: str) -> list[dict[str, object]]:
     """A listing of whichever node answers; empty when none does."""
-    answers = (node.ask(path) for node in stage.lab.nodes.values())
+    answers = (node.ask(path) for node in context.cluster.nodes.values())
     return next((list(answer[name]) for answer in answers if answer is not None), [])
 
 

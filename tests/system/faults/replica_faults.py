@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.system.faults.cluster import LabNode
-from tests.system.faults.nemesis import FAULT, SESSION_S, STORAGE_FAILED, Nemesis, Stage
+from tests.system.faults.cluster import ClusterNode
+from tests.system.faults.nemesis import FAULT, SESSION_S, STORAGE_FAILED, FaultContext, Nemesis
 
 RATE: Final = "replication.catch.up.rate"
 MIN_ISR: Final = "replication.min.isr"
@@ -28,152 +28,152 @@ AWAY_TIMEOUT_S: Final = 30.0
 COMMAND_TIMEOUT_S: Final = 60.0
 
 
-def beyond_the_log(stage: Stage) -> None:
+def beyond_the_log(context: FaultContext) -> None:
     """kill -9 of one node, which is back when the others' logs begin long after it ended."""
-    node = stage.victim()
+    node = context.victim()
     node.kill()
-    stage.story.note(f"killed {node.name}")
-    stage.fill(FILL_MB)
-    _started(stage, node)
-    wait_rounds(stage, node)
+    context.timeline.note(f"killed {node.name}")
+    context.fill(FILL_MB)
+    _started(context, node)
+    wait_rounds(context, node)
 
 
-def replaced_disk(stage: Stage) -> None:
+def replaced_disk(context: FaultContext) -> None:
     """kill -9 of one node, whose disk comes back empty, when nobody's log begins at the beginning any more."""
-    node = stage.victim()
-    stage.fill(FILL_MB)
+    node = context.victim()
+    context.fill(FILL_MB)
     node.kill()
-    stage.empty(node)
-    _started(stage, node)
-    wait_rounds(stage, node)
+    context.empty(node)
+    _started(context, node)
+    wait_rounds(context, node)
 
 
-def cut_transfers(stage: Stage) -> None:
+def cut_transfers(context: FaultContext) -> None:
     """While a node with an empty disk takes rows, slowly, it or whoever leads is killed or paused, again and again."""
-    node = stage.victim()
-    stage.fill(FILL_MB)
-    stage.tell(f"/admin/options/{RATE}/set", {"value": SLOW_RATE, "by": "tests"})
+    node = context.victim()
+    context.fill(FILL_MB)
+    context.tell(f"/admin/options/{RATE}/set", {"value": SLOW_RATE, "by": "tests"})
     node.kill()
-    stage.empty(node)
-    _started(stage, node)
-    for _ in range(stage.chance.randrange(3, 7)):
-        stage.wait(0.1, 3.0)
-        hurt = node if stage.chance.random() < 0.6 else stage.chance.choice(stage.others(node))
-        if stage.chance.random() < 0.3:
+    context.empty(node)
+    _started(context, node)
+    for _ in range(context.chance.randrange(3, 7)):
+        context.wait(0.1, 3.0)
+        hurt = node if context.chance.random() < 0.6 else context.chance.choice(context.others(node))
+        if context.chance.random() < 0.3:
             hurt.send(signal.SIGSTOP)
-            stage.wait(0.1, 1.0)
+            context.wait(0.1, 1.0)
             hurt.send(signal.SIGCONT)
-            stage.story.note(f"paused {hurt.name} for a moment")
+            context.timeline.note(f"paused {hurt.name} for a moment")
         else:
             hurt.kill()
-            _started(stage, hurt)
-    if stage.chance.random() < 0.5:
-        stage.fill(2)  # the log moves on below it, as far as its pin lets it
-    stage.tell(f"/admin/options/{RATE}/unset", {"by": "tests"})
+            _started(context, hurt)
+    if context.chance.random() < 0.5:
+        context.fill(2)  # the log moves on below it, as far as its pin lets it
+    context.tell(f"/admin/options/{RATE}/unset", {"by": "tests"})
 
 
-def old_disk(stage: Stage) -> None:
+def old_disk(context: FaultContext) -> None:
     """One node's disk is replaced by an empty one, on which it catches up; and then that one by the old one again."""
-    node = stage.victim()
+    node = context.victim()
     old = node.directory / "old-disk"
     node.kill()
     _moved(node.data_dir, old)
-    stage.story.note(f"killed {node.name}, took its disk out")
-    stage.fill(FILL_MB)  # before it is back: while the others' logs begin at 0, an empty disk needs no rows
-    _started(stage, node)
-    wait_rounds(stage, node)
-    stage.wait(0.0, 3.0)
+    context.timeline.note(f"killed {node.name}, took its disk out")
+    context.fill(FILL_MB)  # before it is back: while the others' logs begin at 0, an empty disk needs no rows
+    _started(context, node)
+    wait_rounds(context, node)
+    context.wait(0.0, 3.0)
     node.kill()
-    stage.empty(node)
+    context.empty(node)
     _moved(old, node.data_dir)
-    stage.story.note(f"killed {node.name}, put its old disk back")
-    _started(stage, node)
+    context.timeline.note(f"killed {node.name}, put its old disk back")
+    _started(context, node)
 
 
-def backup(stage: Stage) -> None:
+def backup(context: FaultContext) -> None:
     """One node's directory is restored from a backup, which its operator says (`isthmus node new-identity`)."""
-    node = stage.victim()
+    node = context.victim()
     kept = node.directory / "backup"
     node.kill()
     shutil.copytree(node.data_dir, kept, dirs_exist_ok=True)  # what an earlier backup left there is empty
-    _started(stage, node)
-    stage.fill(stage.chance.choice([0, FILL_MB]))
-    stage.lab.wait_well(100)
+    _started(context, node)
+    context.fill(context.chance.choice([0, FILL_MB]))
+    context.cluster.wait_until_healthy(100)
     node.kill()
-    stage.empty(node)
+    context.empty(node)
     _moved(kept, node.data_dir)
     command = [sys.executable, "-m", "isthmus.node.cli.main", "node", "new-identity", str(node.config)]
     subprocess.run(command, env=node.environ, check=True, capture_output=True, timeout=COMMAND_TIMEOUT_S)
-    stage.story.note(f"killed {node.name}, restored a backup under a new identity")
-    _started(stage, node)
+    context.timeline.note(f"killed {node.name}, restored a backup under a new identity")
+    _started(context, node)
 
 
-def damaged_store(stage: Stage) -> None:
+def damaged_store(context: FaultContext) -> None:
     """kill -9 of one node, and a byte in the middle of its store's largest table changes before it is back. Its
     operator moves the store away, as the node says."""
-    node = stage.victim()
-    stage.fill(FILL_MB)
+    node = context.victim()
+    context.fill(FILL_MB)
     node.kill()
     rows = node.data_dir / "store" / "rows"
     largest = max(rows.glob("*.ldb"), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
-    place = stage.chance.randrange(len(data) // 4, len(data) // 2)
-    data[place] ^= 1 << stage.chance.randrange(8)
+    place = context.chance.randrange(len(data) // 4, len(data) // 2)
+    data[place] ^= 1 << context.chance.randrange(8)
     largest.write_bytes(data)
-    stage.story.note(f"killed {node.name}, and changed byte {place} of {len(data)} in {largest.name}")
-    _started(stage, node)
-    stage.wait(SESSION_S / 2, SESSION_S)
+    context.timeline.note(f"killed {node.name}, and changed byte {place} of {len(data)} in {largest.name}")
+    _started(context, node)
+    context.wait(SESSION_S / 2, SESSION_S)
     node.kill()
-    stage.empty(node, "store")
-    _started(stage, node)
+    context.empty(node, "store")
+    _started(context, node)
 
 
-def readdressed(stage: Stage) -> None:
+def readdressed(context: FaultContext) -> None:
     """One node comes back at another address, while a node of a stranger's cluster has taken the one that it had."""
-    node = stage.victim()
+    node = context.victim()
     node.kill()
-    stranger = stage.lab.stranger(node)
+    stranger = context.cluster.stranger(node)
     stranger.start()
-    stage.story.note(f"killed {node.name}; a node of another cluster listens at its address")
+    context.timeline.note(f"killed {node.name}; a node of another cluster listens at its address")
     try:
-        stage.wait(1.0, SESSION_S)
-        stage.lab.readdress(node)
-        stage.story.note(f"{node.name} lives at {node.address} now")
-        _started(stage, node)
-        stage.wait(1.0, 3.0)
+        context.wait(1.0, SESSION_S)
+        context.cluster.readdress(node)
+        context.timeline.note(f"{node.name} lives at {node.address} now")
+        _started(context, node)
+        context.wait(1.0, 3.0)
     finally:
         stranger.kill()
 
 
-def stop_and_kill(stage: Stage) -> None:
+def stop_and_kill(context: FaultContext) -> None:
     """One node is told to stop, and killed while it hands over what it leads; and another one right after."""
     for _ in range(2):
-        node = stage.victim()
+        node = context.victim()
         node.wanted = False
         node.send(signal.SIGTERM)
-        stage.wait(0.0, 0.4)
+        context.wait(0.0, 0.4)
         node.kill()
-        stage.story.note(f"told {node.name} to stop, and killed it")
-        stage.wait(0.0, 1.0)
-        _started(stage, node)
+        context.timeline.note(f"told {node.name} to stop, and killed it")
+        context.wait(0.0, 1.0)
+        _started(context, node)
 
 
-def min_isr(stage: Stage) -> None:
+def min_isr(context: FaultContext) -> None:
     """min-ISR goes up to all replicas and down to one, while nodes are killed."""
-    for value in (str(len(stage.lab.nodes)), "1"):
-        stage.tell(f"/admin/options/{MIN_ISR}/set", {"value": value, "by": "tests"})
-        node = stage.victim()
+    for value in (str(len(context.cluster.nodes)), "1"):
+        context.tell(f"/admin/options/{MIN_ISR}/set", {"value": value, "by": "tests"})
+        node = context.victim()
         node.kill()
-        stage.story.note(f"killed {node.name}")
-        stage.wait(0.0, SESSION_S * 1.5)
-        _started(stage, node)
-    stage.lab.wait_well(100)
-    stage.tell(f"/admin/options/{MIN_ISR}/unset", {"by": "tests"})
+        context.timeline.note(f"killed {node.name}")
+        context.wait(0.0, SESSION_S * 1.5)
+        _started(context, node)
+    context.cluster.wait_until_healthy(100)
+    context.tell(f"/admin/options/{MIN_ISR}/unset", {"by": "tests"})
 
 
-def _started(stage: Stage, node: LabNode) -> None:
-    stage.lab.start(node)
-    stage.story.note(f"started {node.name}")
+def _started(context: FaultContext, node: ClusterNode) -> None:
+    context.cluster.start(node)
+    context.timeline.note(f"started {node.name}")
 
 
 def _moved(source: Path, target: Path) -> None:
@@ -184,13 +184,13 @@ def _moved(source: Path, target: Path) -> None:
             shutil.move(path, target / path.name)
 
 
-def wait_rounds(stage: Stage, node: LabNode) -> None:
+def wait_rounds(context: FaultContext, node: ClusterNode) -> None:
     """Return once a node has taken rows since it was started. Raises AssertionError: it was not far, then."""
     deadline = time.monotonic() + AWAY_TIMEOUT_S
     while not node.metric("isthmus_far_rounds_taken_total"):
         assert time.monotonic() < deadline, f"{node.name} took no rows"
         time.sleep(0.1)
-    stage.story.note(f"{node.name} took rows")
+    context.timeline.note(f"{node.name} took rows")
 
 
 COPIES: Final[Mapping[str, Nemesis]] = {

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.faults.campaign import Campaign, staged
+from tests.system.faults.campaign import Campaign, fault_context
 from tests.system.faults.nemeses import NEMESES
 
 
-def played(directory: Path, acts: Sequence[str], seed: int, settings: Mapping[str, str] | None = None) -> Campaign:
+def played(directory: Path, names: Sequence[str], seed: int, settings: Mapping[str, str] | None = None) -> Campaign:
     """These acts in this order, and everything that must hold after each and in the end."""
-    with staged(directory, acts, seed=seed, settings=settings) as stage:
-        campaign = Campaign(stage)
-        for name in acts:
-            campaign.act(name)
+    with fault_context(directory, names, seed=seed, settings=settings) as context:
+        campaign = Campaign(context)
+        for name in names:
+            campaign.run_fault(name)
         campaign.finish()
-    assert all(act.acknowledged for act in campaign.acts)
+    assert all(result.acknowledged for result in campaign.results)
     return campaign
 
 
@@ -87,8 +87,8 @@ def test_each_nemesis(tmp_path: Path, name: str) -> None:
 @pytest.mark.timeout(1500)
 def test_forty_acts_at_random(tmp_path: Path) -> None:
     """Any act after any other, on one cluster."""
-    with staged(tmp_path, NEMESES, seed=1) as stage:
-        campaign = Campaign(stage)
+    with fault_context(tmp_path, NEMESES, seed=1) as context:
+        campaign = Campaign(context)
         for _ in range(40):
-            campaign.act(stage.chance.choice(list(NEMESES)))
+            campaign.run_fault(context.chance.choice(list(NEMESES)))
         campaign.finish()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from isthmus.repl.http.client import session
-from tests.system.faults.campaign import READ_TIMEOUT_S, WELL_TIMEOUT_S, compare_copies, staged
-from tests.system.faults.cluster import Lab, LabNode
+from tests.system.faults.campaign import READ_TIMEOUT_S, WELL_TIMEOUT_S, compare_copies, fault_context
+from tests.system.faults.cluster import ClusterNode, FaultCluster
 from tests.system.faults.linearizability import Kind, Outcome, check
 from tests.system.faults.load import History, Load, read_all
 
@@ -25,7 +25,7 @@ MOVES_S = 90.0
 """How long an order may take on a busy machine; it takes some seconds."""
 
 
-def admin(node: LabNode, method: str, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+def admin(node: ClusterNode, method: str, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
     """What an operator asks of a node, which must answer it."""
     with session() as client:
         url = f"http://{node.admin.host}:{node.admin.port}{path}"
@@ -35,35 +35,35 @@ def admin(node: LabNode, method: str, path: str, wish: dict[str, Any] | None = N
     return found
 
 
-def ordered(lab: Lab, path: str, wish: dict[str, Any]) -> None:
+def ordered(cluster: FaultCluster, path: str, wish: dict[str, Any]) -> None:
     """Order something at the first node, and return when it is done."""
-    node = next(iter(lab.nodes.values()))
+    node = next(iter(cluster.nodes.values()))
     number = admin(node, "POST", path, {**wish, "by": "a test"})["order"]
     assert number is not None
-    lab.story.note(f"order {number}: {path} {wish}")
+    cluster.timeline.note(f"order {number}: {path} {wish}")
     deadline = time.monotonic() + MOVES_S
     while True:
         shown = admin(node, "GET", "/admin/moves")
         outcome = next((each["outcome"] for each in shown["ended"] if each["order"] == number), None)
         if outcome is not None:
             assert outcome == "done"
-            lab.story.note(f"order {number} is done")
+            cluster.timeline.note(f"order {number} is done")
             return
         assert time.monotonic() < deadline, f"order {number} takes too long: {shown['orders']}"
         time.sleep(0.1)
 
 
-def held(lab: Lab) -> dict[str, int]:
+def held(cluster: FaultCluster) -> dict[str, int]:
     """How many replicas each node holds."""
-    node = next(iter(lab.nodes.values()))
+    node = next(iter(cluster.nodes.values()))
     return {row["name"]: row["replicas"] for row in admin(node, "GET", "/admin/nodes")["nodes"]}
 
 
-def under_load(lab: Lab, chance: random.Random, act: Callable[[], None]) -> History:
+def under_load(cluster: FaultCluster, chance: random.Random, act: Callable[[], None]) -> History:
     """Clients of the first three nodes write and read while `act` goes on. No write fails that a client tries again,
     and the history of each key is linearizable, with a last read of it at each node."""
     history = History()
-    places = lab.places[:3]
+    places = cluster.places[:3]
     load = Load(places, KEYS, history, chance, pause_s=0.01)
     load.start()
     try:
@@ -81,7 +81,7 @@ def under_load(lab: Lab, chance: random.Random, act: Callable[[], None]) -> Hist
     assert len(history.acknowledged) > 100
     for key in KEYS:
         check(history.keys[key])
-    lab.story.note(f"{len(history.acknowledged)} writes acknowledged")
+    cluster.timeline.note(f"{len(history.acknowledged)} writes acknowledged")
     return history
 
 
@@ -90,52 +90,52 @@ def under_load(lab: Lab, chance: random.Random, act: Callable[[], None]) -> Hist
 def test_growth_from_three_to_five_nodes_and_back_under_load(tmp_path: Path) -> None:
     """Two nodes come, replicas are spread, five of each partition, then three, then both nodes are drained, stopped
     and removed: all the while clients write and read, what they saw is linearizable, and the copies end equal."""
-    with staged(tmp_path, [], seed=11) as stage:
-        lab = stage.lab
+    with fault_context(tmp_path, [], seed=11) as context:
+        cluster = context.cluster
 
         def grow_and_shrink() -> None:
             factor = "/admin/bucket-types/default/replication-factor"
             for name in ("n4", "n5"):
-                lab.add(name)
+                cluster.add(name)
             deadline = time.monotonic() + WELL_TIMEOUT_S
-            while len(held(lab)) < 5:
+            while len(held(cluster)) < 5:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            ordered(lab, "/admin/moves", {"kind": "spread"})
-            counts = held(lab)
+            ordered(cluster, "/admin/moves", {"kind": "spread"})
+            counts = held(cluster)
             assert max(counts.values()) - min(counts.values()) <= 1
-            ordered(lab, factor, {"replication_factor": 5})
-            assert set(held(lab).values()) == {4}
-            ordered(lab, factor, {"replication_factor": 3})
-            ordered(lab, "/admin/nodes/drain", {"nodes": ["n4", "n5"]})
+            ordered(cluster, factor, {"replication_factor": 5})
+            assert set(held(cluster).values()) == {4}
+            ordered(cluster, factor, {"replication_factor": 3})
+            ordered(cluster, "/admin/nodes/drain", {"nodes": ["n4", "n5"]})
             for name in ("n4", "n5"):
-                assert held(lab)[name] == 0
-                node = lab.nodes[name]
+                assert held(cluster)[name] == 0
+                node = cluster.nodes[name]
                 node.terminate()
-                lab.remove(name)
-                admin(lab.nodes["n1"], "POST", f"/admin/nodes/{name}/remove", {"by": "a test"})
-            assert held(lab) == {"n1": 4, "n2": 4, "n3": 4}
-            lab.wait_well(WELL_TIMEOUT_S)
+                cluster.remove(name)
+                admin(cluster.nodes["n1"], "POST", f"/admin/nodes/{name}/remove", {"by": "a test"})
+            assert held(cluster) == {"n1": 4, "n2": 4, "n3": 4}
+            cluster.wait_until_healthy(WELL_TIMEOUT_S)
 
-        under_load(lab, stage.chance, grow_and_shrink)
-        lab.wait_applied(READ_TIMEOUT_S)
-        for process in lab.processes:
+        under_load(cluster, context.chance, grow_and_shrink)
+        cluster.wait_applied(READ_TIMEOUT_S)
+        for process in cluster.processes:
             process.kill()
-        compare_copies(lab)
+        compare_copies(cluster)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rolling_restart_fails_no_write_of_a_client_that_retries(tmp_path: Path) -> None:
     """Each node is stopped in order and started again once all is in sync; twice over."""
-    with staged(tmp_path, [], seed=12) as stage:
-        lab = stage.lab
+    with fault_context(tmp_path, [], seed=12) as context:
+        cluster = context.cluster
 
         def roll() -> None:
             for _ in range(2):
-                for node in lab.nodes.values():
+                for node in cluster.nodes.values():
                     assert node.terminate() == 0
-                    lab.start(node)
-                    lab.wait_well(WELL_TIMEOUT_S)
+                    cluster.start(node)
+                    cluster.wait_until_healthy(WELL_TIMEOUT_S)
 
-        under_load(lab, stage.chance, roll)
+        under_load(cluster, context.chance, roll)

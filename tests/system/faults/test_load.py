@@ -13,7 +13,7 @@ import pytest
 from isthmus.node.local.ports import free_port
 from tests.system.faults import load
 from tests.system.faults.linearizability import Kind, NotLinearizable, Outcome, check
-from tests.system.faults.load import Broken, Connection, History, Load, NotSent, Place, read_all
+from tests.system.faults.load import Broken, Connection, History, Load, NodeAddress, NotSent, read_all
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -33,9 +33,9 @@ class Register(http.server.ThreadingHTTPServer):
         self.mishap: Callable[[], str] = lambda: ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> NodeAddress:
         """For clients."""
-        return Place("register", "127.0.0.1", self.server_port)
+        return NodeAddress("register", "127.0.0.1", self.server_port)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -162,7 +162,7 @@ def test_a_refused_write_is_refused_only_if_every_try_was(register: Register) ->
 
 def test_only_what_was_never_sent_is_definite(register: Register) -> None:
     """Without a listener a request is known not to have been sent; a cut connection leaves it open."""
-    nowhere = Connection(Place("nowhere", "127.0.0.1", free_port(set())))
+    nowhere = Connection(NodeAddress("nowhere", "127.0.0.1", free_port(set())))
     with pytest.raises(NotSent):
         nowhere.request("PUT", "/x", {}, b"1")
     register.mishap = lambda: "cut before"

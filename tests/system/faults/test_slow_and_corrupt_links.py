@@ -12,11 +12,11 @@ from typing import Final
 
 import pytest
 
-from tests.system.faults.campaign import compare_copies, staged
+from tests.system.faults.campaign import compare_copies, fault_context
 from tests.system.faults.cluster import cluster_address
 from tests.system.faults.linearizability import check
 from tests.system.faults.load import History, Load, read_all
-from tests.system.faults.nemesis import Stage
+from tests.system.faults.nemesis import FaultContext
 from tests.system.faults.proxy import Proxy
 from tests.system.faults.replica_faults import wait_rounds
 
@@ -27,10 +27,10 @@ LEADS_TIMEOUT_S: Final = 60.0
 
 
 @contextmanager
-def behind_a_proxy(stage: Stage) -> Iterator[Proxy]:
+def behind_a_proxy(context: FaultContext) -> Iterator[Proxy]:
     """n1 is reached by the others through a proxy, which can hurt what n3 and n1 say to each other where n1 leads; and
     n1 leads something."""
-    lab, node = stage.lab, stage.lab.nodes["n1"]
+    cluster, node = context.cluster, context.cluster.nodes["n1"]
     node.kill()
     net, _, number = node.address.rpartition(".")
     host = f"{net}.{int(number) % 200 + 20}"
@@ -39,10 +39,10 @@ def behind_a_proxy(stage: Stage) -> Iterator[Proxy]:
     ports = [int(port) for port in re.findall(r'^(?:http|admin|cluster) = ".*:(\d+)"$', node.config.read_text(), re.M)]
     assert int(cluster_address(node).rpartition(":")[2]) in ports
     with Proxy(host, node.address, ports, b"n3") as proxy:
-        lab.start(node)
-        lab.wait_well(100)
+        cluster.start(node)
+        cluster.wait_until_healthy(100)
         deadline = time.monotonic() + LEADS_TIMEOUT_S
-        while "n1" not in lab.leaders().values():
+        while "n1" not in cluster.leaders().values():
             assert time.monotonic() < deadline, "n1 leads nothing"
             time.sleep(0.2)
         assert proxy.hurt_connections
@@ -54,17 +54,17 @@ def behind_a_proxy(stage: Stage) -> Iterator[Proxy]:
 def test_a_follower_half_a_second_away_stays_in_sync_or_leaves_once(tmp_path: Path) -> None:
     """Whatever n1 and n3 say to each other comes 500 ms late: every key is written all the while, and the ISR of no
     partition changes more than once in that time."""
-    with staged(tmp_path, ["kill"], seed=5) as stage, behind_a_proxy(stage) as proxy:
-        lab = stage.lab
+    with fault_context(tmp_path, ["kill"], seed=5) as context, behind_a_proxy(context) as proxy:
+        cluster = context.cluster
         history = History()
-        load = Load(lab.places, KEYS, history, random.Random(1))
+        load = Load(cluster.places, KEYS, history, random.Random(1))
         load.start()
         seen: dict[int, list[object]] = {}
         try:
             proxy.delay_s, since_ns = DELAY_S, time.monotonic_ns()
             ended = time.monotonic() + WATCH_S
             while time.monotonic() < ended:
-                for row in (lab.nodes["n2"].ask("/admin/partitions") or {"partitions": []})["partitions"]:
+                for row in (cluster.nodes["n2"].ask("/admin/partitions") or {"partitions": []})["partitions"]:
                     states = seen.setdefault(row["partition"], [])
                     if not states or states[-1] != sorted(row["isr"]):
                         states.append(sorted(row["isr"]))
@@ -74,11 +74,11 @@ def test_a_follower_half_a_second_away_stays_in_sync_or_leaves_once(tmp_path: Pa
         late = since_ns + round(WATCH_S / 2 * 1e9)
         assert {key for at, key in history.acknowledged if at > since_ns} == set(KEYS)
         assert sum(at > late for at, _ in history.acknowledged) > 20, "writes go on"
-        stage.story.note(f"ISRs: {seen}")
+        context.timeline.note(f"ISRs: {seen}")
         assert all(len(states) <= 2 for states in seen.values()), f"the ISR goes back and forth: {seen}"
         proxy.delay_s = 0.0
-        lab.wait_well(100)
-        read_all(lab.places, KEYS, history, random.Random(2), 20)
+        cluster.wait_until_healthy(100)
+        read_all(cluster.places, KEYS, history, random.Random(2), 20)
         for operations in history.keys.values():
             check(operations)
 
@@ -88,18 +88,18 @@ def test_a_follower_half_a_second_away_stays_in_sync_or_leaves_once(tmp_path: Pa
 def test_rows_that_are_damaged_on_their_way_are_asked_for_again(tmp_path: Path) -> None:
     """Of what n1 sends to a node with an empty disk a bit is changed here and there: none of that is believed, the node
     is in sync in the end, and the copies are equal."""
-    with staged(tmp_path, ["replaced-disk"], seed=6) as stage, behind_a_proxy(stage) as proxy:
-        lab, node = stage.lab, stage.lab.nodes["n3"]
-        stage.fill(8)
+    with fault_context(tmp_path, ["replaced-disk"], seed=6) as context, behind_a_proxy(context) as proxy:
+        cluster, node = context.cluster, context.cluster.nodes["n3"]
+        context.fill(8)
         node.kill()
-        stage.empty(node)
+        context.empty(node)
         proxy.flips_left = 4
-        lab.start(node)
-        wait_rounds(stage, node)
-        lab.wait_well(100)
+        cluster.start(node)
+        wait_rounds(context, node)
+        cluster.wait_until_healthy(100)
         assert proxy.flips_left == 0
-        assert lab.ended == []
-        lab.wait_applied(20)
-        for process in lab.processes:
+        assert cluster.ended == []
+        cluster.wait_applied(20)
+        for process in cluster.processes:
             process.kill()
-        compare_copies(lab)
+        compare_copies(cluster)

@@ -38,7 +38,7 @@ def about(url: str) -> dict[str, Any]:
         return found
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+def eventually(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
     """Wait until it holds; a node that does not answer is asked again."""
     deadline = time.monotonic() + seconds
     said = ""
@@ -85,17 +85,17 @@ def test_three_nodes_and_three_zookeepers_outlive_the_loss_of_one_of_each(tmp_pa
         return False
 
     for number in range(40, 60):
-        until(lambda number=number: written_again(f"key-{number}"), f"key-{number} acknowledged")  # type: ignore[misc]
+        eventually(lambda number=number: written_again(f"key-{number}"), f"key-{number} acknowledged")  # type: ignore[misc]
 
     def cluster() -> dict[str, Any]:
         return about(f"{nodes['a-1']['admin']}/admin/cluster")
 
-    until(lambda: cluster()["replicas"]["in_sync"] == 12, "two in sync of each")
+    eventually(lambda: cluster()["replicas"]["in_sync"] == 12, "two in sync of each")
     assert clusters.status()["clusters"]["a"]["nodes"][1]["reason"] == "killed on request"
     places.start_node(directory, "a-2")
-    until(lambda: cluster()["replicas"]["in_sync"] == 18, "all in sync")
+    eventually(lambda: cluster()["replicas"]["in_sync"] == 18, "all in sync")
     clusters.restart_node("a-3", 60)
-    until(lambda: cluster()["replicas"]["in_sync"] == 18, "all in sync after a restart")
+    eventually(lambda: cluster()["replicas"]["in_sync"] == 18, "all in sync after a restart")
     for name in nodes:
         for key in written:
             with urllib.request.urlopen(f"{nodes[name]['http']}/buckets/b/keys/{key}", timeout=70) as response:

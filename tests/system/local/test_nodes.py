@@ -27,7 +27,7 @@ SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 T = TypeVar("T")
 
 
-def until(attempt: Callable[[], T | None], what: str, seconds: float = 40) -> T:
+def eventually(attempt: Callable[[], T | None], what: str, seconds: float = 40) -> T:
     """The first answer that is not None or false; connections that fail meanwhile are tried again."""
     deadline = time.monotonic() + seconds
     while True:
@@ -72,7 +72,7 @@ def test_two_clusters_replicate_both_ways_and_outlive_a_killed_zookeeper(directo
     for number, (source, sink) in enumerate(((east, west), (west, east))):
         key = f"/buckets/b/keys/before-{number}"
         assert put(source + key, b"v") == 204
-        assert until(lambda sink=sink, key=key: get(sink + key), key) == b"v"  # type: ignore[misc]
+        assert eventually(lambda sink=sink, key=key: get(sink + key), key) == b"v"  # type: ignore[misc]
     victim = clusters.status()["clusters"]["east"]["zookeepers"][0]["pid"]
     os.kill(victim, signal.SIGKILL)
     port = int(clusters.status()["clusters"]["east"]["zookeepers"][0]["address"].rpartition(":")[2])
@@ -83,10 +83,10 @@ def test_two_clusters_replicate_both_ways_and_outlive_a_killed_zookeeper(directo
         (zookeeper,) = clusters.status()["clusters"]["east"]["zookeepers"]
         return zookeeper["restarts"] == 1 and zookeeper["pid"] != victim and embedded_zookeeper.serves(port)
 
-    until(back, "the ZooKeeper again")
+    eventually(back, "the ZooKeeper again")
     key = "/buckets/b/keys/after"
     assert put(east + key, b"v") == 204
-    assert until(lambda: get(west + key), key) == b"v"
+    assert eventually(lambda: get(west + key), key) == b"v"
     status = clusters.status()["clusters"]
     assert [(node["pid"], node["online"]) for each in status.values() for node in each["nodes"]] == [
         (nodes[name]["pid"], "12 of 12 online") for name in ("east-1", "west-1")
@@ -116,7 +116,7 @@ def test_a_single_node_finds_its_embedded_zookeeper_again(tmp_path: Path) -> Non
                 cwd=supervisor_client.PACKAGE_ROOT, stdout=log, stderr=log,
             )  # fmt: skip
         with NodeProbe(urls["http"], urls["admin"]) as probe:
-            until(lambda: probe.online().complete or process.poll() is not None, "the node")
+            eventually(lambda: probe.online().complete or process.poll() is not None, "the node")
         assert process.poll() is None, (tmp_path / "node.log").read_text()
         return process
 

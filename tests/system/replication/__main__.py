@@ -1,7 +1,7 @@
 """Two clusters under load and harm for as long as wanted: `python -m tests.system.replication --minutes 60`.
 
 Prints a line an act, then what all of it came to. Ends with 0 only when all that `tests.system.replication.endurance`
-names holds; else with the story, and the directory with the nodes' logs and data.
+names holds; else with the timeline of events, and the directory with the nodes' logs and data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long load and acts go on")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between two writes of each of six clients")
-    parser.add_argument("--story", action="store_true", help="print everything that is done, as it is done")
+    parser.add_argument("--timeline", action="store_true", help="print everything that is done, as it is done")
     parser.add_argument("--dir", type=Path, help="where nodes live; kept then")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts go on every way out
@@ -39,7 +39,7 @@ def main() -> int:
             options.minutes * 60,
             options.seed,
             pause_s=options.pause,
-            show=options.story,
+            show=options.timeline,
             tell=lambda line: print(line, flush=True),
         )
     except AssertionError as error:

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlencode
 
-from tests.system.faults.cluster import PARTITIONS, Lab, LabNode, Story
-from tests.system.faults.load import Broken, Connection, NotSent, Place, values_of
+from tests.system.faults.cluster import PARTITIONS, ClusterNode, FaultCluster, Timeline
+from tests.system.faults.load import Broken, Connection, NodeAddress, NotSent, values_of
 from tests.system.faults.network import Network
 
 BUCKET: Final = "b"
@@ -62,7 +62,7 @@ def repair_queue_to(receiver: str) -> str:
     return f"repair-{receiver}"
 
 
-def until(claim: str, condition: Callable[[], object], timeout_s: float = CALM_TIMEOUT_S) -> Any:
+def eventually(claim: str, condition: Callable[[], object], timeout_s: float = CALM_TIMEOUT_S) -> Any:
     """What the condition answers, once that is true."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -82,7 +82,7 @@ def bucket_type_of(key: str, bucket_types: Sequence[str]) -> str:
     return bucket_types[zlib.crc32(key.encode()) % len(bucket_types)]
 
 
-def ask(place: Place, method: str, path: str, wish: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def ask(place: NodeAddress, method: str, path: str, wish: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """An admin answer. Raises NotSent, Broken; AssertionError for a refusal."""
     connection = Connection(place, 20.0)
     try:
@@ -94,7 +94,7 @@ def ask(place: Place, method: str, path: str, wish: Mapping[str, Any] | None = N
     return dict(json.loads(reply.body))
 
 
-def put(place: Place, key: str, value: bytes, bucket: str = BUCKET) -> None:
+def put(place: NodeAddress, key: str, value: bytes, bucket: str = BUCKET) -> None:
     """One write that must be acknowledged."""
     connection = Connection(place)
     try:
@@ -130,31 +130,31 @@ class Clusters:
         lines of every [sink]; `more_peers`: lines at the end of the files of a cluster; `repair_queues`: full-sync
         has a queue of its own (`block_rtq`) beside that of real time; `data_dirs`: by node, where not below
         `directory`; `replication`: lines of every [replication]."""
-        self.story = Story(show)
+        self.timeline = Timeline(show)
         self.repair_queues = repair_queues
         self.bucket_types: tuple[str, ...] = DEFAULT_TYPE
         self.arrows = list(arrows)
         self.network = network
-        self.labs: dict[str, Lab] = {}
+        self.by_name: dict[str, FaultCluster] = {}
         names = list(dict.fromkeys(name for arrow in arrows for name in arrow))
         for name in names:
             settings = {"sink": f'discovery_interval = "1s"\ndelay_max = "1s"\npoll = "2s"\n{sinks}'}
             if replication:
                 settings["replication"] = replication
-            self.labs[name] = Lab(
+            self.by_name[name] = FaultCluster(
                 directory / name,
                 nodes,
                 network=network,
-                story=self.story,
+                timeline=self.timeline,
                 settings=settings,
                 cluster=name,
                 data_dirs=data_dirs,
             )
-        for name, lab in self.labs.items():
-            for node in lab.nodes.values():
+        for name, fault_cluster in self.by_name.items():
+            for node in fault_cluster.nodes.values():
                 self._join(name, node, (queues or {}).get(name, ""), name in cascade, (more_peers or {}).get(name, ""))
 
-    def _join(self, name: str, node: LabNode, lines: str, cascade: bool, more: str) -> None:
+    def _join(self, name: str, node: ClusterNode, lines: str, cascade: bool, more: str) -> None:
         """Write a node's queues, peers and full-syncs into its file."""
         parts = [node.config.read_text()]
         for receiver in (receiver for source, receiver in self.arrows if source == name):
@@ -162,7 +162,7 @@ class Clusters:
             parts.append(f'[[queues]]\nname = "{queue_to(receiver)}"\n{offered}\n')
             if self.repair_queues:
                 parts.append(f'[[queues]]\nname = "{repair_queue_to(receiver)}"\nfilter = "block_rtq"\n')
-            urls = ",".join(url(place) for place in self.labs[receiver].places)
+            urls = ",".join(url(place) for place in self.by_name[receiver].places)
             parts.append(
                 f'[[fullsync]]\nname = "{receiver}"\nurls = "{urls}"\ncluster = "{receiver}"\n'
                 f'queue = "{self.queues_to(receiver)[-1]}"\nauto = 0\npause = "500ms"\n'
@@ -170,7 +170,7 @@ class Clusters:
         for source in (source for source, receiver in self.arrows if receiver == name):
             parts += [
                 f'[[sink.peers]]\nurl = "{url(place)}"\nqueue = "{queue}"\ncluster = "{source}"\n'
-                for place in self.labs[source].places
+                for place in self.by_name[source].places
                 for queue in self.queues_to(name)
             ]
         node.config.write_text("\n".join([*parts, more]))
@@ -181,24 +181,24 @@ class Clusters:
 
     def __enter__(self) -> Self:
         try:
-            for lab in self.labs.values():
-                lab.up()
+            for fault_cluster in self.by_name.values():
+                fault_cluster.up()
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for lab in self.labs.values():
-            lab.close()
+        for fault_cluster in self.by_name.values():
+            fault_cluster.close()
         if error is not None:
-            print("\n".join(self.story.lines))
+            print("\n".join(self.timeline.lines))
 
     # -- acts -------------------------------------------------------------------------------------------------
 
-    def node(self, cluster: str, number: int = 0) -> LabNode:
+    def node(self, cluster: str, number: int = 0) -> ClusterNode:
         """One of its nodes."""
-        return list(self.labs[cluster].nodes.values())[number]
+        return list(self.by_name[cluster].nodes.values())[number]
 
     def act(self, cluster: str, path: str, wish: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """An operator's act at the first node."""
@@ -215,29 +215,29 @@ class Clusters:
         def still() -> bool:
             links = [
                 link
-                for node in self.labs[cluster].nodes.values()
+                for node in self.by_name[cluster].nodes.values()
                 for link in ask(node.admin, "GET", "/admin/sink")["sinks"]
             ]
             return all(link["state"] in ("suspended", "leaving") and not link["running"] for link in links)
 
-        until("the sink rests", still)
+        eventually("the sink rests", still)
 
     def resume_sink(self, cluster: str) -> None:
         """It fetches again."""
         self.act(cluster, "/admin/sink/resume")
 
-    def crash(self, node: LabNode, cluster: str, away_s: float = 1.0) -> None:
+    def crash(self, node: ClusterNode, cluster: str, away_s: float = 1.0) -> None:
         """kill -9, and a new process a while later."""
-        self.story.note(f"kill -9 {node.name}")
+        self.timeline.note(f"kill -9 {node.name}")
         node.kill()
         time.sleep(away_s)
-        self.labs[cluster].start(node)
+        self.by_name[cluster].start(node)
 
     def make_bucket_type(self, cluster: str, name: str) -> None:
         """One more bucket type, placed as the default one; loads and checks use it once all clusters have it."""
-        wish = {"partition_count": PARTITIONS, "replication_factor": len(self.labs[cluster].nodes), "min_isr": 2}
+        wish = {"partition_count": PARTITIONS, "replication_factor": len(self.by_name[cluster].nodes), "min_isr": 2}
         self.act(cluster, f"/admin/bucket-types/{name}", wish)
-        self.labs[cluster].partition_count += PARTITIONS
+        self.by_name[cluster].partition_count += PARTITIONS
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Clusters:
         """The queue to a receiver as each node of its cluster lists it."""
         return [
             row
-            for node in self.labs[cluster].nodes.values()
+            for node in self.by_name[cluster].nodes.values()
             for row in ask(node.admin, "GET", "/admin/queues")["queues"]
             if row["name"] in self.queues_to(receiver)
         ]
@@ -279,7 +279,7 @@ class Clusters:
             return False
         each = [one for row in rows for one in row["priorities"].values()]
         # While a leadership moves, nobody counts what waits in that partition.
-        partitions = self.labs[cluster].partition_count * len(self.queues_to(receiver))
+        partitions = self.by_name[cluster].partition_count * len(self.queues_to(receiver))
         counted = sum(row["partitions"] for row in rows) == partitions
         return counted and all(one["waiting"] == 0 and one["in_flight"] == 0 for one in each)
 
@@ -310,7 +310,7 @@ class Clusters:
                 fresh = [one for one in self._results(cluster, receiver) if one["began_ms"] >= since_ms]
                 return fresh if {one["bucket_type"] for one in fresh} >= set(self.bucket_types) else []
 
-            results = until("full-sync ends", ended, CHECK_TIMEOUT_S)
+            results = eventually("full-sync ends", ended, CHECK_TIMEOUT_S)
             worst: dict[str, Any] = next((one for one in results if one["verdict"] != "in-sync"), results[-1])
             if worst["verdict"] not in ("incomplete", "error") or time.monotonic() > deadline:
                 return worst
@@ -324,18 +324,18 @@ class Clusters:
 
     def check(self, writers: Sequence[Writers] = (), gaps: bool = False) -> None:
         """See the top of the file. `gaps`: there may be some."""
-        for lab in self.labs.values():
-            lab.wait_well(CALM_TIMEOUT_S)
+        for fault_cluster in self.by_name.values():
+            fault_cluster.wait_until_healthy(CALM_TIMEOUT_S)
         for source, receiver in self.arrows * 2:
             # Twice: what the second queue gave may have gone into the first again.
-            until(f"the queue of {source} to {receiver} is empty", lambda s=source, r=receiver: self.drained(s, r))
+            eventually(f"the queue of {source} to {receiver} is empty", lambda s=source, r=receiver: self.drained(s, r))
         for source, receiver in self.arrows:
             self._check_ledger(source, receiver)
             if not gaps:
                 assert not self.gaps(source, receiver)
             result = self.full_sync(source, receiver)
             assert result["verdict"] == "in-sync", f"{source} to {receiver}: {result}"
-        first, *others = self.labs
+        first, *others = self.by_name
         for other in others:
             wrong = self._differing(first, other)
             if wrong:
@@ -349,7 +349,7 @@ class Clusters:
         expected = self.contents(first)
         for writer in writers:
             writer.check(expected)
-        ended = [one for lab in self.labs.values() for one in lab.ended]
+        ended = [one for fault_cluster in self.by_name.values() for one in fault_cluster.ended]
         assert not ended, f"ended by themselves: {ended}"
 
     def _differing(self, first: str, other: str) -> dict[str, tuple[object, object]]:
@@ -365,8 +365,8 @@ class Clusters:
         """Keep what every cluster says of these keys now, and the logs of its nodes; returns the directory, which
         outlives that of the test."""
         kept = Path(tempfile.mkdtemp(prefix="isthmus-differs-"))
-        for name, lab in self.labs.items():
-            for number, node in enumerate(lab.nodes.values()):
+        for name, fault_cluster in self.by_name.items():
+            for number, node in enumerate(fault_cluster.nodes.values()):
                 if node.log.exists():
                     shutil.copy(node.log, kept / f"{name}-{number}.log")
             said: dict[str, Any] = {}
@@ -384,14 +384,14 @@ class Clusters:
             rows = self.ledgers(source, receiver)
             return rows if all(row is not None and row["closes"] is not None for row in rows) else []
 
-        for row in until("the ledger is known", known):
+        for row in eventually("the ledger is known", known):
             told = f"the ledger of {source} to {receiver}: {row}"
             assert row["closes"], told
             assert not any(row["lost"].values()), told
             assert row["waiting"] == row["in_flight"] == 0
 
 
-def url(place: Place) -> str:
+def url(place: NodeAddress) -> str:
     """The base URL of a listener."""
     return f"http://{place.host}:{place.port}"
 
@@ -403,7 +403,7 @@ class Writers:
     def __init__(
         self,
         name: str,
-        places: Sequence[Place],
+        places: Sequence[NodeAddress],
         *,
         pause_s: float = 0.005,
         seed: int = 1,

@@ -28,9 +28,9 @@ from tests.system.faults.cluster import HOUSE, last_words
 from tests.system.faults.disks import SmallDisk
 from tests.system.faults.load import Broken, NotSent
 from tests.system.faults.nemeses import NEMESES
-from tests.system.faults.nemesis import Stage
+from tests.system.faults.nemesis import FaultContext
 from tests.system.faults.network import Network
-from tests.system.replication.clusters import Clusters, Writers, ask, queue_to, until, url
+from tests.system.replication.clusters import Clusters, Writers, ask, eventually, queue_to, url
 
 SIDES: Final = ("east", "west")
 BOTH_WAYS: Final = (("east", "west"), ("west", "east"))
@@ -82,12 +82,12 @@ class Report:
 class Endurance:
     """The acts, and what must hold after all of them."""
 
-    def __init__(self, clusters: Clusters, stages: dict[str, Stage], chance: random.Random) -> None:
+    def __init__(self, clusters: Clusters, stages: dict[str, FaultContext], chance: random.Random) -> None:
         self.clusters = clusters
         self.report = Report()
         self._stages = stages
         self._chance = chance
-        self._ended_seen = dict.fromkeys(clusters.labs, 0)
+        self._ended_seen = dict.fromkeys(clusters.by_name, 0)
         self._acts: dict[str, Callable[[str], None]] = {
             **{name: self._harm(name) for name in NODE_ACTS},
             "cut-clusters": self._cut_clusters,
@@ -101,11 +101,11 @@ class Endurance:
     def act(self) -> str:
         """One act, drawn by chance, until both clusters are whole again; what it was. Raises AssertionError."""
         name, side = self._chance.choice(list(self._acts)), self._chance.choice(SIDES)
-        self.clusters.story.note(f"act {sum(self.report.acts.values()) + 1}: {name} at {side}")
+        self.clusters.timeline.note(f"act {sum(self.report.acts.values()) + 1}: {name} at {side}")
         self._acts[name](side)
         began_s = time.monotonic()
-        for lab in self.clusters.labs.values():
-            lab.wait_well(WELL_TIMEOUT_S)
+        for cluster in self.clusters.by_name.values():
+            cluster.wait_until_healthy(WELL_TIMEOUT_S)
         self.report.well_max_s = max(self.report.well_max_s, time.monotonic() - began_s)
         self._judge_ends(name)
         self._count_gaps()
@@ -121,14 +121,14 @@ class Endurance:
         clusters, began_s = self.clusters, time.monotonic()
         for source, receiver in BOTH_WAYS * 2:
             # Twice: what the second queue gave may have gone into the first again.
-            until(
+            eventually(
                 f"the queues of {source} to {receiver} are empty",
                 lambda s=source, r=receiver: clusters.drained(s, r),
                 SETTLE_TIMEOUT_S,
             )
         self._prove()
         for source, receiver in BOTH_WAYS:
-            until("no gap is left", lambda s=source, r=receiver: not clusters.gaps(s, r), SETTLE_TIMEOUT_S)
+            eventually("no gap is left", lambda s=source, r=receiver: not clusters.gaps(s, r), SETTLE_TIMEOUT_S)
             self._check_ledgers(source, receiver)
         self.report.settled_s = time.monotonic() - began_s
         east, west = (clusters.contents(side) for side in SIDES)
@@ -148,12 +148,12 @@ class Endurance:
         return lambda side: NEMESES[name].act(self._stages[side])
 
     def _cut_clusters(self, _side: str) -> None:
-        east, west = ([node.name for node in self.clusters.labs[side].nodes.values()] for side in SIDES)
+        east, west = ([node.name for node in self.clusters.by_name[side].nodes.values()] for side in SIDES)
         self._cut([(one, other) for one in east for other in west], 5.0, 40.0)
 
     def _cut_link(self, side: str) -> None:
         other = next(name for name in SIDES if name != side)
-        names = [self._chance.choice(list(self.clusters.labs[where].nodes)) for where in (side, other)]
+        names = [self._chance.choice(list(self.clusters.by_name[where].nodes)) for where in (side, other)]
         self._cut([(names[0], names[1])], 5.0, 40.0)
 
     def _cut(self, pairs: list[tuple[str, str]], low_s: float, high_s: float) -> None:
@@ -178,21 +178,21 @@ class Endurance:
         """An operator's order, at any node that takes it, tried until one does."""
 
         def taken() -> bool:
-            node = self._chance.choice(list(self.clusters.labs[side].nodes.values()))
+            node = self._chance.choice(list(self.clusters.by_name[side].nodes.values()))
             try:
                 ask(node.admin, "POST", path, {"by": "endurance", **wish})
             except (NotSent, Broken, AssertionError) as error:
-                self.clusters.story.note(f"{path} at {node.name}: {error}")
+                self.clusters.timeline.note(f"{path} at {node.name}: {error}")
                 return False
             return True
 
-        until(f"{side} takes {path}", taken, 60.0)
+        eventually(f"{side} takes {path}", taken, 60.0)
 
     def _judge_ends(self, name: str) -> None:
         allowed = NEMESES[name].exits if name in NEMESES else ()
-        for side, lab in self.clusters.labs.items():
-            fresh = lab.ended[self._ended_seen[side] :]
-            self._ended_seen[side] = len(lab.ended)
+        for side, cluster in self.clusters.by_name.items():
+            fresh = cluster.ended[self._ended_seen[side] :]
+            self._ended_seen[side] = len(cluster.ended)
             wrong = [ended for ended in fresh if ended.code not in allowed]
             assert not wrong, f"processes ended by themselves in {name}: {wrong}"
 
@@ -214,13 +214,13 @@ class Endurance:
             for source, receiver in BOTH_WAYS:
                 result = self._compare(source, receiver)
                 words = f"{result['verdict']} {result.get('reason', '')}"
-                self.clusters.story.note(f"full-sync {source} to {receiver}: {words}")
+                self.clusters.timeline.note(f"full-sync {source} to {receiver}: {words}")
                 verdicts.append(result["verdict"])
             if all(verdict == "in-sync" for verdict in verdicts):
                 return
             assert time.monotonic() < deadline, f"the clusters do not become equal: {verdicts}"
             for source, receiver in BOTH_WAYS:
-                until(
+                eventually(
                     "repairs have gone",
                     lambda s=source, r=receiver: self.clusters.drained(s, r),
                     SETTLE_TIMEOUT_S,
@@ -238,7 +238,7 @@ class Endurance:
                     raise
             return bool(found)
 
-        until(f"a check of {source} to {receiver} may run", done, SETTLE_TIMEOUT_S)
+        eventually(f"a check of {source} to {receiver} may run", done, SETTLE_TIMEOUT_S)
         return found
 
     def _check_ledgers(self, source: str, receiver: str) -> None:
@@ -246,13 +246,13 @@ class Endurance:
             rows = self.clusters.ledgers(source, receiver)
             return rows if all(row is not None and row["closes"] is not None for row in rows) else []
 
-        for row in until("the ledgers are known", known):
+        for row in eventually("the ledgers are known", known):
             assert row["closes"], f"a ledger of {source} to {receiver} does not close: {row}"
             assert row["waiting"] == row["in_flight"] == 0, row
 
     def _reconcile(self, kind: str, directory: Path) -> str:
         """The verdict of Spark over all keys of a bucket type. Raises AssertionError unless it is "equal"."""
-        left, right = (",".join(url(place) for place in self.clusters.labs[side].places) for side in SIDES)
+        left, right = (",".join(url(place) for place in self.clusters.by_name[side].places) for side in SIDES)
         words = ["--left", left, "--right", right, "--bucket-type", kind, "--full", "--settle", "2s"]
         done = subprocess.run(
             [
@@ -278,7 +278,7 @@ class Endurance:
 
 @contextmanager
 def harmed_clusters(directory: Path, seed: int, show: bool = False) -> Iterator[Endurance]:
-    """Both clusters, running, with their bucket types. An AssertionError takes the story with it."""
+    """Both clusters, running, with their bucket types. An AssertionError carries the timeline."""
     chance = random.Random(seed)
     hosts = [f"{side}-{host}" for side in SIDES for host in ("zookeeper", *(f"n{n + 1}" for n in range(NODES)))]
     with ExitStack() as stack:
@@ -297,21 +297,21 @@ def harmed_clusters(directory: Path, seed: int, show: bool = False) -> Iterator[
         )
         stack.enter_context(clusters)
         stages = {
-            side: Stage(lab, chance, network, {name: disks[name] for name in lab.nodes})
-            for side, lab in clusters.labs.items()
+            side: FaultContext(cluster, chance, network, {name: disks[name] for name in cluster.nodes})
+            for side, cluster in clusters.by_name.items()
         }
         try:
             for kind in BUCKET_TYPES[1:]:
                 for side in SIDES:
                     clusters.make_bucket_type(side, kind)
             clusters.bucket_types = BUCKET_TYPES
-            for lab in clusters.labs.values():
-                lab.wait_well(WELL_TIMEOUT_S)
+            for cluster in clusters.by_name.values():
+                cluster.wait_until_healthy(WELL_TIMEOUT_S)
             yield Endurance(clusters, stages, chance)
         except AssertionError as error:
-            error.add_note("\n".join(["the story:", *clusters.story.lines[-80:]]))
-            for lab in clusters.labs.values():
-                for process in lab.processes:
+            error.add_note("\n".join(["the timeline:", *clusters.timeline.lines[-80:]]))
+            for cluster in clusters.by_name.values():
+                for process in cluster.processes:
                     error.add_note(f"{process.name} ({process.log}): {last_words(process)}")
             raise
 
@@ -320,11 +320,11 @@ def endure(
     directory: Path, seconds: float, seed: int, *, pause_s: float = 0.1, show: bool = False, tell: Callable[[str], None]
 ) -> Report:
     """Load and acts for so long, then everything that must hold. `pause_s`: between two writes of each of six clients.
-    Raises AssertionError with the story of what went before."""
+    Raises AssertionError with the timeline of the run."""
     with harmed_clusters(directory, seed, show) as endurance:
-        labs = endurance.clusters.labs
+        by_name = endurance.clusters.by_name
         writers = [
-            Writers(side[0], labs[side].places, pause_s=pause_s, seed=seed + at * 100, bucket_types=BUCKET_TYPES)
+            Writers(side[0], by_name[side].places, pause_s=pause_s, seed=seed + at * 100, bucket_types=BUCKET_TYPES)
             for at, side in enumerate(SIDES)
         ]
         for writer in writers:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from tests.system.faults.load import Broken, Connection, NotSent
-from tests.system.replication.clusters import BUCKET, Clusters, key_path, until
+from tests.system.replication.clusters import BUCKET, Clusters, eventually, key_path
 
 
 def heed_reaps(clusters: Clusters) -> None:
     """`repl_reap` at all of them."""
-    for cluster in clusters.labs:
+    for cluster in clusters.by_name:
         connection = Connection(clusters.node(cluster).place)
         body = json.dumps({"props": {"repl_reap": True}}).encode()
         reply = connection.request("PUT", "/types/default/props", {"Content-Type": "application/json"}, body)
@@ -21,7 +21,7 @@ def heed_reaps(clusters: Clusters) -> None:
 def delete(clusters: Clusters, cluster: str, key: str) -> None:
     """One delete, of what is there; again while its partition has no leader."""
     connection = Connection(clusters.node(cluster).place)
-    until("it is deleted", lambda: connection.request("DELETE", key_path(key), {}).status in (204, 404))
+    eventually("it is deleted", lambda: connection.request("DELETE", key_path(key), {}).status in (204, 404))
     connection.close()
 
 
@@ -40,7 +40,7 @@ def reap(clusters: Clusters, cluster: str, key: str) -> tuple[str, str]:
         return (found["outcome"], found["reason"]) if reply.status == 200 else None
 
     try:
-        outcome, reason = until("it may be asked", answered)
+        outcome, reason = eventually("it may be asked", answered)
         return outcome, reason
     finally:
         connection.close()

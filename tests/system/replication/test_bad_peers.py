@@ -11,7 +11,7 @@ import pytest
 from isthmus.repl.model.objects import Content, encode_object, write
 from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.system.faults.load import Connection
-from tests.system.replication.clusters import BUCKET, Clusters, key_path, put, until
+from tests.system.replication.clusters import BUCKET, Clusters, eventually, key_path, put
 from tests.system.replication.faulty_source import LIAR, Item, link_to, lying, peer_lines
 
 
@@ -27,19 +27,19 @@ def test_bad_peers_hold_nobody_up_and_harm_nothing(tmp_path: Path) -> None:
             for way in ("slow", "error", "malformed", "oversize", "trickle"):
                 liar.way = way
                 if way == "malformed":
-                    until("it says so", lambda: link_to(clusters)["last_error_reason"] == "malformed", 30)
+                    eventually("it says so", lambda: link_to(clusters)["last_error_reason"] == "malformed", 30)
                 else:
                     before = link_to(clusters)["errors"]
-                    until(f"{way} fails", lambda b=before: link_to(clusters)["errors"] > b, 40)
+                    eventually(f"{way} fails", lambda b=before: link_to(clusters)["errors"] > b, 40)
                 began = time.monotonic()
                 for number in range(20):
                     put(clusters.node("east").place, f"{way}{number}", b"x")
-                until("the good peer's come", lambda: clusters.drained("east", "west"), 30)
+                eventually("the good peer's come", lambda: clusters.drained("east", "west"), 30)
                 took_s = time.monotonic() - began
                 assert took_s < 15, f"held up for {took_s:.1f} s by a peer that is {way}"
             liar.items = lies(clusters)
             liar.way = "items"
-            until("the batch is acknowledged", liar.acknowledged.is_set, 60)
+            eventually("the batch is acknowledged", liar.acknowledged.is_set, 60)
             assert link_to(clusters)["errors_in_a_row"] == 0
             letters = clusters.see("west", "/admin/sink/dead-letters")["dead_letters"]
             assert {letter["key"][2]: letter["reason"] for letter in letters} == {

@@ -22,9 +22,9 @@ def test_a_difference_is_explained_kept_and_looked_at_again(
     monkeypatch.setattr(module.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     (tmp_path / "out.log").write_text("what the node did")
     node = SimpleNamespace(log=tmp_path / "out.log")
-    lab = SimpleNamespace(nodes={"n1": node}, wait_well=lambda _timeout_s: None, ended=[])
+    fault_cluster = SimpleNamespace(nodes={"n1": node}, wait_until_healthy=lambda _timeout_s: None, ended=[])
     made = Clusters.__new__(Clusters)
-    made.labs = {"east": lab, "west": lab}  # type: ignore[dict-item]
+    made.by_name = {"east": fault_cluster, "west": fault_cluster}  # type: ignore[dict-item]
     made.arrows, made.bucket_types = [], ("default",)
     slept: list[float] = []
 

@@ -22,8 +22,8 @@ def test_killed_nodes_lose_no_change(tmp_path: Path, victims: tuple[str, ...]) -
     chance = random.Random(7)
     with Clusters(tmp_path, BOTH_WAYS, nodes=3) as clusters:
         writers = [
-            Writers("e", clusters.labs["east"].places, pause_s=0.03).start(),
-            Writers("w", clusters.labs["west"].places, pause_s=0.06, seed=50).start(),
+            Writers("e", clusters.by_name["east"].places, pause_s=0.03).start(),
+            Writers("w", clusters.by_name["west"].places, pause_s=0.06, seed=50).start(),
         ]
         try:
             for _ in range(3):
@@ -32,7 +32,7 @@ def test_killed_nodes_lose_no_change(tmp_path: Path, victims: tuple[str, ...]) -
                 for node, cluster in struck:
                     clusters.crash(node, cluster, away_s=chance.uniform(0.2, 2.0))
                 for _, cluster in struck:
-                    clusters.labs[cluster].wait_well(90)
+                    clusters.by_name[cluster].wait_until_healthy(90)
         finally:
             for writer in writers:
                 writer.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.faults.load import Connection
 from tests.system.faults.network import Network
-from tests.system.replication.clusters import BUCKET, Clusters, Writers, key_path, put, queue_to, until, values_of
+from tests.system.replication.clusters import BUCKET, Clusters, Writers, eventually, key_path, put, queue_to, values_of
 
 ONE_WAY = (("east", "west"),)
 BOTH_WAYS = (*ONE_WAY, ("west", "east"))
@@ -41,11 +41,11 @@ def covered(gaps: list[dict[str, object]]) -> int:
 def test_a_link_that_is_cut_for_a_minute_delivers_all_of_it(tmp_path: Path) -> None:
     """No packet passes between two clusters for a minute while both are written to: writes go on, and once the link
     is back each side gets everything, without a gap."""
-    hosts = [f"{town}-{host}" for town in ("east", "west") for host in ("zookeeper", "n1", "n2", "n3")]
+    hosts = [f"{name}-{host}" for name in ("east", "west") for host in ("zookeeper", "n1", "n2", "n3")]
     with Network(hosts) as network, Clusters(tmp_path, BOTH_WAYS, nodes=3, network=network) as clusters:
         writers = [
-            Writers(town, clusters.labs[town].places, pause_s=0.06, seed=seed).start()
-            for town, seed in (("east", 1), ("west", 9))
+            Writers(name, clusters.by_name[name].places, pause_s=0.06, seed=seed).start()
+            for name, seed in (("east", 1), ("west", 9))
         ]
         try:
             time.sleep(2)
@@ -72,7 +72,7 @@ def test_a_window_that_overflows_many_times_costs_no_memory_and_no_change(tmp_pa
     """A sink that is suspended until its queue's window overflows, and for 100 times that: the references in memory
     stay within the limit, and afterwards everything comes, each key once."""
     with Clusters(tmp_path, ONE_WAY, queues={"east": f"queue_limit = {WINDOW}"}) as clusters:
-        until("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
+        eventually("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
         clusters.suspend_sink("west")
         put_many(clusters, WINDOW + 1, "k")
         assert clusters.total("east", "west", "references_in_memory") <= WINDOW
@@ -95,11 +95,11 @@ def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
     at the sink, the ledger counts them, and full-sync brings them and closes the gap."""
     lines = f'queue_limit = {WINDOW}\noverflow = "discard"'
     with Clusters(tmp_path, ONE_WAY, queues={"east": lines}) as clusters:
-        until("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
+        eventually("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
         clusters.suspend_sink("west")
         keys = put_many(clusters, 5 * WINDOW, "k")
         clusters.resume_sink("west")
-        until("the queue is empty", lambda: clusters.drained("east", "west"))
+        eventually("the queue is empty", lambda: clusters.drained("east", "west"))
         (ledger,) = clusters.ledgers("east", "west")
         missing = set(keys) - clusters.contents("west").keys()
         assert missing
@@ -110,7 +110,7 @@ def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
             gaps = ended_gaps(clusters)
             return gaps if sum(gap["count_at_least"] for gap in gaps) >= len(missing) else []
 
-        gaps = until("the gaps have ended and say all", on_record)
+        gaps = eventually("the gaps have ended and say all", on_record)
         assert sum(gap["count_at_least"] for gap in gaps) == len(missing)
         # Nothing but these writes went into these logs behind the queue's start: a range holds its changes, and the
         # entries of other kinds that fell between them.
@@ -125,17 +125,19 @@ def test_publishing_suspended_is_a_gap_that_full_sync_heals(tmp_path: Path) -> N
     full-sync brings the rest and closes the gap."""
     with Clusters(tmp_path, ONE_WAY) as clusters:
         put_many(clusters, 50, "before")
-        until("the queue is empty", lambda: clusters.drained("east", "west"))
+        eventually("the queue is empty", lambda: clusters.drained("east", "west"))
         path = f"/admin/queues/{queue_to('west')}"
         clusters.act("east", f"{path}/suspend", {"what": "publishing", "reason": "a test"})
-        until("publishing is suspended", lambda: clusters.queue_rows("east", "west")[0]["publishing"] == "suspended")
+        eventually(
+            "publishing is suspended", lambda: clusters.queue_rows("east", "west")[0]["publishing"] == "suspended"
+        )
         left_out = put_many(clusters, 80, "during")
         clusters.act("east", f"{path}/resume", {"what": "publishing"})
-        until("publishing runs", lambda: clusters.queue_rows("east", "west")[0]["publishing"] == "running")
+        eventually("publishing runs", lambda: clusters.queue_rows("east", "west")[0]["publishing"] == "running")
         put_many(clusters, 50, "after")
-        until("the queue is empty", lambda: clusters.drained("east", "west"))
+        eventually("the queue is empty", lambda: clusters.drained("east", "west"))
         assert clusters.contents("east").keys() - clusters.contents("west").keys() == set(left_out)
-        gaps = until("the gaps have ended", lambda: ended_gaps(clusters))
+        gaps = eventually("the gaps have ended", lambda: ended_gaps(clusters))
         assert {gap["by"] for gap in gaps} == {"test"}
         assert len(left_out) <= covered(gaps) <= len(left_out) + 4 * len(gaps)
         healed(clusters)
@@ -148,9 +150,9 @@ def test_real_time_resumes_by_cursor_and_lower_priorities_are_healed(tmp_path: P
     restart, the second are a gap on record, after kill -9 too, and full-sync closes both."""
     with Clusters(tmp_path, ONE_WAY) as clusters:
         pushed = put_many(clusters, 40, "old")
-        until("the queue is empty", lambda: clusters.drained("east", "west"))
+        eventually("the queue is empty", lambda: clusters.drained("east", "west"))
         clusters.suspend_sink("west")
-        node, lab = clusters.node("east"), clusters.labs["east"]
+        node, fault_cluster = clusters.node("east"), clusters.by_name["east"]
         wish = {"bucket_type": "default", "bucket": BUCKET, "keys": pushed}
         for way in ("stopped", "killed"):
             put_many(clusters, 60, way)
@@ -161,8 +163,8 @@ def test_real_time_resumes_by_cursor_and_lower_priorities_are_healed(tmp_path: P
                 assert node.terminate() == 0
             else:
                 node.kill()
-            lab.start(node)
-            lab.wait_well(90)
+            fault_cluster.start(node)
+            fault_cluster.wait_until_healthy(90)
             (row,) = clusters.queue_rows("east", "west")
             assert row["priorities"]["full_sync"]["waiting"] == 0
             taken = {gap["what"]: gap for gap in clusters.gaps("east", "west")}
@@ -172,7 +174,7 @@ def test_real_time_resumes_by_cursor_and_lower_priorities_are_healed(tmp_path: P
                 assert taken["crashed"]["count_at_most"] >= len(pushed)
                 assert taken["crashed"]["node"] == node.name
         clusters.resume_sink("west")
-        until("the queue is empty", lambda: clusters.drained("east", "west"))
+        eventually("the queue is empty", lambda: clusters.drained("east", "west"))
         assert clusters.contents("west").keys() == clusters.contents("east").keys()
         healed(clusters)
 
@@ -183,7 +185,7 @@ def test_a_hot_key_is_neither_starved_nor_sent_for_each_rewrite(tmp_path: Path) 
     """A key that is rewritten far faster than the link drains arrives again and again while it is, goes far fewer
     times than it is written, and holds nobody else up."""
     with Clusters(tmp_path, ONE_WAY, queues={"east": "object_rate_limit = 20"}) as clusters:
-        until("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
+        eventually("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
         stopping, rewrites = threading.Event(), [0]
 
         def rewrite() -> None:
@@ -222,7 +224,7 @@ def ended_gaps(clusters: Clusters) -> list[dict[str, object]]:
 def healed(clusters: Clusters) -> None:
     """Full-sync finds and brings what is missing, closes the gaps, and then everything that must hold does."""
     assert clusters.full_sync("east", "west")["verdict"] in ("in-sync", "repaired")
-    until("the repairs have arrived", lambda: clusters.drained("east", "west"))
+    eventually("the repairs have arrived", lambda: clusters.drained("east", "west"))
 
     def closed() -> bool:
         # A proof counts when it began some seconds after the gap had ended, and gaps are looked at once a minute.
@@ -230,5 +232,5 @@ def healed(clusters: Clusters) -> None:
         time.sleep(3)
         return not clusters.gaps("east", "west")
 
-    until("the gaps are closed", closed)
+    eventually("the gaps are closed", closed)
     clusters.check()

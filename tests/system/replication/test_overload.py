@@ -15,7 +15,7 @@ from bench.nodes import LoadProcess
 from isthmus.node.demo.cost import resident_bytes
 from isthmus.queues.leases import Session
 from isthmus.queues.wire import FetchRequest, encode_request
-from tests.system.faults.cluster import LabNode
+from tests.system.faults.cluster import ClusterNode
 from tests.system.faults.load import Broken, Connection, NotSent
 from tests.system.replication.clusters import Clusters, put, queue_to, url
 
@@ -40,12 +40,12 @@ def epochs(clusters: Clusters) -> dict[tuple[str, int], int]:
     """(cluster, partition) -> epoch, as its first node says."""
     return {
         (cluster, row["partition"]): row["epoch"]
-        for cluster in clusters.labs
+        for cluster in clusters.by_name
         for row in clusters.see(cluster, "/admin/partitions")["partitions"]
     }
 
 
-def stray(node: LabNode, sink: bytes, number: int, until_s: float, seen: Counter[int]) -> None:
+def stray(node: ClusterNode, sink: bytes, number: int, until_s: float, seen: Counter[int]) -> None:
     """Fetches one change at a time as the sink's cluster would, and lets its leases lie."""
     session = Session(sink, f"stray{number}", secrets.token_bytes(8), 0)
     body = encode_request(FetchRequest(session, "west", max_count=1, wait_ms=200))
@@ -59,7 +59,7 @@ def stray(node: LabNode, sink: bytes, number: int, until_s: float, seen: Counter
     connection.close()
 
 
-def loaded(node: LabNode, phase: Phase, results: list[Result]) -> None:
+def loaded(node: ClusterNode, phase: Phase, results: list[Result]) -> None:
     """A source of load of its own against a node."""
     with LoadProcess(url(node.place)) as load:
         results.append(load.run(phase))
@@ -72,13 +72,13 @@ def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: P
     both nodes of the source: what is not done is refused as such, memory stays bounded, no leadership changes and no
     process ends; then all that was acknowledged arrives, the ledger closes, and a write goes through as usual."""
     clusters = Clusters(tmp_path, (("east", "west"),), nodes=2)
-    east = list(clusters.labs["east"].nodes.values())
+    east = list(clusters.by_name["east"].nodes.values())
     for node in east:
         text = node.config.read_text()
         node.config.write_text(text.replace("[replication]\n", f"[replication]\nwindow_entries = {WINDOW_ENTRIES}\n"))
     with clusters:
         put(east[0].place, "first", b"x")
-        clusters.labs["east"].wait_applied(60)
+        clusters.by_name["east"].wait_applied(60)
         (owner,) = {row["owner"]["uuid"] for row in clusters.queue_rows("east", "west") if row["owner"]}
         before = epochs(clusters)
         results: list[Result] = []
@@ -94,12 +94,12 @@ def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: P
             threads += [threading.Thread(target=loaded, args=(node, phase, results)) for phase in (write, read)]
         for thread in threads:
             thread.start()
-        nodes = [node for lab in clusters.labs.values() for node in lab.nodes.values()]
+        nodes = [node for fault_cluster in clusters.by_name.values() for node in fault_cluster.nodes.values()]
         largest = 0
         while any(thread.is_alive() for thread in threads):
             largest = max(largest, *(resident_bytes(node.pid) for node in nodes))
             time.sleep(0.2)
-        clusters.story.note(f"{largest // 1_000_000} MB at most; {results}; fetches by status {dict(seen)}")
+        clusters.timeline.note(f"{largest // 1_000_000} MB at most; {results}; fetches by status {dict(seen)}")
         assert largest < MEMORY_MAX_BYTES
         assert len(results) == 2 * len(east)
         for result in results:

@@ -10,7 +10,7 @@ import pytest
 from isthmus.repl.model.objects import Object, Sibling, encode_object
 from isthmus.repl.model.vclock import decode_clock
 from tests.system.faults.load import Connection
-from tests.system.replication.clusters import BUCKET, Clusters, ask, key_path, put, until
+from tests.system.replication.clusters import BUCKET, Clusters, ask, eventually, key_path, put
 from tests.system.replication.faulty_source import LIAR, QUEUE, Item, Liar, lying, peer_lines
 from tests.system.replication.reaps import delete, heed_reaps, reap, reaped
 
@@ -34,7 +34,7 @@ def old_items(clusters: Clusters) -> list[Item]:
 
 def superseded(clusters: Clusters, cluster: str) -> int:
     """How often the liar told a cluster what says nothing new."""
-    nodes = clusters.labs[cluster].nodes.values()
+    nodes = clusters.by_name[cluster].nodes.values()
     rows = [row for node in nodes for row in ask(node.admin, "GET", "/admin/sink")["sinks"]]
     return sum(row["superseded"] for row in rows if row["queue"] == QUEUE)
 
@@ -43,7 +43,7 @@ def say_late(clusters: Clusters, cluster: str, liar: Liar, items: list[Item]) ->
     """A slow worker pushes at last what it fetched long ago, none of which is news."""
     before = superseded(clusters, cluster)
     liar.items, liar.way = items, "items"
-    until("the late batch is acknowledged", liar.acknowledged.is_set, 60)
+    eventually("the late batch is acknowledged", liar.acknowledged.is_set, 60)
     assert superseded(clusters, cluster) - before >= len(items)
 
 
@@ -60,7 +60,7 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
             for key in KEYS:
                 put(clusters.node("east").place, key, b"old")
             items = old_items(clusters)
-            until("west has them", lambda: clusters.contents("west").keys() >= set(KEYS))
+            eventually("west has them", lambda: clusters.contents("west").keys() >= set(KEYS))
             clusters.suspend_sink("west")
             for key in KEYS:
                 delete(clusters, "east", key)
@@ -68,26 +68,26 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
                 assert outcome == "waits"
                 assert "to-west" in reason
             clusters.crash(clusters.node("east"), "east")
-            clusters.labs["east"].wait_well(90)
+            clusters.by_name["east"].wait_until_healthy(90)
             assert {reap(clusters, "east", key)[0] for key in KEYS} == {"waits"}
             clusters.resume_sink("west")
-            until("the tombstones are there", lambda: not clusters.contents("west").keys() & set(KEYS))
-            until("all is on its way", lambda: all("by itself" in r or o != "waits" for o, r in asked(clusters)))
+            eventually("the tombstones are there", lambda: not clusters.contents("west").keys() & set(KEYS))
+            eventually("all is on its way", lambda: all("by itself" in r or o != "waits" for o, r in asked(clusters)))
             clusters.crash(clusters.node("west"), "west")
-            clusters.labs["west"].wait_well(90)
-            for cluster in clusters.labs:
-                until(f"{cluster} has reaped all", lambda c=cluster: reaped(clusters, c, KEYS))
+            clusters.by_name["west"].wait_until_healthy(90)
+            for cluster in clusters.by_name:
+                eventually(f"{cluster} has reaped all", lambda c=cluster: reaped(clusters, c, KEYS))
             clusters.check()
-            for cluster, lab in clusters.labs.items():
-                for node in lab.nodes.values():
+            for cluster, fault_cluster in clusters.by_name.items():
+                for node in fault_cluster.nodes.values():
                     clusters.crash(node, cluster, away_s=0.2)
-                lab.wait_well(90)
+                fault_cluster.wait_until_healthy(90)
             put(clusters.node("west").place, KEYS[0], b"new")
-            until("east has it", lambda: KEYS[0] in clusters.contents("east"))
+            eventually("east has it", lambda: KEYS[0] in clusters.contents("east"))
             say_late(clusters, "east", late_at_east, items)
             say_late(clusters, "west", late_at_west, items)
             clusters.check()
-            for cluster in clusters.labs:
+            for cluster in clusters.by_name:
                 contents = clusters.contents(cluster)
                 assert contents.keys() == {KEYS[0]}
                 assert contents[KEYS[0]][2] == ["new"]

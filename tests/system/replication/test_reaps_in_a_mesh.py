@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from tests.system.faults.network import Network
-from tests.system.replication.clusters import BUCKET, Clusters, Writers, put, queue_to, until
+from tests.system.replication.clusters import BUCKET, Clusters, Writers, eventually, put, queue_to
 from tests.system.replication.reaps import delete, heed_reaps, reap, reaped
 from tests.system.replication.test_topologies import HUB, MESH, middle
 
 SHAPES = pytest.mark.parametrize(("arrows", "near"), [(MESH, "east"), (HUB, "west")], ids=["mesh", "hub"])
-"""With the town whose link to the north is cut."""
+"""With the cluster whose link to the north is cut."""
 
 
 def network_of(arrows: tuple[tuple[str, str], ...]) -> Network:
     """A host for each process."""
-    towns = dict.fromkeys(town for arrow in arrows for town in arrow)
-    return Network([f"{town}-{host}" for town in towns for host in ("zookeeper", "n1")])
+    names = dict.fromkeys(name for arrow in arrows for name in arrow)
+    return Network([f"{name}-{host}" for name in names for host in ("zookeeper", "n1")])
 
 
 def explained(clusters: Clusters, cluster: str, key: str) -> dict[str, Any]:
@@ -31,16 +31,16 @@ def explained(clusters: Clusters, cluster: str, key: str) -> dict[str, Any]:
     return clusters.see(cluster, f"/admin/explain?type=default&bucket={BUCKET}&key={key}")
 
 
-def settle(clusters: Clusters, homes: dict[str, str]) -> None:
-    """Ask for each key at one town only, until it is gone everywhere."""
-    keys = tuple(homes)
+def settle(clusters: Clusters, cluster_by_key: dict[str, str]) -> None:
+    """Ask for each key at one cluster only, until it is gone everywhere."""
+    keys = tuple(cluster_by_key)
 
     def gone() -> bool:
-        for key, town in homes.items():
-            reap(clusters, town, key)
-        return all(reaped(clusters, town, keys) for town in clusters.labs)
+        for key, name in cluster_by_key.items():
+            reap(clusters, name, key)
+        return all(reaped(clusters, name, keys) for name in clusters.by_name)
 
-    until("every tombstone is gone everywhere", gone)
+    eventually("every tombstone is gone everywhere", gone)
 
 
 @pytest.mark.slow
@@ -49,41 +49,43 @@ def settle(clusters: Clusters, homes: dict[str, str]) -> None:
 @pytest.mark.timeout(400)
 @SHAPES
 def test_reaps_wait_for_the_link_that_is_cut(tmp_path: Path, arrows: tuple[tuple[str, str], ...], near: str) -> None:
-    """I-NO-RESURRECT: keys are deleted at every town while one link is cut, by others than who wrote them, by two at
-    once. No tombstone overtakes its queue, and `explain` names the queue. Once the link is back, one question at one
-    town takes each away everywhere; what was written meanwhile on the far side stays. So it is after a kill of all."""
+    """I-NO-RESURRECT: no deleted key comes back after every tombstone was reaped at one cluster.
+
+    Keys are deleted at every cluster while one link is cut: at clusters that did not write them, and at two clusters at
+    once. Once the link is back, a reap at one cluster removes each key everywhere; what the far side wrote meanwhile
+    stays. All of this still holds after every node was killed."""
     with network_of(arrows) as network, Clusters(tmp_path, arrows, cascade=middle(arrows), network=network) as clusters:
         heed_reaps(clusters)
-        towns = list(clusters.labs)
-        homes = {f"{town}{number}": town for town in towns for number in range(3)}
-        homes |= {f"both{number}": near for number in range(3)}
-        for key, town in homes.items():
-            put(clusters.node(towns[towns.index(town) - 1]).place, key, b"old")
+        names = list(clusters.by_name)
+        cluster_by_key = {f"{name}{number}": name for name in names for number in range(3)}
+        cluster_by_key |= {f"both{number}": near for number in range(3)}
+        for key, name in cluster_by_key.items():
+            put(clusters.node(names[names.index(name) - 1]).place, key, b"old")
         put(clusters.node(near).place, "kept", b"old")
-        for town in towns:
-            until(f"{town} has all", lambda t=town: clusters.contents(t).keys() == {*homes, "kept"})
+        for name in names:
+            eventually(f"{name} has all", lambda t=name: clusters.contents(t).keys() == {*cluster_by_key, "kept"})
         network.cut(f"{near}-n1", "north-n1")
-        for key, town in homes.items():
-            delete(clusters, town, key)
+        for key, name in cluster_by_key.items():
+            delete(clusters, name, key)
             if key.startswith("both"):
                 delete(clusters, "north", key)
         delete(clusters, near, "kept")
         put(clusters.node("north").place, "kept", b"new")
-        assert {reap(clusters, town, key)[0] for key, town in homes.items()} == {"waits"}
+        assert {reap(clusters, name, key)[0] for key, name in cluster_by_key.items()} == {"waits"}
         for key in (f"{near}0", "both0"):
-            until(f"{key} waits", lambda k=key: queue_to("north") in reap(clusters, near, k)[1])
+            eventually(f"{key} waits", lambda k=key: queue_to("north") in reap(clusters, near, k)[1])
             told = explained(clusters, near, key)
             assert queue_to("north") in told["reap"]["waits"], told
             (row,) = (row for row in told["queues"] if row["queue"] == queue_to("north"))
             assert row["state"] in ("waiting", "in-flight", "not-read"), told
         time.sleep(3.0)
-        assert {reap(clusters, near, key)[0] for key in homes if key.startswith((near, "both"))} == {"waits"}
+        assert {reap(clusters, near, key)[0] for key in cluster_by_key if key.startswith((near, "both"))} == {"waits"}
         network.heal()
-        settle(clusters, homes)
+        settle(clusters, cluster_by_key)
         clusters.check()
-        for town, lab in clusters.labs.items():
-            clusters.crash(clusters.node(town), town, away_s=0.2)
-            lab.wait_well(90)
+        for name, fault_cluster in clusters.by_name.items():
+            clusters.crash(clusters.node(name), name, away_s=0.2)
+            fault_cluster.wait_until_healthy(90)
         put(clusters.node("north").place, f"{near}0", b"again")
         clusters.check()
         found = clusters.contents("east")
@@ -113,9 +115,9 @@ class Reapers:
         chance = random.Random(11)
         while not self._stopping.wait(0.02):
             deleted = [key for writer in self._writers for key in list(writer.deleted)[-40:]]
-            town = chance.choice(list(self._clusters.labs))
-            if deleted and not self._clusters.labs[town].unwell():
-                self.outcomes[reap(self._clusters, town, chance.choice(deleted))[0]] += 1
+            name = chance.choice(list(self._clusters.by_name))
+            if deleted and not self._clusters.by_name[name].health_problem():
+                self.outcomes[reap(self._clusters, name, chance.choice(deleted))[0]] += 1
 
 
 @pytest.mark.slow
@@ -124,14 +126,15 @@ class Reapers:
 @pytest.mark.timeout(500)
 @SHAPES
 def test_reaps_under_load_bring_nothing_back(tmp_path: Path, arrows: tuple[tuple[str, str], ...], near: str) -> None:
-    """I-NO-RESURRECT, I-NO-LOST: writes and deletes at all towns, and reaps asked for anywhere, while a link is cut and
-    healed and nodes are killed: the towns end the same, with every acknowledged write and nothing that was deleted;
-    and then every tombstone can go."""
+    """I-NO-RESURRECT, I-NO-LOST: the clusters converge, with every acknowledged write and no deleted key.
+
+    All clusters take writes, deletes, and reaps while a link is cut and healed and nodes are killed. Afterwards every
+    tombstone can be reaped."""
     with network_of(arrows) as network, Clusters(tmp_path, arrows, cascade=middle(arrows), network=network) as clusters:
         heed_reaps(clusters)
         writers = [
-            Writers(town, clusters.labs[town].places, pause_s=0.03, seed=seed)
-            for seed, town in enumerate(clusters.labs)
+            Writers(name, clusters.by_name[name].places, pause_s=0.03, seed=seed)
+            for seed, name in enumerate(clusters.by_name)
         ]
         reapers = Reapers(clusters, writers)
         for writer in writers:
@@ -142,10 +145,10 @@ def test_reaps_under_load_bring_nothing_back(tmp_path: Path, arrows: tuple[tuple
             for _ in range(3):
                 network.cut(f"{near}-n1", "north-n1")
                 time.sleep(4.0)
-                town = chance.choice(list(clusters.labs))
-                clusters.crash(clusters.node(town), town)
+                name = chance.choice(list(clusters.by_name))
+                clusters.crash(clusters.node(name), name)
                 network.heal()
-                clusters.labs[town].wait_well(90)
+                clusters.by_name[name].wait_until_healthy(90)
                 time.sleep(2.0)
         finally:
             reapers.stop()

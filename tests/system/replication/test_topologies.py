@@ -12,8 +12,8 @@ import pytest
 
 from tests.system.replication.clusters import Clusters, Writers
 
-TOWNS = ("east", "west", "north")
-MESH = tuple(itertools.permutations(TOWNS, 2))
+CLUSTERS = ("east", "west", "north")
+MESH = tuple(itertools.permutations(CLUSTERS, 2))
 CHAIN = (("east", "west"), ("west", "east"), ("west", "north"), ("north", "west"))
 HUB = (*CHAIN, ("west", "south"), ("south", "west"))
 SHAPES = pytest.mark.parametrize("arrows", [MESH, CHAIN, HUB], ids=["mesh", "chain", "hub"])
@@ -32,15 +32,15 @@ def test_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ..
     all end with the same keys, clocks and values, and with every acknowledged write; deletes stay deleted."""
     with Clusters(tmp_path, arrows, cascade=middle(arrows)) as clusters:
         writers = [
-            Writers(town, clusters.labs[town].places, pause_s=0.02, seed=seed).start()
-            for seed, town in enumerate(clusters.labs)
+            Writers(cluster, clusters.by_name[cluster].places, pause_s=0.02, seed=seed).start()
+            for seed, cluster in enumerate(clusters.by_name)
         ]
         try:
             for _ in range(2):
                 time.sleep(3)
-                town = random.Random(3).choice(list(clusters.labs))
-                clusters.crash(clusters.node(town), town)
-                clusters.labs[town].wait_well(90)
+                cluster = random.Random(3).choice(list(clusters.by_name))
+                clusters.crash(clusters.node(cluster), cluster)
+                clusters.by_name[cluster].wait_until_healthy(90)
             time.sleep(1)
         finally:
             for writer in writers:
@@ -54,7 +54,10 @@ def test_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ..
 def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
     """Fresh keys and deletes without any fault: no reference is served twice, and no sink is told what it knows."""
     with Clusters(tmp_path, arrows, cascade=middle(arrows)) as clusters:
-        writers = [Writers(town, clusters.labs[town].places, pause_s=0.01, shared=False) for town in clusters.labs]
+        writers = [
+            Writers(cluster, clusters.by_name[cluster].places, pause_s=0.01, shared=False)
+            for cluster in clusters.by_name
+        ]
         for writer in writers:
             writer.start()
         time.sleep(4)
@@ -68,6 +71,6 @@ def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tupl
             assert row["redelivered"] == 0
             assert row["served"] == row["acknowledged"] <= ledger["eligible"] + ledger["found"]
         assert any(writer.deleted for writer in writers)
-        links = [link for town in TOWNS for link in clusters.see(town, "/admin/sink")["sinks"]]
+        links = [link for cluster in CLUSTERS for link in clusters.see(cluster, "/admin/sink")["sinks"]]
         assert sum(link["superseded"] for link in links) == 0, links
         assert sum(link["merged"] for link in links) == 0

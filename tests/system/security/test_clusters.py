@@ -96,7 +96,7 @@ def said_to(address: tuple[str, int], context: ssl.SSLContext | None) -> None:
             raise ConnectionError("closed")
 
 
-def until(holds: Callable[[], object]) -> None:
+def eventually(holds: Callable[[], object]) -> None:
     """Wait until `holds`, not for ever."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
@@ -124,7 +124,7 @@ def test_what_is_written_in_one_arrives_in_the_other(clusters: Clusters) -> None
             == 204
         )
         west = clusters.nodes["west-1"]["http"] + path
-        until(lambda west=west: clusters.ask(TokenRole.READ, "GET", west).status_code == 200)  # type: ignore[misc]
+        eventually(lambda west=west: clusters.ask(TokenRole.READ, "GET", west).status_code == 200)  # type: ignore[misc]
         assert len(clusters.ask(TokenRole.READ, "GET", west).content) == size
     for node in clusters.nodes:
         assert "transport.link.down" not in clusters.log(node)
@@ -199,4 +199,4 @@ def test_the_sample_comes_up_and_replicates(tmp_path: Path) -> None:
             url = sample.nodes[here]["http"] + path
             assert sample.ask(TokenRole.WRITE, "PUT", url, data=b"x", headers=headers).status_code == 204
             far = sample.nodes[there]["http"] + path
-            until(lambda far=far: sample.ask(TokenRole.READ, "GET", far).status_code == 200)  # type: ignore[misc]
+            eventually(lambda far=far: sample.ask(TokenRole.READ, "GET", far).status_code == 200)  # type: ignore[misc]
