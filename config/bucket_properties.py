@@ -1,9 +1,9 @@
-"""Properties of bucket types and buckets: one closed table, with the values of each.
+"""Properties of bucket types and buckets: the closed table of names, defaults and allowed values.
 
-They have Riak's names and meanings, with a few additions. Some have an effect (`repl.model.properties`), some are only
-stored and shown, since programs set and read them, and some have one fixed value. A bucket's own setting precedes its
-bucket type's, that the default. `repl.controller.bucket_properties` stores them; the tables of docs/properties.md are
-generated from these. Pure.
+They have Riak's names and meanings, with a few additions. Some have an effect (`repl.model.properties`). Some are only
+stored and shown, because Riak's clients set and read them. Some have one fixed value. A bucket's own setting precedes
+its bucket type's, which precedes the default. `repl.controller.bucket_properties` stores them; docs/properties.md is
+generated from these tables. Pure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ QUORUM_WORDS: Final = ("one", "quorum", "all", "default")
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One property that may be set. `parse` returns the value of a text or JSON value, or raises ValueError; `right`
-    describes the allowed values. `acts`: it has an effect; otherwise it is only stored and shown."""
+    """A property that may be set.
+
+    `parse` returns the value of a text or JSON value, or raises ValueError. `right` describes the allowed values.
+    `acts`: the property has an effect; otherwise it is only stored and shown."""
 
     name: str
     default: Value
@@ -91,19 +93,19 @@ _NUMBER: Final = "a whole number from 0"
 _SIZE: Final = 'a number of bytes or a size as "5MB"; 0: the node\'s own limit'
 _COUNT: Final = "a whole number; 0: the node's own limit"
 _QUORUM: Final = "a whole number from 0, one, quorum, all or default"
-_NO_QUORUM: Final = "kept and shown; a write is on every replica in sync, a read is isolated as it asks"
-_NO_PRUNING: Final = "kept and shown; clocks are never pruned, they have one entry a partition"
+_NO_QUORUM: Final = "stored and shown without effect: every in-sync replica has a write, a read names its isolation"
+_NO_PRUNING: Final = "stored and shown without effect: a clock has one entry per partition and is never pruned"
 
 _TABLE: Final = (
-    Property("allow_mult", True, _FLAG, _flag, "concurrent writes stay side by side as siblings; false: the newest "
-             "by last-modified stays"),
-    Property("last_write_wins", False, _FLAG, _flag, "a write replaces what is there, whatever it had read"),
-    Property("dvv_enabled", True, _FLAG, _flag, "a write replaces exactly the siblings that it had read; false: all "
-             "of them if it had read everything, else none"),
+    Property("allow_mult", True, _FLAG, _flag, "concurrent writes are kept as siblings; false: only the newest by "
+             "last-modified is kept"),
+    Property("last_write_wins", False, _FLAG, _flag, "a write replaces all siblings, whatever its vclock covers"),
+    Property("dvv_enabled", True, _FLAG, _flag, "a write replaces exactly the siblings that its vclock covers; false: "
+             "all of them if the vclock covers all, else none"),
     Property("delete_mode", KEEP, 'keep, immediate, or a delay in milliseconds or as "3s", up to 366d', _delete_mode,
              "when a tombstone may be reaped"),
     Property("repl_reap", False, _FLAG, _flag, "other clusters are notified before a tombstone is reaped, and reap "
-             "theirs where they have it on"),
+             "their own copy if the property is on there"),
     Property("max_object_size", 0, _SIZE, _size, "largest value, within `limits.object_size`; above it 413"),
     Property("warn_object_size", 0, _SIZE, _size, "larger values are logged and counted"),
     Property("max_siblings", 0, _COUNT, _whole, "most siblings, within `limits.siblings`; above it 422"),
@@ -121,9 +123,9 @@ _TABLE: Final = (
 PROPERTIES: Final[Mapping[str, Property]] = {each.name: each for each in _TABLE}
 """Properties that may be set, by name."""
 
-_STORE: Final = "there is one store, LevelDB"
-_HOOKS: Final = "hooks are not run here: check values before writing, feed other programs from a queue"
-_ONE_HASH: Final = "keys are spread by one hash here, which cannot be changed"
+_STORE: Final = "the only backend is LevelDB"
+_HOOKS: Final = "commit hooks are not supported: check values before writing, feed other programs from a queue"
+_ONE_HASH: Final = "the hash that assigns keys to partitions cannot be changed"
 
 
 class Fixed(NamedTuple):
@@ -137,31 +139,31 @@ FIXED: Final[Mapping[str, Fixed]] = {
     "precommit": Fixed([], _HOOKS),
     "postcommit": Fixed([], _HOOKS),
     "chash_keyfun": Fixed({"mod": "riak_core_util", "fun": "chash_std_keyfun"}, _ONE_HASH),
-    "linkfun": Fixed({"mod": "riak_kv_wm_link_walker", "fun": "mapreduce_linkfun"}, "links are not walked here"),
-    "sync_on_write": Fixed("all", "every replica in sync has a write on its disk before it is answered "
+    "linkfun": Fixed({"mod": "riak_kv_wm_link_walker", "fun": "mapreduce_linkfun"}, "link walking is not supported"),
+    "sync_on_write": Fixed("all", "every in-sync replica has a write on its disk before it is acknowledged "
                            "(replication.durability)"),
-    "write_once": Fixed(False, "there is no write-once path here: write with If-None-Match: *"),
+    "write_once": Fixed(False, "there is no write-once path: write with If-None-Match: *"),
 }  # fmt: skip
 """Shown as Riak shows them; any other value is refused."""
 
 ABSENT: Final[Mapping[str, tuple[Any, str]]] = {
     "backend": ("leveldb", _STORE),
-    "consistent": (False, "strong consistency is not a property here: every write is conditional if it asks to be"),
-    "datatype": ("", "counters and data types are not spoken here: write values, merge siblings in the program"),
-    "search": (False, "search is not spoken here: feed a search engine from a queue"),
-    "search_index": ("", "search is not spoken here: feed a search engine from a queue"),
-    "aae_tree_exclude": (False, "every key is in the trees: what is compared is chosen by full-sync's scope"),
-    "repl": ("both", "what is replicated is decided by the filters of the queues (docs/config.md), not by properties"),
-    "ttl": (0, "objects do not expire by themselves here"),
+    "consistent": (False, "strong consistency is not a property: send a conditional write (If-Match, If-None-Match)"),
+    "datatype": ("", "counters and data types are not supported: write values, merge siblings in the client"),
+    "search": (False, "search is not supported: feed a search engine from a queue"),
+    "search_index": ("", "search is not supported: feed a search engine from a queue"),
+    "aae_tree_exclude": (False, "every key is in the trees: the scope of a full-sync selects the keys to compare"),
+    "repl": ("both", "the filters of the queues decide what is replicated (docs/config.md), not properties"),
+    "ttl": (0, "objects do not expire"),
 }
-"""Not shown; the value that equals leaving it out is accepted, any other is refused."""
+"""Not shown. The value that equals leaving the property out is accepted, any other is refused."""
 
 DESCRIPTIVE: Final = frozenset({"name", "active", "claimant", "young", "bucket_type"})
-"""Read-only fields of a listing; accepted and ignored, since programs write back what they read."""
+"""Read-only fields of a listing; accepted and ignored, because clients write back the properties that they read."""
 
 
 def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
-    """The value to store for one property; None when `raw` is its fixed value and nothing is stored.
+    """The value to store for one property; None if `raw` is its fixed value and nothing is to be stored.
 
     `factor` is the replication factor of the bucket type, None when its partitions differ. Raises ValueError.
     """
@@ -214,12 +216,12 @@ def _shown(raw: Any) -> str:
 
 
 def value_of(name: str, chosen: Mapping[str, Value]) -> Value:
-    """The value of a property that is in force: the chosen one, else the default."""
+    """The value of a property in effect: the chosen one, else the default."""
     return chosen.get(name, PROPERTIES[name].default)
 
 
 def shown_properties(chosen: Mapping[str, Value], factor: int | None) -> dict[str, Any]:
-    """All properties, as Riak shows them, in the order of their names."""
+    """All properties by name, sorted, with the values as Riak shows them."""
     values: dict[str, Any] = {name: value_of(name, chosen) for name in PROPERTIES}
     values |= {name: fixed.value for name, fixed in FIXED.items()}
     values["n_val"] = factor

@@ -1,8 +1,8 @@
-"""Dynamic options: one closed table of what an operator may change while a cluster runs.
+"""Dynamic options: the closed table of options that an operator may change while a cluster runs.
 
-Settings lie in the metastore (`repl.controller.dynamic_options`) and are in force on all nodes at once; a bucket type's
-setting precedes the cluster's, that the node's file, that the default. Pure; the table of docs/options.md is generated
-from this one.
+Their values are in the metastore (`repl.controller.dynamic_options`) and apply to all nodes. A bucket type's value
+precedes the cluster's, which precedes the node's file, which precedes the default. docs/options.md is generated from
+this table. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MILLISECONDS: Final = "ms"
 BYTES_A_SECOND: Final = "bytes/s"
 
 NUMBER_MAX: Final = 1_000_000_000
-"""Largest number, also of a clamped option: a larger one is a mistake about its unit."""
+"""Largest number, also of a clamped option: a larger one is a mistake about the unit."""
 
 HOUR_MS: Final = 3_600_000
 
@@ -42,11 +42,11 @@ Value = int | str
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One dynamic option.
+    """A dynamic option.
 
-    `default` None: the default is derived, as `meaning` says. `choices`: the values of an option that is no number.
-    `per_type`: a bucket type may have its own. `clamped`: a number out of range is replaced by the nearest in range.
-    `setting`: the field of [replication] in a node's file for it, "" for none.
+    `default` None: the default is derived, as `meaning` describes. `choices`: the values of an option that is not a
+    number. `per_type`: a bucket type may have its own value. `clamped`: a number out of range is replaced by the
+    nearest in range. `setting`: the corresponding field of [replication] in a node's file, "" for none.
     """
 
     name: str
@@ -62,24 +62,25 @@ class Option:
 
     @property
     def scope(self) -> str:
-        """The scopes it may be set for, for people."""
+        """The scopes that the option may be set for, as text."""
         return "cluster, bucket type" if self.per_type else "cluster"
 
     @property
     def allowed(self) -> str:
-        """Its range, for people."""
+        """The range of values, as text."""
         if self.choices:
             return ", ".join(self.choices)
         return "1 to the replication factor, clamped" if self.clamped else f"{self.least} to {self.most}"
 
     @property
     def default_text(self) -> str:
-        """Its default, for people."""
+        """The default, as text."""
         return "RF - 1" if self.default is None else str(self.default)
 
     def parse(self, raw: Any) -> Value:
-        """The value of `raw`, a number or a text; durations and sizes may have their unit ("3s", "50MB"). Raises
-        ValueError."""
+        """The value of `raw`, a number or text; durations and sizes may have a unit ("3s", "50MB"). Raises ValueError.
+
+        A number out of range is returned as it is if the option is clamped."""
         if self.choices:
             if raw not in self.choices:
                 raise ValueError(f"{self.name} is one of {self.allowed}, not {shown(raw)}")
@@ -111,9 +112,9 @@ _TABLE: Final = (
         MIN_ISR,
         None,
         "replicas",
-        "How many replicas must hold a write before it is acknowledged. Unset: one less than the replication factor, "
-        "at least 1. A higher value takes effect at once; a lower one keeps replicas electable that may alone hold "
-        "an entry.",
+        "How many replicas must have a write before it is acknowledged. Unset: one less than the replication factor, "
+        "at least 1. A higher value takes effect at once. After a lower one, replicas that may be the only ones with "
+        "an acknowledged entry stay electable.",
         per_type=True,
         clamped=True,
     ),
@@ -121,7 +122,7 @@ _TABLE: Final = (
         MAX_TIME_LAG,
         3_000,
         MILLISECONDS,
-        "How long the acknowledgement of an entry by a member in sync may take before it leaves the ISR.",
+        "How long an ISR member may take to acknowledge an entry before it leaves the ISR.",
         least=100,
         most=HOUR_MS,
         per_type=True,
@@ -131,7 +132,8 @@ _TABLE: Final = (
         MAX_RECORD_LAG,
         10_000,
         "entries",
-        "How many records a member's applied state may be behind before it leaves the ISR, never below min-ISR.",
+        "How many entries an ISR member's applied state may be behind before it leaves the ISR. The ISR never shrinks "
+        "below min-ISR for this reason.",
         least=10,
         most=1_000_000,
         per_type=True,
@@ -141,8 +143,8 @@ _TABLE: Final = (
         MAX_NEAR_SYNC_LAG,
         20_000,
         "entries",
-        "How many entries a follower may be behind and still catch up from the log. Never below the node's "
-        "`replication.window_entries`, which counts instead if it is larger.",
+        "How many entries a follower may be behind and still catch up from the log (near horizon). The node's "
+        "`replication.window_entries` applies instead if it is larger.",
         least=10,
         most=10_000_000,
         per_type=True,
@@ -152,8 +154,8 @@ _TABLE: Final = (
         FAR_ROUNDS,
         2,
         "rounds",
-        "How many rounds of rows a follower that is beyond the log takes at least before the log is tried again. There "
-        "are as many more as it takes to come within the log's reach.",
+        "Least number of transfer rounds of a far-horizon catch-up before the follower tries the log again. More "
+        "rounds follow until the log reaches back far enough.",
         least=1,
         most=100,
         per_type=True,
@@ -162,7 +164,7 @@ _TABLE: Final = (
         CATCH_UP_RATE,
         100 * MB,
         BYTES_A_SECOND,
-        "Bytes a second that each node sends to followers out of sync, in all.",
+        "Most bytes a second that each node sends to followers out of sync, all of them together.",
         least=64 * KB,
         most=10 * GB,
         setting="catch_up_rate_limit_bytes",
@@ -171,7 +173,8 @@ _TABLE: Final = (
         READ_ISOLATION,
         "committed",
         "",
-        "Isolation of a read without `isolation`. A batch gets `uncommitted` only if all its bucket types do.",
+        "Isolation of a read that does not name one (`isolation`). A batch is read `uncommitted` only if all of its "
+        "bucket types have this default.",
         choices=("committed", "uncommitted"),
         per_type=True,
         setting="read_isolation",
@@ -196,7 +199,8 @@ _TABLE: Final = (
         ELECTION_RESPONSE_MAX,
         10_000,
         MILLISECONDS,
-        "The longest such time; it grows by half with each candidate that did not answer.",
+        "Longest time a candidate may take to promote itself. The time grows by half with each candidate that did not "
+        "answer.",
         least=100,
         most=HOUR_MS,
     ),
@@ -212,7 +216,8 @@ _TABLE: Final = (
         ELECTION_BACK_OFF_MAX,
         30_000,
         MILLISECONDS,
-        "The longest such pause; it doubles each time. Each attempt uses up one of 2^20 epochs.",
+        "Longest pause after all eligible replicas were nominated without success. The pause doubles each time. Each "
+        "attempt uses up one of 2^20 epochs.",
         least=100,
         most=HOUR_MS,
     ),
@@ -220,11 +225,11 @@ _TABLE: Final = (
         MOVES_AT_ONCE,
         4,
         "partitions",
-        "How many partitions may change their replicas at once. 0 begins no more; what is under way goes on.",
+        "How many partitions may change their replicas at once. 0: no further change begins; those under way continue.",
         least=0,
         most=1_000,
     ),
 )
 
 OPTIONS: Final[Mapping[str, Option]] = {option.name: option for option in _TABLE}
-"""By name, in the order in which they are listed."""
+"""Option by name, in the order of listings."""

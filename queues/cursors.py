@@ -1,11 +1,11 @@
 """A queue's cursor in one partition: values and encodings of CURSOR entries and soft cursors.
 
 A CURSOR entry contains the whole state: where to start, and under which owner version. Acknowledgements move a soft
-cursor. It carries the offset of the CURSOR entry under which it was made and the lineage of the partition, and counts
-only with that entry, in that lineage, and only forward. So a late soft cursor undoes no decision, and refers to the
-same entries that it was made for (docs/protocol.md R-SOFT). Without a soft cursor the CURSOR entry counts, never "now".
-A state with neither command nor gaps, and a soft cursor of lineage 0, are written as version 1, which every version of
-the program reads.
+cursor. A soft cursor carries the offset of the CURSOR entry under which it was made, and the lineage of the partition.
+It is valid only with that entry, in that lineage, and only moves the cursor forward. So a late soft cursor undoes no
+command, and refers to the entries that it was made for (docs/protocol.md R-SOFT). Without a soft cursor the position in
+the CURSOR entry is in effect, never the end of the log. A state with neither command nor gaps, and a soft cursor of
+lineage 0, are written as version 1, which every version of the program reads.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ NO_OWNER: Final = b""
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """Content of a CURSOR entry: all changes below `cursor` are settled; `owner` (16-byte cluster uuid, or empty) may
-    fetch from here on under `owner_version` (0: nobody yet). `command_version` is the newest cursor command that it
-    executes (`queues.queue_documents`; 0: none), `gaps` are not offered."""
+    """Content of a CURSOR entry.
+
+    All changes below `cursor` are acknowledged or in a gap. `owner` (16-byte cluster uuid, or empty) may fetch under
+    `owner_version` (0: no owner yet). `command_version`: the newest cursor command that the partition has executed
+    (`queues.queue_documents`; 0: none). `gaps` are not offered."""
 
     cursor: int = 0
     owner_version: int = 0
@@ -46,8 +48,7 @@ class CursorState:
 
 @dataclass(frozen=True, slots=True)
 class CursorPosition:
-    """A queue's position in a partition: offset (`base`) and state of the last CURSOR entry, and the cursor in
-    effect."""
+    """A queue's position in a partition: offset (`base`) and state of the last CURSOR entry, and the current cursor."""
 
     base: int
     state: CursorState
@@ -109,9 +110,9 @@ def decode_soft(payload: bytes) -> tuple[int, int, int]:
 
 
 def position_of(rows: Cursor, lineage: int) -> CursorPosition | None:
-    """The queue's position by the rows of a store, in a partition of that lineage; None when no CURSOR entry was ever
-    applied. A soft cursor of another lineage is ignored: other entries may have taken the offsets below it. Raises
-    CodecError."""
+    """A queue's position by the rows of a store, in a partition of `lineage`; None if no CURSOR entry was ever applied.
+
+    A soft cursor of another lineage is ignored: its offsets may now belong to other entries. Raises CodecError."""
     if rows.entry is None:
         return None
     state = decode_state(rows.entry)

@@ -2,8 +2,8 @@
 
 A gap is a range of offsets of one partition, with the leader's wall clock at both ends and the reason. It is part of
 the CURSOR entries of its partition, so it is as durable as the data, until a full-sync of that range closes it
-(docs/protocol.md R-GAP). A window skips what lies in a gap. A gap whose end is OPEN still grows: publishing is
-suspended. A gap says what *may* be missing, so two gaps may be merged into one that covers both.
+(docs/protocol.md R-GAP). A window skips the changes in a gap. A gap whose end is OPEN still grows: publishing is
+suspended. The changes in a gap *may* be missing at the sink, so two gaps may be merged into one that covers both.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ OPEN: Final = MAX_OFFSET + 1
 """The end of a gap that still grows."""
 
 GAPS_MAX: Final = 32
-"""Most gaps of one queue in one partition; beyond it the two closest are merged. A guess: each is an act of an operator
-or an overflow, and goes into every CURSOR entry."""
+"""Most gaps of one queue in one partition; beyond it the two closest are merged. A guess: each gap comes from an
+operator's command or an overflow, and is written in every CURSOR entry."""
 
 REASON_MAX: Final = 200
-"""Longest reason, and name of who acted, in characters; the rest is cut off."""
+"""Longest reason, and longest `by`, in characters; the rest is cut off."""
 
 
 class QueueGap(NamedTuple):
-    """Changes at offsets [start, end), made between the two times; at least `left_out` of them were left out, 0 when
-    they were not counted. `what`: discard, publishing-suspended, cleared, released, offer-changed, refused."""
+    """Changes at offsets [start, end), made between `from_ms` and `upto_ms`, some of which the queue skipped.
+
+    `left_out`: at least so many were skipped; 0: not counted. `what`: discard, publishing-suspended, cleared, released,
+    offer-changed, refused."""
 
     start: int
     end: int
@@ -82,7 +84,7 @@ def with_gap(gaps: Gaps, new: QueueGap) -> Gaps:
 
 
 def below(gaps: Gaps, cursor: int) -> Gaps:
-    """What remains of `gaps` when everything from `cursor` on is offered again; one that still grows remains whole."""
+    """`gaps` cut off at `cursor`, from which on everything is offered again. A gap that still grows is not cut."""
     left = []
     for gap in gaps:
         if gap.is_open:
@@ -93,7 +95,7 @@ def below(gaps: Gaps, cursor: int) -> Gaps:
 
 
 def without(gaps: Gaps, closed: Collection[QueueGap]) -> Gaps:
-    """`gaps` without those of `closed` that have not changed; one that still grows remains."""
+    """`gaps` without those in `closed`. A gap that has changed since, or still grows, remains."""
     return tuple(gap for gap in gaps if gap.is_open or gap not in closed)
 
 
@@ -106,7 +108,7 @@ def covered(gaps: Gaps, start: int, end: int) -> bool:
 
 
 def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
-    """`gaps`, with the one that still grows ended before `end`."""
+    """`gaps` after the growing one has ended at `end` (exclusive); `count` is added to its skipped changes."""
     left = []
     for gap in gaps:
         if not gap.is_open:
@@ -117,7 +119,7 @@ def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
 
 
 def growing(gaps: Gaps) -> QueueGap | None:
-    """The gap that still grows, which is the last; None for none."""
+    """The gap that still grows, always the last one, or None."""
     return gaps[-1] if gaps and gaps[-1].is_open else None
 
 

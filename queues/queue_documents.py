@@ -1,6 +1,7 @@
-"""What operators and nodes decide about a source queue as a whole: values, rules, and their metastore documents.
+"""The metastore documents of a source queue: their values, encodings and rules.
 
-All documents are small JSON values, changed by conditional writes only (`queues.queue_store`):
+They hold the decisions of operators and nodes that concern a queue as a whole. All are small JSON values, changed by
+conditional writes only (`queues.queue_store`):
 
     /queue-definitions          {name: {"filter", "cascade", ..., "by", "at_ms", "reason"} or {"delisted": true, ...}}
     /queues/NAME/owner          the cluster that may fetch
@@ -11,13 +12,14 @@ All documents are small JSON values, changed by conditional writes only (`queues
     /queues/NAME/lost           {"lost": [bulk references that were lost]}
     /queues/NAME/held           {"held": [how many bulk references each node holds at most]}
 
-A cursor command has a rising version. Each partition's leader executes it by a CURSOR entry that carries the version,
-whenever it comes to it, so that a command reaches every partition, whichever nodes fail meanwhile (docs/protocol.md
-R-DECREE).
+Versions of cursor commands rise. Each partition's leader executes the newest command by a CURSOR entry that carries the
+command's version, as soon as it reads the command. So a command reaches every partition, whichever nodes fail meanwhile
+(docs/protocol.md R-DECREE).
 
-Bulk references (`queues.bulk_queue`) are in the memory of one node. Before a node accepts any, a mark in `held` bounds
-how many it holds, and since when. The mark of a node that died becomes a record in `lost`, which a full-sync closes.
-Marks are raised in few large steps, so they cost few writes (docs/protocol.md R-HELD; `queues.bulk_marks`).
+Bulk references (`queues.bulk_queue`) are in the memory of one node. Before a node accepts any, it writes a mark into
+`held`: how many it holds at most, and since when. When a node crashes, its mark becomes a record in `lost`, which a
+full-sync closes. A mark is raised in few large steps, so it costs few writes (docs/protocol.md R-HELD;
+`queues.bulk_marks`).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def path_of(queue: str, what: str) -> str:
 
 
 class AuditInfo(NamedTuple):
-    """Who acts, when (wall clock), and why."""
+    """Author, time (wall clock) and reason of an operator's action."""
 
     by: str
     at_ms: int
@@ -67,8 +69,10 @@ class AuditInfo(NamedTuple):
 
 
 def next_version(before: int, seen: int, now_ms: int) -> int:
-    """The version after `before` in the metastore (0: none), where a partition was seen under version `seen`. If that
-    is newer, the metastore was restored from an older copy: the wall clock then gives a number that was never used."""
+    """The version of the next document.
+
+    `before`: version in the metastore (0: none). `seen`: newest version that a partition's CURSOR entry carries. If
+    `seen` is newer, the metastore was restored from an older copy; a version from the wall clock was never used."""
     return before + 1 if seen <= before else max(seen + 1, now_ms)
 
 
@@ -76,8 +80,9 @@ def next_version(before: int, seen: int, now_ms: int) -> int:
 
 
 class QueueOwner(Struct, frozen=True):
-    """The cluster that a queue belongs to, since when (wall clock), and the node whose fetch made it so; or, after a
-    release, an empty `cluster`, who released it, and the cluster that had it (`former`)."""
+    """The cluster that owns a queue, since when (wall clock), and the node whose fetch claimed it (`by`).
+
+    After a release `cluster` is empty, `by` released the queue, and `former` is the cluster that owned it."""
 
     cluster: bytes
     name: str
@@ -113,13 +118,14 @@ def decode_owner(value: bytes) -> QueueOwner:
 
 
 FORMER_OWNER_WAIT_MS: Final = 60_000
-"""How long after a node read a release the former owner does not get the queue back from it: its sinks go on fetching,
-many times a second, and the cluster that it was released for would come too late."""
+"""How long after a node read a release it does not give the queue back to the former owner. The former owner's sinks
+go on fetching many times a second, and would otherwise claim the queue before the intended next owner."""
 
 
 class ReleaseTimer:
-    """When a node first read that a queue was released, by its own monotonic clock: the release itself is dated by the
-    clock of another node, which may be hours off."""
+    """Time since this node first read that a queue was released, by its own monotonic clock.
+
+    The release itself is dated by the clock of another node, which may be hours off."""
 
     def __init__(self) -> None:
         self._version = 0
@@ -132,7 +138,7 @@ class ReleaseTimer:
 
     def may_own(self, candidate: QueueOwner, owner: QueueOwner, now_ms: int) -> bool:
         """Whether `candidate` may become the owner after `owner`: the queue has no owner and was not just released by
-        the candidate; or the candidate owns it and partitions stand under a newer version."""
+        the candidate; or the candidate owns it already, under an older version."""
         if owner.cluster == candidate.cluster:
             return owner.version < candidate.version
         if owner.cluster or candidate.cluster != owner.former:
@@ -155,15 +161,17 @@ POSITIONS_MAX: Final = 32_768
 """Positions of one command: with the longest numbers 0.7 MB, below the largest value that the metastore accepts."""
 
 Positions = tuple[tuple[Count, Count], ...]
-"""(partition, offset): the sink's cluster has all changes below the offset already, by another way than the queue."""
+"""(partition, offset): the sink's cluster already has all changes below the offset, not through this queue."""
 
 NO_PARTITION: Final = ((1 << 32) - 1, 0)
-"""The one position of a command that moves no cursor: a version that does not know its kind moves no cursor either."""
+"""The one position of a command that moves no cursor, so that an older program, which does not know the command's kind,
+moves no cursor either."""
 
 
 class AppliedOffsets(NamedTuple):
-    """What the nodes of a cluster had applied when an operator acted: an offset for each partition whose leader
-    answered, and the earliest and latest of the nodes' wall clocks."""
+    """Applied offsets of a cluster's partitions at the time of an operator's action.
+
+    One position for each partition whose leader answered, and the earliest and latest of the nodes' wall clocks."""
 
     positions: Positions
     earliest_ms: int
@@ -171,8 +179,10 @@ class AppliedOffsets(NamedTuple):
 
 
 class OfferChange(Struct, frozen=True):
-    """A filter and a cascade flag that an operator has set (None: as defined), since command `version`; `was` and
-    `was_cascade` counted before, since command `since` (0: always). `again`: everything is offered once more."""
+    """A filter and a cascade flag that an operator has set (None: as defined), in effect since command `version`.
+
+    `was` and `was_cascade` were in effect before, since command `since` (0: always). `again`: everything is offered
+    once more."""
 
     filter: str | None
     cascade: bool | None
@@ -198,13 +208,13 @@ class OfferChange(Struct, frozen=True):
 
 
 class CursorCommand(Struct, frozen=True):
-    """One act that moves cursors of a queue.
+    """An operator's command that moves cursors of a queue.
 
-    `start_ms` (wall clock): cursors go to the changes of that time; 0: to the first change of all. With `positions`
-    only cursors of these partitions move, each to its own; a partition without a cursor begins at 0. With `by_time`
-    partitions without a position go by `start_ms`. `change` is the newest change of what is offered, and `released` the
-    newest release before this command; later commands carry both along. A partition that has not executed the release
-    executes it first, because the next owner has nothing of what lies below.
+    `start_ms` (wall clock): cursors move to the changes of that time; 0: to the first change. With `positions` only
+    cursors of the named partitions move, each to its own position; a partition without a cursor begins at 0. With
+    `by_time` partitions without a position use `start_ms`. `change` is the newest change of the offer, and `released`
+    the newest release before this command; later commands repeat both. A partition that has not executed the release
+    executes it first: the next owner has none of the changes below its cursor.
     """
 
     version: Version
@@ -219,12 +229,13 @@ class CursorCommand(Struct, frozen=True):
     released: CursorCommand | None = None
 
     def next_after(self, version: int) -> CursorCommand:
-        """The next command for a partition that has executed the one of `version`."""
+        """The next command for a partition that has executed the command of `version`."""
         return self.released if self.released is not None and version < self.released.version else self
 
     def following(self, before: CursorCommand) -> CursorCommand:
-        """This command, made after `before`, with the release that some partition may not have executed yet. If both
-        have too many positions for one value, that release goes by time."""
+        """This command, made after `before`, with the release that some partition may not have executed yet.
+
+        If both together have too many positions for one document, the release moves cursors by time instead."""
         released = replaced(before, released=None) if before.what == RELEASED else before.released
         if released is None or self.what in (REGISTERED, RELEASED):
             return self
@@ -259,9 +270,10 @@ def decode_command(value: bytes) -> CursorCommand:
 def execute(
     state: CursorState, cursor: int, command: CursorCommand, start: int, upto_ms: int, since_ms: int = 0
 ) -> CursorState:
-    """State of a partition with its cursor at `cursor` after `command`, by which it offers all from `start` on, the
-    changes of `upto_ms` and later. What lies between is a gap, unless the queue is new, or is placed: the sink then has
-    it. `since_ms`: when the first of the skipped changes was made, 0 where that is not known."""
+    """State of a partition after `command` has moved its cursor from `cursor` to `start`.
+
+    Changes made at `upto_ms` and later are offered. The skipped changes become a gap, unless the queue is new, or is
+    placed: then the sink has them. `since_ms`: when the first of the skipped changes was made, 0: unknown."""
     if command.what == REGISTERED:
         grown = tuple(gap for gap in state.gaps if gap.is_open)
         return replace(state, cursor=start, command_version=command.version, gaps=grown)
@@ -278,9 +290,11 @@ def execute(
 def with_filter_gap(
     state: CursorState, cursor: int, command: CursorCommand, settings: QueueSettings, bucket_type: bytes, now_ms: int
 ) -> CursorState:
-    """`state` with a gap of everything below the cursor, if an earlier filter may have skipped changes there that are
-    offered now. A partition that missed the change before this one is treated as if more were offered. Unchanged where
-    the partition has executed the change already."""
+    """`state` with a gap of everything below the cursor, if an earlier filter may have skipped changes that are offered
+    now.
+
+    A partition that missed the previous change is treated as if more were offered. Returns `state` unchanged if the
+    partition has already executed the change."""
     change = command.change
     if change is None or state.command_version >= change.version or (command.what == OFFER_CHANGED and change.again):
         return state
@@ -396,7 +410,7 @@ def decode_limits(value: bytes) -> SetLimits | None:
 def settings_in_effect(
     settings: QueueSettings, command: CursorCommand | None, limits: SetLimits | None
 ) -> QueueSettings:
-    """`settings` of a queue's definition or file with what operators have changed since."""
+    """`settings` of a queue's definition or config file, overridden by later changes of operators."""
     values: dict[str, Any] = {} if limits is None else dict(limits.values)
     if command is not None and command.change is not None:
         offer = {"filter": command.change.filter, "cascade": command.change.cascade}
@@ -426,7 +440,7 @@ SUSPENSIONS_MAX: Final = 256
 
 
 class QueueSuspension(Struct, frozen=True):
-    """`what` of a queue (SERVING or PUBLISHING) an operator has suspended, on one node or (None) on all."""
+    """An operator's suspension of `what` (SERVING or PUBLISHING), on one node or (None) on all."""
 
     what: str
     node: str | None
@@ -441,8 +455,9 @@ class QueueSuspension(Struct, frozen=True):
 
 
 class UnreadSuspension(QueueSuspension, frozen=True):
-    """Placeholder while suspensions have not been read (or, for serving, while a limit cannot be read): nothing is
-    served, nothing pushed is accepted, and gaps neither begin nor end. It is never written."""
+    """Placeholder while suspensions (or, for serving, rate limits) have not been read. It is never written.
+
+    Nothing is served, nothing pushed is accepted, and gaps neither begin nor end."""
 
 
 Suspensions = tuple[QueueSuspension, ...]
@@ -450,15 +465,15 @@ Suspensions = tuple[QueueSuspension, ...]
 
 def unread_suspensions(queue: str, at_ms: int) -> Suspensions:
     """Placeholders for the suspensions of `queue`, since `at_ms` (wall clock)."""
-    why = f"what operators have suspended cannot be read (metastore: {path_of(queue, 'suspension')})"
+    why = f"the suspensions that operators have set cannot be read (metastore: {path_of(queue, 'suspension')})"
     return tuple(UnreadSuspension(what, None, "?", at_ms, why) for what in (SERVING, PUBLISHING))
 
 
 def unread_rates(queue: str, at_ms: int) -> QueueSuspension:
-    """Placeholder that suspends serving of `queue`, since `at_ms`, while its rates have not been read."""
+    """Placeholder that suspends serving of `queue`, since `at_ms`, while its rate limits have not been read."""
     why = (
-        f"the limits that operators have set cannot be read (metastore: {path_of(queue, 'rates')}): isthmus queue "
-        f"throttle {queue} sets them again, with --default the config files count"
+        f"the rate limits that operators have set cannot be read (metastore: {path_of(queue, 'rates')}): isthmus queue "
+        f"throttle {queue} sets them again; with --default the config files apply"
     )
     return UnreadSuspension(SERVING, None, "?", at_ms, why)
 
@@ -490,14 +505,15 @@ def decode_suspensions(value: bytes) -> Suspensions:
 
 
 def resumed(found: Suspensions, what: str, node: str | None, queue: str) -> Suspensions:
-    """`found` without the suspensions of `what` on `node`, or (None) on any. Raises BadInput where one on all nodes
-    would keep that node suspended."""
+    """`found` without the suspensions of `what` on `node`, or (None) on any.
+
+    Raises BadInput if a suspension on all nodes would keep `node` suspended."""
     everywhere = next((one for one in found if one.what == what and one.node is None), None)
     if node is not None and everywhere is not None:
         flag = "" if what == SERVING else f" --{what}"
         raise BadInput(
-            f"{what} of queue {queue} is suspended on all nodes (by {everywhere.by}), {node} among them: "
-            f"isthmus queue resume {queue}{flag}, and suspend those that are to stay so by --node"
+            f"{what} of queue {queue} is suspended on all nodes (by {everywhere.by}), including {node}: "
+            f"isthmus queue resume {queue}{flag}, then suspend the nodes that are to stay suspended with --node"
         )
     return tuple(one for one in found if one.what != what or node not in (None, one.node))
 
@@ -511,13 +527,13 @@ def suspension_at(suspensions: Suspensions, what: str, node: str) -> QueueSuspen
 
 
 class SetRates(NamedTuple):
-    """Rate limits that an operator has set, each node's."""
+    """Rate limits that an operator has set; they apply to each node by itself."""
 
     rates: Rates
     act: AuditInfo
 
 
-RATES_NOT_READ: Final = SetRates(Rates(), AuditInfo("?", 0, "what operators have set cannot be read"))
+RATES_NOT_READ: Final = SetRates(Rates(), AuditInfo("?", 0, "the rate limits that operators have set cannot be read"))
 """Placeholder while the rates have not been read: nothing is served. It is never written."""
 
 
@@ -545,17 +561,17 @@ def decode_rates(value: bytes) -> SetRates | None:
 # ---------------------------------------------------------------- bulk references: marks and losses
 
 FIRST_BOUND: Final = 256
-"""Least bound of a mark: an operator's push costs one write."""
+"""Least bound of a mark, so that a typical push by an operator costs one write."""
 
 BOUND_FACTOR: Final = 8
-"""Ratio of one bound to the next: five writes reach 300,000 references, and the bound that a crash leaves is at most
-eight times the truth."""
+"""Ratio of one bound to the next: five writes reach 300,000 references, and the bound that a crash leaves behind is at
+most eight times the actual number."""
 
 MARKS_MAX: Final = 512
 """Most marks of one queue: two a node. Beyond it a node accepts no references."""
 
 CRASHED: Final = "crashed"
-"""`what` of references lost with a node that died."""
+"""`what` of references lost in a node's crash."""
 
 LOST_MAX: Final = 64
 """Most loss records of one queue; beyond it the oldest two of a node and priority are merged."""
@@ -684,7 +700,7 @@ class QueuePaths:
 
 
 def _optional(path: str, decode: Callable[[bytes], T], encode: Callable[[T], bytes]) -> Document[T | None]:
-    """A document that never goes back to not being there."""
+    """A document that is absent until it is first written, and is never deleted."""
 
     def encoded(value: T | None) -> bytes:
         return b"" if value is None else encode(value)
@@ -696,8 +712,9 @@ def _optional(path: str, decode: Callable[[bytes], T], encode: Callable[[T], byt
 
 
 class QueueState(NamedTuple):
-    """The documents of one queue, as one node read them; `unread` are paths of those that cannot be decoded, whose
-    values are older."""
+    """The documents of one queue, as one node read them.
+
+    `unread`: paths of documents that cannot be decoded; their fields hold the last values that could be."""
 
     owner: QueueOwner | None = None
     suspensions: Suspensions = ()

@@ -1,64 +1,56 @@
-"""Bodies of a fetch, `POST /queues/NAME/fetch`, in msgpack, and the refusals that belong to it.
+"""Wire format of fetches: request and answer bodies in msgpack, and the errors of a fetch.
 
-Request, a map:
+`POST /queues/NAME/fetch`: the request, a map:
 
     v            1
     cluster      16 bytes: uuid of the cluster that fetches       name         its name, text
     node         the fetching node's name, text                   incarnation  8 bytes, new with each process
     link         int: which of the process's links to this queue
     acks         [[batch id, owner version, failed], ...]: failed is the list of indexes to come again, nil for all
-    holding      batch ids that this link still works on; what it holds no longer comes back at once. nil: not told
-    max_count    changes wanted, 0: acknowledge only              max_bytes    payload bytes wanted
-    wait_ms      how long the source may wait for something to give
-    outcomes     for each of acks [applied, merged, superseded, rejected], nil: not told. Absent: not told
-    compress     "zstd": items may come compressed. Absent: as they are
-    properties   {bucket type: digest of the properties that must agree, 8 bytes}. Absent: not told
+    holding      batch ids that this link still processes; leases of all its other batches end at once. nil: unknown
+    max_count    most changes to send, 0: acknowledge only        max_bytes    most payload bytes to send
+    wait_ms      how long the source may wait for a change to send
+    outcomes     for each of acks [applied, merged, superseded, rejected], nil: unknown. Absent: unknown
+    compress     "zstd": items may be compressed. Absent: they are not
+    properties   {bucket type: digest of the properties that must agree, 8 bytes}. Absent: unknown
     given_up     for each of acks the indexes that were refused for good and are not kept as dead letters. Absent: none
-    types        [bucket type, ...]: all that the fetching cluster has. nil or absent: not told
+    types        [bucket type, ...]: all that the fetching cluster has. nil or absent: unknown
     places       {bucket type: {bucket: digest}}: 2 bytes for each property that must agree, in a fixed order, of each
                  bucket whose values are not its bucket type's and, with an empty name as the bucket, of each bucket
-                 type whose values are not the defaults. Absent: not told
+                 type whose values are not the defaults. Absent: unknown
 
-Answer, a map:
+The answer, a map:
 
     v, cluster, name                the source cluster
     owner_version                   goes back with the acknowledgement
     batch                           id, empty when there are no items
     lease_ms, now_ms                how long the batch is held; the source's wall clock
-    waited_ms                       how long the source held the request before it took the batch. Absent: not told
+    waited_ms                       how long the source held the request before it took the batch. Absent: unknown
     state                           serving, suspended, starting, throttled, off
     items        [[kind, partition, offset, bucket type, bucket, key, origin, time ms, payload], ...]
-    zstd         instead of items: the same in msgpack, one zstd frame that tells its size. Only when asked for
-    priority     3 real time (absent: this), 2 full-sync, 1 fold: of all items of the batch
+    zstd         instead of `items`: their msgpack in one zstd frame that declares its size. Only if requested
+    priority     of all items of the batch: 3 real time, 2 full-sync, 1 fold. Absent: 3
     properties   as in the request, of the source cluster
     places       as in the request, of the source cluster
-    held         {bucket type: since when its changes wait, ms}: held back since the fetching cluster lacks the type. A
-                 source that tells this reads given_up and types. Absent: it does not
+    held         {bucket type: since when its changes wait, ms}: bucket types that the source holds back because the
+                 fetching cluster lacks them. Present: the source reads given_up and types. Absent: it does not
 
-An item's payload is the whole object in canonical bytes, kept as opaque bytes on both sides. At priorities 2 and 1
-partition and offset only tell the items of a batch apart, and the time is when the reference was queued. Every
-length is bounded by that of the body, which the caller bounds before reading; a decoder answers hostile bytes with
-CodecError. Fields that are added may be absent, and one that is not known is passed over, so that nodes of
-neighbouring versions understand each other under one version number; another number is refused (`UnknownFetchVersion`).
-The story goes on in `queues.service` (source) and `sink.fetch` (sink).
+An item's payload is the whole object in canonical bytes, opaque to both sides of a fetch. At priorities 2 and 1,
+partition and offset only identify an item within its batch, and the time is when the reference was queued. Optional
+fields may be absent and unknown fields are ignored, so neighbouring versions of the program share one version number;
+any other version number is refused (`UnknownFetchVersion`). `queues.service` serves fetches, `sink.fetch` sends them.
 
-One object of a queue, asked for by its key: bodies of `POST /queues/NAME/object`, in msgpack.
+`POST /queues/NAME/object`: one object, by its key. A sink sends it for a dead letter that did not keep its object.
+Nothing is leased or acknowledged, and no cursor moves.
 
-What a sink asks whose dead letter has not kept the object. Nothing is leased and nothing acknowledged: the queue's
-places stay as they are.
+    request   v, cluster (16 bytes: the asking cluster), name (its name), bucket_type, bucket, key
+    answer    v, cluster, name (the source), payload: the leader's current object in canonical bytes, nil: no such key
 
-    request   v, cluster (16 bytes: who asks), name (its name), bucket_type, bucket, key
-    answer    v, cluster, name (the source), payload: the object in canonical bytes as its leader has it now, nil: the
-              key is not there any more
-
-Versions and unknown fields are as in `queues.wire`.
-
-Reading msgpack that strangers sent, in memory that the length of their message bounds.
-
-msgpack makes room for a list when its length is declared, so a few bytes that nest lists of ten thousand would take
-80 KB each; and an empty map is one byte there and sixty here. So a small message is walked over first, which allocates
-nothing, and a large one is read piece by piece, each of a shape that is known before it is made. What the messages mean
-stands in `queues.wire`.
+Decoding untrusted bodies. The caller bounds the length of a body, and the memory that decoding takes is bounded by that
+length; a decoder raises CodecError for any malformed body. msgpack allocates a list when it reads the declared length,
+so a few bytes that nest lists of ten thousand elements would take 80 KB each; and an empty map is one byte on the wire
+and sixty in memory. So a small message is skipped through once before it is decoded, which allocates nothing. A large
+one is decoded element by element, each of an expected type (`Pieces`).
 """
 
 from __future__ import annotations
@@ -84,20 +76,20 @@ from isthmus.repl.property_digests import (
 )
 
 UNREADABLE: Final = (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError)
-"""What msgpack raises for bytes that it cannot read."""
+"""Exceptions of msgpack for malformed input."""
 
 
 def unpacked(body: bytes, list_max: int, map_max: int) -> Any:
-    """The one value in `body`, its lists as tuples, each of at most `list_max`. Allocates at most 70 times the length
-    of `body`: for small messages. Raises what UNREADABLE names."""
+    """The one value in `body`, with lists of at most `list_max` elements as tuples. For small messages: allocates up to
+    70 times the length of `body`. Raises the exceptions in UNREADABLE."""
     walker = msgpack.Unpacker(max_buffer_size=len(body))
     walker.feed(body)
-    walker.skip()  # every element that a list declares is there: its room is no larger than what came
+    walker.skip()  # fails unless every declared element is present, so no list is larger than the body
     return msgpack.unpackb(body, use_list=False, max_ext_len=0, max_array_len=list_max, max_map_len=map_max)
 
 
 def unzipped(frame: object, limit_bytes: int) -> bytes:
-    """What a zstd frame holds, of a size that it tells before anything is allocated. Raises CodecError."""
+    """The content of a zstd frame, whose declared size is checked before anything is allocated. Raises CodecError."""
     try:
         if type(frame) is not bytes or not 0 < zstandard.frame_content_size(frame) <= limit_bytes:
             raise CodecError(f"no zstd frame that says its size, of at most {limit_bytes} bytes")
@@ -130,7 +122,7 @@ class Pieces:
         self.value: Callable[[], Any] = self._unpacker.unpack
         """The next value: a number, a text, bytes, nil, or a row."""
         self.skip: Callable[[], None] = self._unpacker.skip
-        """Pass over the next value, whatever it is."""
+        """Skip the next value."""
 
     def entries(self, limit: int) -> int:
         """A map of so many entries begins, at most `limit`: a name and a value each."""
@@ -160,17 +152,17 @@ def _no_map(_found: object) -> object:
 WIRE_VERSION: Final = 1
 
 REQUEST_BYTES_MAX: Final = 800_000
-"""Largest fetch request: room for 10,000 failed indexes, 1,024 bucket types, named twice, and the digests of places; a
-larger one is refused with 413."""
+"""Largest fetch request: enough for 10,000 failed indexes, 1,024 bucket types, named twice, and the digests in
+`places`; a larger one is refused with 413."""
 
 COUNT_MAX: Final = 10_000
-"""Most changes in one batch, whatever is asked for: bounds the work between two awaits."""
+"""Most changes in one batch, whatever `max_count` is: bounds the work between two awaits."""
 
 BYTES_MAX: Final = 64_000_000
-"""Most payload bytes in one batch, whatever is asked for; a single larger object still goes."""
+"""Most payload bytes in one batch, whatever `max_bytes` is; a single larger object is still sent."""
 
 WAIT_MS_MAX: Final = 30_000
-"""Longest long poll, whatever is asked for: below the time-outs of usual proxies."""
+"""Longest long poll, whatever `wait_ms` is: below the time-outs of usual proxies."""
 
 ACKS_MAX: Final = 64
 """Most batches acknowledged or held in one request: as many as the source gives out at once."""
@@ -183,7 +175,7 @@ MEDIA_TYPE: Final = "application/msgpack"
 SERVING: Final = "serving"
 SUSPENDED: Final = "suspended"
 STARTING: Final = "starting"
-"""`state` when no partition stands under the queue's owner version yet."""
+"""`state` when no partition has executed the queue's owner version yet."""
 
 THROTTLED: Final = "throttled"
 """`state` when changes wait but a rate limit of the queue holds them back."""
@@ -194,7 +186,7 @@ OFF: Final = "off"
 ZSTD: Final = "zstd"
 
 ZSTD_LEVEL: Final = 1
-"""The fastest of zstd's usual levels: a link is to be spared, not an archive made."""
+"""The fastest of zstd's usual levels: the aim is to save bandwidth at little CPU, not the best ratio."""
 
 ZSTD_FROM_BYTES: Final = 512
 """Smaller batches are not compressed: nothing is gained."""
@@ -206,11 +198,11 @@ MAP_MAX: Final = 1_024
 """Most entries of any map of a message: fields at the top, bucket types of `properties`."""
 
 UNPACKED_MAX: Final = 300_000_000
-"""Largest compressed answer once it is whole again; a frame that says more, or nothing, is refused before anything is
-allocated. Above what `BYTES_MAX`, one large object and the names of `COUNT_MAX` changes come to."""
+"""Largest decompressed answer: above the sum of `BYTES_MAX`, one large object and the names of `COUNT_MAX` changes. A
+frame that declares more, or no size, is refused before anything is allocated."""
 
 TYPES_MAX: Final = 1_024
-"""Most bucket types whose properties are told."""
+"""Most bucket types in `properties`."""
 
 DIGEST_BYTES: Final = 8
 
@@ -248,8 +240,10 @@ NO_PROPERTIES: Final[Mapping[bytes, bytes]] = {}
 
 
 class BatchAck(NamedTuple):
-    """What became of a batch; `failed` indexes must come again, None means all. `outcomes`: how many of the others were
-    applied, merged, superseded, rejected; None: not told."""
+    """Acknowledgement of a batch.
+
+    `failed`: indexes of items to be sent again, None: all. `outcomes`: how many of the others were applied, merged,
+    superseded, rejected; None: unknown."""
 
     batch: bytes
     owner_version: int
@@ -290,7 +284,7 @@ class FetchReply(NamedTuple):
     properties: Mapping[bytes, bytes] = NO_PROPERTIES
     waited_ms: int | None = None
     held: Mapping[bytes, int] | None = None
-    """None: the source is of a version that holds no bucket type back."""
+    """None: the source runs a version that holds no bucket type back."""
     places: PlaceDigests | None = None
 
 
@@ -322,7 +316,7 @@ def encode_request(request: FetchRequest) -> bytes:
 
 
 def decode_request(body: bytes) -> FetchRequest:
-    """The request in `body`, what it asks for cut to this module's limits. Raises TooLarge, CodecError."""
+    """The request in `body`, with its counts reduced to this module's limits. Raises TooLarge, CodecError."""
     if len(body) > REQUEST_BYTES_MAX:
         raise TooLarge(f"fetch request of {len(body)} bytes, at most {REQUEST_BYTES_MAX}")
     fields = _unpack(body, "fetch request")
@@ -355,8 +349,8 @@ def decode_request(body: bytes) -> FetchRequest:
 
 
 def encode_reply(reply: FetchReply, compress: str = "") -> bytes:
-    """The answer's body; its items compressed when `compress` is ZSTD and there is something to gain. Beside the event
-    loop when it is: compressing takes milliseconds a megabyte."""
+    """The answer's body. Items are compressed if `compress` is ZSTD and they are large enough; call it in a thread
+    then, because compressing takes milliseconds a megabyte."""
     if compress == ZSTD and reply.items:
         plain = msgpack.packb(reply.items)
         if len(plain) >= ZSTD_FROM_BYTES:
@@ -424,7 +418,7 @@ _REPLY_VALUES: Final = frozenset(
 
 
 def _reply_fields(pieces: Pieces) -> dict[str, Any]:
-    """The fields of an answer that are known, each read by its shape; others are passed over."""
+    """The known fields of an answer, each decoded by its type; others are skipped."""
     fields: dict[str, Any] = {"v": None}
     for _ in range(pieces.entries(MAP_MAX)):
         name = pieces.value()
@@ -478,7 +472,7 @@ def _check_version(fields: Mapping[str, Any], what: str) -> None:
 
 
 def _outcomes(fields: dict[str, Any], count: int) -> tuple[tuple[int, int, int, int] | None, ...]:
-    """What the request says became of each acknowledged batch."""
+    """The outcomes of each acknowledged batch."""
     raw = fields.get("outcomes", (None,) * count)
     if type(raw) is not tuple or len(raw) != count:
         raise CodecError("fetch request: outcomes do not fit acks")
@@ -501,7 +495,7 @@ def _properties(fields: dict[str, Any]) -> dict[bytes, bytes]:
 
 
 def _nested(pieces: Pieces) -> dict[Any, dict[Any, Any]]:
-    """The places of an answer; what is more than may be there is refused before it is made."""
+    """The `places` of an answer; too many entries are refused before any is allocated."""
     found: dict[Any, dict[Any, Any]] = {}
     left = PLACES_MAX
     for _ in range(pieces.entries(PLACES_MAX)):
@@ -594,10 +588,10 @@ def _number(fields: dict[str, Any], name: str) -> int:
 
 
 ASKING_BYTES_MAX: Final = 200_000
-"""Largest request: the longest names that any node takes."""
+"""Largest request: with the longest names that any node accepts."""
 
 ANSWER_HEAD_BYTES: Final = 1_000
-"""What an answer has beside the payload, at most."""
+"""Most bytes of an answer beside its payload."""
 
 PART_BYTES_MAX: Final = 65_536
 """Longest part of a key; the node's own limit is lower."""
@@ -605,7 +599,7 @@ PART_BYTES_MAX: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ObjectRequest:
-    """`cluster`, called `cluster_name`, wants the object of `key`."""
+    """A request of `cluster`, named `cluster_name`, for the object of `key`."""
 
     cluster: bytes
     cluster_name: str
@@ -614,7 +608,7 @@ class ObjectRequest:
 
 @dataclass(frozen=True, slots=True)
 class ObjectReply:
-    """What the source cluster has: canonical bytes, or None."""
+    """The source cluster's object of a key, in canonical bytes; None: no such key."""
 
     cluster: bytes
     cluster_name: str

@@ -1,8 +1,8 @@
-"""Digests of the properties that clusters which replicate to each other must share, and what differs between two sides.
+"""Digests of the bucket properties that must agree between clusters, and their comparison. Pure.
 
-Each bucket type has one digest of 8 bytes (`repl.controller.bucket_properties`), which shows that something differs.
-Beside it go short digests by place: a bucket type, or a bucket whose values are not its bucket type's. They name the
-bucket and the property. Pure.
+Each bucket type has one digest of 8 bytes (`repl.controller.bucket_properties`), which detects a difference. Short
+digests of each *place* locate it: a place is a bucket type, or a bucket whose values are not its bucket type's, and its
+digest has some bytes for each property.
 """
 
 from __future__ import annotations
@@ -17,59 +17,61 @@ from xxhash import xxh64_digest
 from isthmus.config.bucket_properties import Value, value_of
 
 MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
-"""Where these differ, two clusters that replicate to each other drop other siblings, or keep other tombstones. Their
-order is that of the digests of a place: new ones go to the end."""
+"""Properties that must agree: otherwise two clusters that replicate to each other drop different siblings, or keep
+different tombstones. The digests of a place have this order; append new ones at the end."""
 
 VALUE_BYTES: Final = 2
-"""Length of one value's digest. Two of 65,536 values of `delete_mode` may have the same; a difference is then shown
-with its bucket type alone, whose digest is longer."""
+"""Length of one value's digest. Two values of `delete_mode` collide with a probability of 1 in 65,536; their difference
+is then shown for the bucket type only, whose digest is longer."""
 
 PLACES_MAX: Final = 200
-"""Most places whose digests are sent: each fetch carries them. Beyond it, or PLACES_BYTES_MAX, none are."""
+"""Most places whose digests are sent, with each fetch. Beyond it, or beyond PLACES_BYTES_MAX, none are sent."""
 
 PLACES_BYTES_MAX: Final = 16_000
 """Most bytes of names and digests of places that are sent."""
 
 PLACE_BYTES_MAX: Final = 64
-"""Longest digest of one place: room for 32 properties, of which a later version may have more than this one."""
+"""Longest digest of one place: enough for 32 properties, since later versions may have more than this one."""
 
 NAMED_MAX: Final = 5
-"""Differences that a reason names: a line that can be read. The listing in JSON has all."""
+"""Most differences in a reason text, which is one line; the JSON listing has all."""
 
 OF_TYPE: Final = b""
 """In place of a bucket's name: the bucket type itself. No bucket has an empty name."""
 
 PlaceDigests = Mapping[bytes, Mapping[bytes, bytes]]
-"""Bucket type -> bucket, or OF_TYPE -> a digest of VALUE_BYTES for each property of MUST_AGREE, joined. A bucket that
-is not there has its bucket type's values, a bucket type that is not there the defaults."""
+"""Bucket type -> bucket, or OF_TYPE -> digests of VALUE_BYTES each, one for each property of MUST_AGREE, concatenated.
+An absent bucket has its bucket type's values, an absent bucket type the defaults."""
 
 
 class PropertyDifference(NamedTuple):
-    """Properties that two clusters have set differently. `bucket` None: the bucket type's own. `properties` empty: it
-    is not known which, and they may be the bucket type's or a bucket's of it."""
+    """Properties of one place that two clusters have set differently.
+
+    `bucket` None: the bucket type itself. `properties` empty: unknown which, and they may be the bucket type's or those
+    of one of its buckets."""
 
     bucket_type: bytes
     bucket: bytes | None = None
     properties: tuple[str, ...] = ()
 
     def row(self) -> dict[str, Any]:
-        """For a listing in JSON."""
+        """The difference as JSON."""
         bucket = None if self.bucket is None else quote_from_bytes(self.bucket)
         return {"bucket_type": _text(self.bucket_type), "bucket": bucket, "properties": list(self.properties)}
 
 
 def place_digest(values: Mapping[str, Value]) -> bytes:
-    """The digest of a place where these values are chosen; the others are the defaults."""
+    """The digest of a place with these values; the other properties have their defaults."""
     digests = (xxh64_digest(json.dumps([name, value_of(name, values)]).encode()) for name in MUST_AGREE)
     return b"".join(each[:VALUE_BYTES] for each in digests)
 
 
 PLAIN_PLACE: Final = place_digest({})
-"""Of a bucket type of which nothing is set."""
+"""Digest of a bucket type without any setting."""
 
 
 def within_bounds(places: PlaceDigests) -> bool:
-    """Whether so many places may be sent."""
+    """Whether the digests are within the limits of number and size."""
     count = sum(len(buckets) for buckets in places.values())
     size = sum(
         len(kind) + len(bucket) + len(each) for kind, buckets in places.items() for bucket, each in buckets.items()
@@ -83,8 +85,10 @@ def differences(
     our_places: PlaceDigests | None,
     their_places: PlaceDigests | None,
 ) -> tuple[PropertyDifference, ...]:
-    """What differs, sorted. `ours` and `theirs` are the digests by bucket type and decide whether one differs; one that
-    is absent has the defaults. Where a side sent no places (None) only the bucket type is named."""
+    """The differences between two clusters, sorted.
+
+    `ours` and `theirs`: digest of each bucket type, which decides whether it differs; an absent one has the defaults.
+    If a side sent no places (None), a difference names the bucket type only."""
     if ours == theirs:
         return ()
     found: list[PropertyDifference] = []
@@ -115,12 +119,12 @@ def _values(digest: bytes) -> list[bytes]:
 
 
 def _names(one: Sequence[bytes], other: Sequence[bytes]) -> tuple[str, ...]:
-    """The properties whose digests differ, of those that both sides know."""
+    """The properties whose digests differ, among those that both sides know."""
     return tuple(name for name, a, b in zip(MUST_AGREE, one, other, strict=False) if a != b)
 
 
 def merged(found: Iterable[PropertyDifference]) -> list[PropertyDifference]:
-    """Each once, sorted; a bucket type alone is left out where another difference says more of it."""
+    """Distinct differences, sorted; one without properties is left out if another of its bucket type names some."""
     every = set(found)
     precise = {one.bucket_type for one in every if one.properties}
     kept = (one for one in every if one.properties or one.bucket_type not in precise)
@@ -133,12 +137,12 @@ def types_of(found: Iterable[PropertyDifference]) -> list[str]:
 
 
 def differences_shown(found: Iterable[PropertyDifference]) -> str:
-    """For people, at most NAMED_MAX of them."""
+    """At most NAMED_MAX differences as text."""
     every = merged(found)
     named = every[:NAMED_MAX]
     parts = [f"{_place(one)}: {', '.join(one.properties)}" for one in named if one.properties]
     if types := [_text(one.bucket_type) for one in named if not one.properties]:
-        parts.append(f"{', '.join(types)}, the bucket type's or of a bucket of it")
+        parts.append(f"{', '.join(types)}: of the bucket type or of one of its buckets")
     if more := len(every) - len(named):
         parts.append(f"and {more} more")
     return "; ".join(parts)

@@ -24,24 +24,22 @@ class Family(NamedTuple):
 
 
 HELP: Final[Mapping[str, Family]] = {
-    "isthmus_requests_total": Family("Items asked of this node, by kind.", "items", "clients", ("kind",)),
+    "isthmus_requests_total": Family("Items requested from this node, by kind.", "items", "clients", ("kind",)),
     "isthmus_reads_total": Family("Keys read through this node, by isolation.", "keys", "clients", ("isolation",)),
-    "isthmus_refusals_total": Family("Items refused for now, by reason.", "items", "clients", ("reason",)),
+    "isthmus_refusals_total": Family("Items refused as retryable, by reason.", "items", "clients", ("reason",)),
     "isthmus_writes_above_warning_total": Family(
-        "Writes taken although above a warning's limit, by what is above it.", "items", "clients", ("what",)
+        "Writes accepted above a warning limit, by the limit.", "items", "clients", ("what",)
     ),
     "isthmus_reaps_total": Family("Tombstones removed by this node as a leader.", "tombstones", "clients"),
     "isthmus_reap_restated_total": Family(
-        "Tombstones of other clusters that it wrote once more as ours, to be reaped later.", "tombstones", "clients"
+        "Tombstones of other clusters, rewritten as this cluster's so that it may reap them.", "tombstones", "clients"
     ),
     "isthmus_reap_announced_total": Family(
-        "Tombstones of which it told other clusters that they are about to be reaped.", "tombstones", "clients"
+        "Tombstones announced to other clusters before removal.", "tombstones", "clients"
     ),
-    "isthmus_reap_told_total": Family(
-        "Tombstones of which another cluster told that it is about to reap them.", "tombstones", "clients"
-    ),
+    "isthmus_reap_told_total": Family("Tombstones whose removal another cluster announced.", "tombstones", "clients"),
     "isthmus_reap_waiting": Family(
-        "Tombstones of partitions led here that are known and may not be removed yet.", "tombstones", "clients"
+        "Known tombstones, of partitions led here, that may not be removed yet.", "tombstones", "clients"
     ),
     "isthmus_forwarded_items_total": Family(
         "Items forwarded to the node that leads their partition, by method.", "items", "clients", ("method",)
@@ -51,16 +49,16 @@ HELP: Final[Mapping[str, Family]] = {
     ),
     "isthmus_partitions_ready": Family("Partitions that this node leads and serves.", "partitions", "partitions"),
     "isthmus_partitions_following": Family(
-        "Partitions that this node follows, taking what their leaders send.", "partitions", "partitions"
+        "Partitions that this node follows and whose leader sends it entries.", "partitions", "partitions"
     ),
     "isthmus_partitions_rolled_back": Family(
-        "Partitions whose record is older than what this node has seen (H32).", "partitions", "partitions"
+        "Partitions whose record is older than one that this node has seen (H32).", "partitions", "partitions"
     ),
     "isthmus_partitions_under_replicated": Family(
         "Partitions led here with a replica out of sync.", "partitions", "partitions"
     ),
     "isthmus_unclean_elections": Family(
-        "Unclean elections that an operator has ordered of the partitions led here, ever.", "elections", "partitions"
+        "Unclean elections, ordered by operators, in the history of the partitions led here.", "elections", "partitions"
     ),
     "isthmus_isr_worst_members": Family(
         "Members in sync of the partition led here that is closest to its min-ISR.",
@@ -69,7 +67,10 @@ HELP: Final[Mapping[str, Family]] = {
         ("bucket_type",),
     ),
     "isthmus_isr_worst_min_isr": Family(
-        "The min-ISR in force for that partition at this moment.", "replicas", "partitions", ("bucket_type",)
+        "Current min-ISR of the partition that isthmus_isr_worst_members reports.",
+        "replicas",
+        "partitions",
+        ("bucket_type",),
     ),
     "isthmus_isr_shrunk_total": Family(
         "Members that left the ISRs led here, by reason: stalled, lags, removed, gone.",
@@ -81,19 +82,19 @@ HELP: Final[Mapping[str, Family]] = {
         "Followers that had caught up and joined the ISRs led here.", "members", "partitions"
     ),
     "isthmus_copies_deleted_total": Family(
-        "Copies deleted here since no record named them any more.", "copies", "partitions"
+        "Replicas deleted on this node because no record assigned them to it.", "copies", "partitions"
     ),
     "isthmus_leader_moves_total": Family(
-        "Leaderships that balancing moved, from this node as the controller, by outcome.",
+        "Leadership moves by the leader balancer of this node as the controller, by outcome.",
         "moves",
         "partitions",
         ("outcome",),
     ),
     "isthmus_move_orders": Family(
-        "Orders of placement that are not over, told by the controller alone.", "orders", "partitions"
+        "Unfinished placement orders; reported by the controller only.", "orders", "partitions"
     ),
     "isthmus_moves": Family(
-        "Partitions of these orders, by how far their move is, told by the controller alone.",
+        "Partitions of these orders, by the state of their move; reported by the controller only.",
         "partitions",
         "partitions",
         ("stage",),
@@ -102,19 +103,27 @@ HELP: Final[Mapping[str, Family]] = {
         "Records and registrations in the metastore that cannot be read.", "documents", "partitions"
     ),
     "isthmus_move_orders_ended_total": Family(
-        "Orders that were over, noted by this node as the controller, by outcome.", "orders", "partitions", ("outcome",)
+        "Placement orders that ended while this node was the controller, by outcome.",
+        "orders",
+        "partitions",
+        ("outcome",),
     ),
     "isthmus_leader_imbalance": Family(
-        "Leaderships of the busiest node above the idlest, told by the controller alone.", "leaderships", "partitions"
+        "Difference between the most and the fewest leaderships of a node; reported by the controller only.",
+        "leaderships",
+        "partitions",
     ),
     "isthmus_leader_type_imbalance": Family(
-        "The same of one bucket type's leaderships.", "leaderships", "partitions", ("bucket_type",)
+        "Difference between the most and the fewest leaderships of a node in one bucket type.",
+        "leaderships",
+        "partitions",
+        ("bucket_type",),
     ),
     "isthmus_leader_balancing": Family(
-        "1 while leaderships are being moved, told by the controller alone.", "0 or 1", "partitions"
+        "1 while leaderships are being moved; reported by the controller only.", "0 or 1", "partitions"
     ),
     "isthmus_replicate_duration_seconds": Family(
-        "Time of entries from the append at their leader until applied there.",
+        "Time of entries from the append at their leader until they are applied there.",
         "seconds",
         "replication",
         ("bucket_type", "kind"),
@@ -140,53 +149,58 @@ HELP: Final[Mapping[str, Family]] = {
         "Entries read back from the log for followers.", "entries", "replication"
     ),
     "isthmus_replicate_dropped_messages_total": Family(
-        "Messages to other nodes that found no connection or no room.", "messages", "replication"
+        "Messages to other nodes dropped for lack of a connection or of buffer space.", "messages", "replication"
     ),
     "isthmus_replicate_strange_messages_total": Family(
-        "Messages of other nodes for partitions that are not here.", "messages", "replication"
+        "Messages of other nodes for partitions without a replica on this node.", "messages", "replication"
     ),
     "isthmus_far_rounds_begun_total": Family(
-        "Transfer rounds of rows that this node began to give to followers that are far.", "rounds", "far horizon"
+        "Transfer rounds that this node began to send to followers beyond the log.", "rounds", "far horizon"
     ),
-    "isthmus_far_rows_sent_total": Family("Rows given to them.", "rows", "far horizon"),
-    "isthmus_far_bytes_sent_total": Family("Bytes given to them.", "bytes", "far horizon"),
+    "isthmus_far_rows_sent_total": Family("Rows sent in transfer rounds.", "rows", "far horizon"),
+    "isthmus_far_bytes_sent_total": Family("Bytes sent in transfer rounds.", "bytes", "far horizon"),
     "isthmus_far_rows_unreadable_total": Family(
-        "Rows that could not be given since they are missing or damaged here.", "rows", "far horizon"
+        "Rows not sent because they are missing or damaged on this node.", "rows", "far horizon"
     ),
     "isthmus_far_rounds_taken_total": Family(
-        "Transfer rounds of rows that this node has taken whole.", "rounds", "far horizon"
+        "Transfer rounds that this node has received completely.", "rounds", "far horizon"
     ),
-    "isthmus_far_bytes_taken_total": Family("Bytes of rows taken.", "bytes", "far horizon"),
+    "isthmus_far_bytes_taken_total": Family("Bytes of rows received in transfer rounds.", "bytes", "far horizon"),
     "isthmus_far_chunks_refused_total": Family(
-        "Chunks of rows that were not what their sender made.", "chunks", "far horizon"
+        "Chunks of rows refused because they arrived damaged; they are requested again.", "chunks", "far horizon"
     ),
     "isthmus_partitions_far": Family(
-        "Partitions of this node that take rows of their leader's store.", "partitions", "partitions"
+        "Partitions of this node that receive rows of their leader's store.", "partitions", "partitions"
     ),
-    "isthmus_storage_full": Family("1 while the log's disk has no room.", "0 or 1", "logs and store"),
+    "isthmus_storage_full": Family("1 while the log's disk is full.", "0 or 1", "logs and store"),
     "isthmus_storage_refused_forwards_total": Family(
-        "Messages with entries that a follower could not take for lack of room.", "messages", "logs and store"
+        "Messages with entries that this node refused as a follower because its disk is full.",
+        "messages",
+        "logs and store",
     ),
     "isthmus_replog_replicas": Family(
-        "Replicas here, by their part: leader, isr (follower in sync) or osr (one that is not).",
+        "Replicas on this node, by part: leader, isr (follower in sync) or osr (follower out of sync).",
         "replicas",
         "logs and store",
         ("bucket_type", "part"),
     ),
     "isthmus_replog_entries_average": Family(
-        "Entries in the log of such a replica, on average.", "entries", "logs and store", ("bucket_type", "part")
+        "Mean number of entries in the logs of these replicas.", "entries", "logs and store", ("bucket_type", "part")
     ),
     "isthmus_replog_entries_max": Family(
-        "Entries in the longest of these logs.", "entries", "logs and store", ("bucket_type", "part")
+        "Number of entries in the longest log of these replicas.", "entries", "logs and store", ("bucket_type", "part")
     ),
     "isthmus_replog_unapplied_entries_average": Family(
-        "Entries of such a replica's log that are not applied, on average.",
+        "Mean number of unapplied entries in the logs of these replicas.",
         "entries",
         "logs and store",
         ("bucket_type", "part"),
     ),
     "isthmus_replog_unapplied_entries_max": Family(
-        "The most entries that are not applied of any of them.", "entries", "logs and store", ("bucket_type", "part")
+        "Largest number of unapplied entries of one of these replicas.",
+        "entries",
+        "logs and store",
+        ("bucket_type", "part"),
     ),
     "isthmus_replog_size_bytes": Family("Size of the node's log files.", "bytes", "logs and store"),
     "isthmus_replog_files": Family("Number of the node's log files.", "files", "logs and store"),
@@ -195,7 +209,7 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_replog_fsyncs_total": Family("Syncs of log files.", "syncs", "logs and store"),
     "isthmus_replog_fsync_seconds_total": Family("Time spent in syncs of log files.", "seconds", "logs and store"),
     "isthmus_apply_duration_seconds": Family(
-        "Time of entries from being known as committed until they are in the store.",
+        "Time of entries from commit, as known on this node, until they are in the store.",
         "seconds",
         "replication",
         ("bucket_type", "kind"),
@@ -207,7 +221,7 @@ HELP: Final[Mapping[str, Family]] = {
     ),
     "isthmus_store_size_bytes": Family("Approximate size of the store on disk.", "bytes", "logs and store"),
     "isthmus_links": Family(
-        "Connections with other nodes of the cluster, by who dialled them.",
+        "Connections with other nodes of the cluster, by the side that dialled.",
         "connections",
         "between nodes",
         ("dialled",),
@@ -229,4 +243,4 @@ HELP: Final[Mapping[str, Family]] = {
         "Last measured round trip to another node of the cluster.", "seconds", "between nodes", ("node",)
     ),
 }
-"""Name -> what it counts."""
+"""Metric name -> its definition."""

@@ -1,6 +1,7 @@
-"""The effect of an operator's change on a queue, in numbers, before it is made. Pure.
+"""Dry run of an operator's change to a queue: its effect in numbers. Pure.
 
-Computed from the listings of all nodes. A sum that needs the number of a silent node is unknown, never a guess.
+Computed from the listings of all nodes. A sum that needs the number of a node that did not answer is unknown, never a
+guess.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, A
     """{"queue", "act", "owner", "waiting", "gaps", "silent", "effect", "outcome"}: the effect of `act` (clear, release,
     delist, suspend, set) on queue `name`.
 
-    `waiting`: real_time, full_sync, fold; None: not known. `wish`: "start" of a release (0: the first change of all,
-    None: now, else a wall-clock time), "what" and "node" of a suspension.
+    `waiting`: changes by priority (real_time, full_sync, fold); None: unknown. `wish`: "start" of a release (0: the
+    first change, None: now, else a wall-clock time), "what" and "node" of a suspension.
     """
     rows = {node: row for node, listed in listings.items() for row in listed or () if row["name"] == name}
     silent = sorted(node for node, listed in listings.items() if listed is None)
@@ -32,7 +33,7 @@ def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, A
     if silent:
         waiting = dict.fromkeys(PRIORITIES)
     owner = next((row["owner"]["cluster"] for row in rows.values() if row["owner"]), None)
-    # Gaps of the lower priorities are in the metastore, so that each node counts them: the sum is an upper bound.
+    # Gaps of the lower priorities are in the metastore, so each node counts them: the sum is an upper bound.
     gaps = None if silent else sum(row["gaps"] for row in rows.values())
     return {
         "queue": name,
@@ -49,24 +50,23 @@ def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, A
 def offer_effect(
     settings: QueueSettings, wanted: QueueSettings, bucket_types: Collection[str], waiting: int | None, *, again: bool
 ) -> str:
-    """The effect of `wanted` settings on a queue that has `settings`, in one sentence; "" when it offers the same
-    changes."""
+    """The effect of changing `settings` to `wanted`, in one sentence; "" if the same changes are offered."""
     if (settings.filter, settings.cascade) == (wanted.filter, wanted.cascade) and not again:
         return ""
     if again:
-        return "offers all there is once more, from offset 0 on, as far as the filter lets it through"
+        return "offers every change that its filter selects once more, from offset 0 on"
     now, before = parse_filter(wanted.filter), parse_filter(settings.filter)
     foreign = wanted.cascade and not settings.cascade
     more = sorted(one for one in bucket_types if foreign or offers_more(now, before, one.encode()))
     kept = (
-        f"goes on from its cursors; of {_counted(waiting, 'waiting change')} those go that it offers still, "
-        "others never"
+        f"continues from its cursors; of {_counted(waiting, 'waiting change')} it sends only those that the new "
+        "settings offer"
     )
     if not more:
-        return f"{kept}; it offers nothing more than before, so no gap is made"
+        return f"{kept}; it offers nothing more than before, so no gap is recorded"
     return (
-        f"{kept}; what it passed over until now of bucket types {', '.join(more)} becomes a gap of all below each "
-        f"cursor, until a full-sync has proven it (--from 0 sends everything once more instead)"
+        f"{kept}; it may have skipped changes of bucket types {', '.join(more)}, so everything below each cursor "
+        f"becomes a gap until a full-sync closes it (--from 0 sends everything once more instead)"
     )
 
 
@@ -82,41 +82,38 @@ def _effect(act: str, waiting: Mapping[str, int | None], gaps: int | None, owner
     changes_wait = f"{changes} that {'waits' if waiting['real_time'] == 1 else 'wait'}"
     full_sync, fold = (waiting[priority] for priority in PRIORITIES[1:])
     lower = f"{_counted(full_sync, 'reference')} of full-sync and {_number(fold)} of folds"
-    to = "nobody yet" if owner is None else owner
+    to = "no cluster yet" if owner is None else owner
     match act:
         case "clear":
-            return (
-                f"gives up {changes_wait} for {to}, {lower}: they are left out, as gaps, until a "
-                f"full-sync has proven them"
-            )
+            return f"discards {changes_wait} for {to}, {lower}: they become gaps until a full-sync closes them"
         case "delist":
             return (
-                f"ends the queue on all nodes: {changes_wait} for {to}, {lower} and "
-                f"{_counted(gaps, 'open gap')} go with it, and nothing remembers them"
+                f"removes the queue on all nodes: {changes_wait} for {to}, {lower} and "
+                f"{_counted(gaps, 'open gap')} are lost without a record"
             )
         case "set":
-            told = offer_effect(
+            effect = offer_effect(
                 wish["settings"], wish["wanted"], wish["bucket_types"], waiting["real_time"], again=wish["again"]
             )
-            return told or "offers the same as before: its limits alone change, and no cursor moves"
+            return effect or "offers the same changes as before: only its limits change, and no cursor moves"
         case "release":
             start = wish.get("start")
-            told = (
-                "begins with what comes now: what waits is left out, as a gap"
+            begins = (
+                "begins with new changes: waiting changes become a gap"
                 if start is None
-                else "begins with all there is"
+                else "begins with the first change"
                 if start == 0
-                else "begins at the time named: what was made before and waits is left out, as a gap"
+                else "begins at the given time: earlier changes that wait become a gap"
             )
             waits = "waits" if waiting["real_time"] == 1 else "wait"
-            return f"takes the queue, in which {changes} {waits}, from {to}; the next cluster that fetches {told}"
+            return f"takes the queue, in which {changes} {waits}, from {to}; the next cluster that fetches {begins}"
         case _:
             where = "on all nodes" if wish.get("node") is None else f"on node {wish['node']}"
-            serving = "" if list(wish.get("what") or ()) == [PUBLISHING] else ", and gives nothing out"
-            still = "still go" if not serving else "wait"
+            serving = "" if list(wish.get("what") or ()) == [PUBLISHING] else ", and serves none"
+            still = "are still served" if not serving else "wait"
             return (
-                f"makes no references {where}{serving}: what comes from now on is left out, as a gap, until a "
-                f"full-sync has proven it; {changes_wait} {still}"
+                f"publishes no changes {where}{serving}: changes from now on become a gap until a full-sync closes it; "
+                f"{changes_wait} {still}"
             )
 
 

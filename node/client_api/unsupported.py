@@ -10,14 +10,12 @@ from typing import Final
 
 from isthmus.node.http.responses import RequestRefused
 
-_MAPRED: Final = "MapReduce is not spoken here: list keys and read them with POST /batch/get"
-_SEARCH: Final = "search is not spoken here: feed a search engine from a queue"
-_INDEX: Final = (
-    "secondary index queries are not spoken here: index entries are kept as metadata, and come back with GET"
-)
-_DATATYPES: Final = "counters and data types are not spoken here: write values, and merge siblings in the program"
-_WALK: Final = "link walking is not spoken here: links come back with GET, follow them in the program"
-_REPLICATION: Final = "Riak's replication and folds are not spoken here: see `isthmus queue`, `isthmus sink`"
+_MAPRED: Final = "MapReduce is not supported: list keys and read them with POST /batch/get"
+_SEARCH: Final = "search is not supported: feed a search engine from a queue"
+_INDEX: Final = "secondary index queries are not supported: index entries are kept as metadata, and come back with GET"
+_DATATYPES: Final = "counters and data types are not supported: write values, and merge siblings in the program"
+_WALK: Final = "link walking is not supported: links come back with GET, follow them in the program"
+_REPLICATION: Final = "Riak's replication and folds are not supported: see `isthmus queue`, `isthmus sink`"
 
 _BY_FIRST: Final[Mapping[bytes, str]] = {
     b"mapred": _MAPRED,

@@ -1,8 +1,8 @@
 """Check whether a link to a queue of another cluster would work, before it is configured.
 
-`look` sends the requests of a sink to the peer. It blocks, so it runs in a thread; it fetches nothing, and the queue
-gets no owner. `judged` makes a line of each finding (pure): ok, warn, fail, or unknown where it could not be checked,
-with what would be right.
+`look` sends the requests of a sink to the peer, without fetching changes or claiming the queue. It blocks, so it runs
+in a thread. `judged` turns the answers into one row for each check (pure): ok, warn, fail, or unknown if it could not
+be checked, and the remedy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isthmus.repl.property_digests import PlaceDigests, differences, differences
 from isthmus.sink import discovery
 
 TIMEOUT_MS: Final = 3_000
-"""For each of the two requests: an operator waits for them."""
+"""Timeout of each of the two requests: short, because an operator waits for them."""
 
 ANSWER_BYTES_MAX: Final = 1_000_000
 """Longest answer about a queue: its bucket types with 8 bytes each."""
@@ -34,8 +34,9 @@ UNKNOWN: Final = "unknown"
 
 
 class LinkCheckResult(NamedTuple):
-    """The peer's answers about its cluster and the queue; an answer is the error where the request failed. `offset_ms`:
-    the source's clock less ours, give or take `exact_ms`."""
+    """The peer's answers about its cluster (`told`) and the queue, or the errors of the requests.
+
+    `offset_ms`: the source's clock minus this node's, accurate to `exact_ms`."""
 
     told: discovery.PeerNodes | IsthmusError
     queue: Mapping[str, Any] | IsthmusError
@@ -45,8 +46,8 @@ class LinkCheckResult(NamedTuple):
 
 
 class Here(NamedTuple):
-    """This cluster: its uuid and name, its bucket types, digests of their properties in hex and by place, and whether
-    it already fetches from the queue."""
+    """This cluster: uuid and name, bucket types, digests of their properties (in hex, and by place), and whether it
+    already fetches from the queue (`linked`)."""
 
     uuid: str
     cluster: str
@@ -57,7 +58,7 @@ class Here(NamedTuple):
 
 
 def look(url: str, queue: str, access: PeerCredentials, wall_ms: Callable[[], int]) -> LinkCheckResult:
-    """Ask the peer at `url`. Blocks for at most twice TIMEOUT_MS."""
+    """Send the two requests to the peer at `url`. Blocks for at most twice TIMEOUT_MS."""
     peer = HttpPeer(url, 1, access)
     began_s = time.monotonic()
     try:
@@ -103,8 +104,9 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _places(about: Mapping[str, Any]) -> PlaceDigests | None:
-    """The source's digests of properties by bucket type and bucket; None: too many to send, or the source is of a
-    version that sends none."""
+    """The source's digests of properties by bucket type and bucket.
+
+    None: too many to send, or the source runs a version that does not send them."""
     told = about.get("places")
     if told is None:
         return None
@@ -149,13 +151,13 @@ Row = Callable[..., None]
 def _judge_tls(row: Row, url: str, expected: str, told: discovery.PeerNodes | IsthmusError) -> None:
     if not url.startswith("https://"):
         right = "https://, where the network is not trusted" + (
-            "; without it nothing shows --cluster" if expected else ""
+            "; without it --cluster cannot be verified" if expected else ""
         )
         row("tls", WARN, "not protected", right)
     elif isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
         row("tls", UNKNOWN, "not reached")
     else:
-        row("tls", OK, f"the certificate is good{f' and names cluster {expected}' if expected else ''}")
+        row("tls", OK, f"the certificate is valid{f' and names cluster {expected}' if expected else ''}")
 
 
 def _judge_token(row: Row, told: object, about: object) -> None:
@@ -165,7 +167,7 @@ def _judge_token(row: Row, told: object, about: object) -> None:
     elif isinstance(told, IsthmusError):
         row("token", UNKNOWN, "not reached")
     else:
-        row("token", OK, "it lets this node in")
+        row("token", OK, "accepted")
 
 
 def _judge_cluster(row: Row, expected: str, told: object, about: object, here: Here) -> None:
@@ -186,23 +188,23 @@ def _judge_cluster(row: Row, expected: str, told: object, about: object, here: H
 
 def _judge_no_queue(row: Row, error: IsthmusError, told: object) -> None:
     if isinstance(error, HttpRefused) and error.reason == "unknown-queue":
-        row("queue", FAIL, str(error), "isthmus queue register NAME there, or the name of a queue that there is")
+        row("queue", FAIL, str(error), "isthmus queue register NAME there, or the name of an existing queue")
     elif isinstance(error, HttpRefused) and error.status in (404, 405, 501):
         row(
             "queue",
             UNKNOWN,
-            "the source runs a version that does not tell of its queues",
-            "upgrade it, or add the peer",
+            "the source runs a version that does not describe its queues",
+            "upgrade the source, or add the peer unchecked",
         )
     else:
         row("queue", UNKNOWN, str(error) if error is not told else "not reached")
 
 
 def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, found: LinkCheckResult) -> None:
-    row("queue", OK, f"{queue} is there")
+    row("queue", OK, f"{queue} exists")
     owner = about.get("owner")
     if owner is None:
-        row("owner", OK, f"nobody yet: the first cluster that fetches owns it ({here.cluster}, then)")
+        row("owner", OK, f"none yet: the first cluster that fetches becomes the owner ({here.cluster})")
     elif owner.get("uuid") == here.uuid:
         row("owner", OK, f"this cluster, {here.cluster}")
     else:
@@ -210,10 +212,10 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
             "owner",
             FAIL,
             f"cluster {owner.get('cluster')}",
-            f"a queue of its own; or isthmus queue release {queue} there",
+            f"a queue of its own for this cluster; or isthmus queue release {queue} there",
         )
     if about["blocked"]:
-        row("filter", WARN, about["filter"], "any, for changes in real time: this queue gives repairs alone")
+        row("filter", WARN, about["filter"], "another filter, for changes in real time: this one offers repairs only")
     else:
         row("filter", OK, about["filter"])
     for what in ("serving", "publishing"):
@@ -224,10 +226,10 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
     types = about["bucket_types"]
     lacking = sorted(name for name, one in types.items() if one.get("offered") and name not in here.bucket_types)
     if lacking:
-        right = f"isthmus bucket-type create {lacking[0]} here, before changes of it come"
-        row("bucket types", FAIL, f"not here: {', '.join(lacking)}", right)
+        right = f"isthmus bucket-type create {lacking[0]} here, before it has changes"
+        row("bucket types", FAIL, f"missing here: {', '.join(lacking)}", right)
     else:
-        row("bucket types", OK, "all that it offers are here")
+        row("bucket types", OK, "this cluster has all bucket types that the queue offers")
     ours, theirs = (
         {name.encode(): str(told[name]).encode() for name in here.bucket_types if told.get(name)}
         for told in (here.digests, {name: one.get("digest") for name, one in types.items()})
@@ -235,10 +237,10 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
     both = {name.encode() for name in types}
     differ = [one for one in differences(ours, theirs, here.places, _places(about)) if one.bucket_type in both]
     if differ:
-        right = f"isthmus bucket-type properties {types_of(differ)[0]} on both sides: set what must agree"
+        right = f"isthmus bucket-type properties {types_of(differ)[0]} on both sides: set the same values"
         row("properties", WARN, f"differ: {differences_shown(differ)}", right)
     else:
-        row("properties", OK, "those that must agree do")
+        row("properties", OK, "the properties that must agree do")
     offset_ms, exact_ms = found.offset_ms or 0, found.exact_ms
     side = "ahead" if offset_ms > 0 else "behind"
     said = f"its clock is {abs(offset_ms) / 1000:.1f} s {side}, +- {exact_ms / 1000:.1f} s"
@@ -247,5 +249,5 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
         "clocks",
         WARN if apart else OK,
         said,
-        "NTP on both sides: lag and times of gaps are off by as much" if apart else "",
+        "NTP on both sides: lag and the times of gaps are wrong by this difference" if apart else "",
     )

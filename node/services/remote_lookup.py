@@ -1,7 +1,7 @@
-"""A key in another cluster now, read by its client API and compared with ours.
+"""Look up a key in another cluster by its client API, and compare it with this cluster's.
 
-One HEAD request with a short time-out. It blocks, so it runs in a thread or in a command. A result that cannot be
-obtained is unknown, with the reason.
+One HEAD request with a short time-out. It blocks, so it runs in a thread or in a command. If the lookup fails, the
+result is `unknown`, with the reason.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import Clock, decode_clock, descends
 
 TIMEOUT_S: Final = 3.0
-"""For the connection, and for the answer: an operator waits for it."""
+"""Timeout of the connection, and of the answer: short, because an operator waits for it."""
 
 TRIES_MAX: Final = 3
-"""Nodes of another cluster that are asked in turn until one answers: all of a usual cluster, in less time than the
-command line waits."""
+"""Nodes of another cluster that are queried in turn until one answers: all nodes of a usual cluster, in less time than
+the command line waits."""
 
 FOUND: Final = frozenset({200, 300, 404})
-"""A value, siblings, or absent; a tombstone's clock comes with 404."""
+"""Status codes of a value, of siblings, and of an absent key or tombstone (whose 404 carries its clock)."""
 
 NOT_FOUND: Final = "not-found"
-"""The reason in a node's 404 for an absent key. Any other 404 gives no information about the key: no such bucket type
-there, no client listener, no Isthmus."""
+"""The reason code in a node's 404 for an absent key. Any other 404 gives no information about the key: no such bucket
+type, no client listener, not Isthmus."""
 
 
 NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
 NOTHING: Final = "nothing in real time"
 ALL_SENT: Final = (
-    f"{NOTHING}; where the other side lacks it, look whether its nodes keep it as a dead letter (isthmus sink "
+    f"{NOTHING}; if the other side lacks it, check whether its nodes keep it as a dead letter (isthmus sink "
     "dead-letters list), or run a full-sync"
 )
 
@@ -46,13 +46,15 @@ _AHEAD: Final = (
 _CONCURRENT: Final = "both sides have changed it: a full-sync sends ours, and both become siblings there"
 _CORRUPT: Final = "both sides have the same clock and other content: write the right one again"
 _SAME: Final = "nothing: the other side has the same"
+# Commands and nodes compare the steps above as texts, also between versions: keep them.
 _OF_SIDES: Final = frozenset({_AHEAD, _CONCURRENT, _CORRUPT, _SAME})
 
 
 def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """`answer` of `explain_key.joined`, or of an earlier call with fewer clusters, with the key's state in other
-    clusters, as `other_side` returns it. Where this cluster has nothing more to send, the others' state decides the
-    next step."""
+    """`answer` with the key's state in other clusters added.
+
+    `answer`: the result of `explain_key.joined`, or of an earlier call with fewer clusters. `others`: results of
+    `other_side`. If this cluster has nothing more to send, the others' states decide the next step."""
     step, states = answer["next"], {side["state"] for side in others}
     if step == NOT_HERE or step in _OF_SIDES or step.startswith(NOTHING):
         if "ahead" in states:
@@ -62,7 +64,7 @@ def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> di
         elif states == {"equal"}:
             step = _CORRUPT if any(_corrupt(row) for row in answer["compared"]) else _SAME
         elif step in _OF_SIDES:
-            step = ALL_SENT  # of those that were compared before
+            step = ALL_SENT  # the earlier step was derived from fewer clusters
     return {**answer, "other_sides": others, "next": step}
 
 
@@ -73,8 +75,9 @@ def _corrupt(row: dict[str, Any]) -> bool:
 def first_known_side(
     looks: Sequence[Callable[[], dict[str, Any]]], goes_on: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
-    """The answer of the first node of a cluster that knows the key's state; the last one's when none knows, or when
-    `goes_on` ends. `looks`, at least one: `other_side` at each of the nodes."""
+    """The result of the first lookup that knows the key's state; otherwise that of the last one.
+
+    `looks`, at least one: `other_side` at each node of a cluster. No further lookup is made once `goes_on` is false."""
     side: dict[str, Any] = {}
     for look in looks:
         side = look()
@@ -86,11 +89,11 @@ def first_known_side(
 def other_side(
     url: str, key: Key, ours: Clock | None, access: PeerCredentials = OPEN, *, known: bool = True
 ) -> dict[str, Any]:
-    """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
-    unknown.
+    """The key's state in another cluster: {"url", "state", "clock", "reason"}.
 
-    `ours` None: the key is not here; with `known` False it is not known whether it is. A tombstone there is equal to no
-    object here. Never raises for a fault of the other side.
+    `state`: equal, ahead (its clock descends ours), behind, concurrent, absent, or unknown. `ours` None: this cluster
+    does not have the key, or (`known` False) its state here is unknown. A tombstone there is equal to no object here.
+    Never raises for a fault of the other side.
     """
     place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
@@ -106,8 +109,8 @@ def other_side(
     if status not in FOUND:
         return _shown(url, "unknown", None, f"it answers {status}")
     if not said and (status, why) != (404, NOT_FOUND):
-        told = f"it answers {status} {why[:64]}".rstrip()
-        return _shown(url, "unknown", None, f"{told}, which is no information about the key")
+        answered = f"it answers {status} {why[:64]}".rstrip()
+        return _shown(url, "unknown", None, f"{answered}, which is no information about the key")
     if not said:
         return _shown(url, "absent", None, "it has neither a value nor a tombstone")
     try:
@@ -116,9 +119,9 @@ def other_side(
     except (binascii.Error, ValueError, CodecError) as error:
         return _shown(url, "unknown", None, f"its clock cannot be read: {error}")
     if not known:
-        return _shown(url, "unknown", raw.hex(), "it has seen the key, but what this side has is not known")
+        return _shown(url, "unknown", raw.hex(), "it has the key or a tombstone, but the key's state here is unknown")
     if ours is None and deleted:  # as full-sync compares: a tombstone and no object are no difference
-        return _shown(url, "equal", raw.hex(), "it has a tombstone, and here there is nothing: deleted on both sides")
+        return _shown(url, "equal", raw.hex(), "it has a tombstone, this side has nothing: deleted on both sides")
     return _shown(url, compared(ours, theirs), raw.hex(), "")
 
 

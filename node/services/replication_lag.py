@@ -1,8 +1,8 @@
-"""The cluster's replication, joined from all nodes' answers: lag, and the ledgers. Pure.
+"""Replication lag and change ledgers of the cluster, joined from all nodes' answers. Pure.
 
 Numbers of nodes that do not answer are unknown, and so is every sum that needs them; no number is older than the
-request. The nodes are asked by `node.services.queue_query` and `node.services.sink_query`; `node.admin_api.replication`
-shows the result.
+request. `node.services.queue_query` and `node.services.sink_query` query the nodes; `node.admin_api.replication` serves
+the result.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SENT: Final = (
     "waiting", "in_flight", "passed_over", "outcomes_untold", "off_by",
 )  # fmt: skip
 HELD_TOLD_S: Final = 5.0
-"""Lag above which leased changes are named as a cause; below it they are just on their way. A guess."""
+"""Lag in seconds above which leased changes are named as its cause; below it they are normally in flight. A guess."""
 
 REASONS_TOLD: Final = 4
-"""Different reasons of one queue in a row of lag: as many as fit into a line or two."""
+"""Most reasons of one queue in a lag row: as many as fit into a line or two."""
 
-NO_SINK: Final = "no cluster has fetched from it yet: all that it offers waits, nothing was sent"
+NO_SINK: Final = "no cluster has fetched from it yet: all changes that it offers wait, none was sent"
 
 OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
 RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
@@ -76,8 +76,8 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
 
 
 def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
-    """Why a queue does not serve all that it could. `reasons`: reason -> nodes; each reason once, with its nodes where
-    they differ."""
+    """Why a queue does not serve all of its changes, as text. `reasons`: reason -> nodes; if reasons differ, each is
+    given with its nodes."""
     if len(reasons) == 1:
         return next(iter(reasons))
     told = [
@@ -114,8 +114,7 @@ def _lag(
 
 
 def _held(told: Sequence[Mapping[str, Any]]) -> str:
-    """The leased changes, where they are why the worst partition is behind: a sink fetched them and did not
-    acknowledge."""
+    """The leased changes, if they are the cause of the worst partition's lag: fetched and not acknowledged."""
     known = [part for part in told if part["seconds"] is not None]
     worst = max(known, key=lambda part: float(part["seconds"]), default=None)
     if worst is None or not worst["in_flight"] or worst["seconds"] < HELD_TOLD_S:
@@ -197,7 +196,7 @@ def _uncovered(name: str, ledgers: NodeAnswers, records: Mapping[int, PartitionR
             return f"node {node} does not answer"
         if node not in having:
             return (
-                f"node {node}, which leads {quantity(len(led), 'partition')}, has no queue of that name: its changes "
+                f"node {node}, which leads {quantity(len(led), 'partition')}, has no queue {name}: its changes "
                 f"are not accounted for (isthmus config check; isthmus queue list --all)"
             )
         known = having[node].get("partitions")
@@ -208,8 +207,8 @@ def _uncovered(name: str, ledgers: NodeAnswers, records: Mapping[int, PartitionR
 
 
 def _rejected(count: int | None) -> str:
-    """Changes that the sinks refused for good: settled here, missing there."""
-    return f"{count} refused there for good: isthmus sink dead-letters list at its nodes" if count else ""
+    """Changes that the sinks rejected for good: acknowledged here, missing there; "" for none."""
+    return f"{count} rejected there for good: isthmus sink dead-letters list at its nodes" if count else ""
 
 
 def received_rows(sinks: NodeAnswers) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""Outgoing HTTP from the event loop: what fetches from other nodes all the time goes this way.
+"""Asyncio HTTP client for frequent requests, such as the fetches of a sink.
 
-One request at a time on a connection, connections kept, answers bounded before they are read, all of it ended on
-demand. It is its own small client, and not `http_client` in threads, because a fetch of one change costs 0.6 ms of
-CPU there (headers, cookies, pools, two sends, and four hand-overs of the interpreter between a thread and the busy
-loop) and a tenth of that here. What asks now and then, or blocks anyway, goes by `http_client`; how to come in
-(`PeerCredentials`) and the words for what went wrong are the same. What is sent is not known here.
+One request at a time on a connection, connections kept open, answers bounded before they are read, all requests
+aborted on demand. It replaces `repl.http.client` in threads where requests are frequent: a fetch of one change costs
+0.6 ms of CPU there (headers, cookies, pools, two sends, and four switches between a thread and the busy loop) and a
+tenth of that here. Occasional or blocking requests use `repl.http.client`. Credentials and error texts are those of
+that module. Bodies are opaque.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from isthmus.repl.security.tls import SCHEME, names_of, shown_names
 from isthmus.repl.timers import DeadlineTimer
 
 HEAD_BYTES_MAX: Final = 64_000
-"""Longest head of an answer: status line and headers of all servers and proxies that we know take below 8 KB. The same
-bounds what may come in a row of a chunked body that is none of it: sizes, extensions, trailers."""
+"""Longest head of an answer: status line and headers of all common servers and proxies take less than 8 KB. It also
+bounds consecutive bytes of a chunked body that are not payload: sizes, extensions, trailers."""
 
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class AsyncHttpPeer:
-    """One other node's HTTP listener, under base `url`. For one event loop; as many connections are open as requests
-    were ever under way at once.
+    """Another node's HTTP listener, under base `url`.
 
-    A request must be safe to repeat: the other end may close a kept connection in the moment in which it is used again
-    (its keep-alive is over, or that of a balancer in between), and what met that is sent once more, over a new one.
+    For one event loop. As many connections are kept open as requests were ever under way at once. Requests must be safe
+    to repeat: the peer, or a load balancer, may close an idle connection just when it is used again; the request is
+    then repeated over a new connection.
 
-    `cut` ends every request under way; afterwards each call fails at once.
+    `abort` ends every request under way; afterwards each call fails at once.
     """
 
     def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
@@ -56,23 +56,22 @@ class AsyncHttpPeer:
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
-        self._is_cut = False
+        self._aborted = False
 
     async def post(self, path: str, body: bytes, *, media_type: str, timeout_ms: int, limit_bytes: int) -> bytes:
-        """The body that answers a POST of `body`, of at most `limit_bytes`; a longer one is refused before it is
-        read.
+        """Send a POST and return the body of its answer, of at most `limit_bytes`; a longer one is not read.
 
-        `timeout_ms` bounds the wait for the first byte and for every further one. Raises PeerFault for everything
-        that goes wrong on the way or at the other end (Refused when it answered with an error status).
+        `timeout_ms` bounds the wait for the first byte and for every further one. Raises HttpRefused for an error
+        status, PeerFault for every other failure of the connection or the peer.
         """
         try:
             request = self._head(path, media_type) + b"%d\r\n\r\n" % len(body) + body
-            kept = self._resting()
+            kept = self._take_idle()
             connection = kept or await self._connect(timeout_ms)
             try:
                 answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
             except OSError as error:
-                if kept is None or kept.heard or self._is_cut or isinstance(error, TimeoutError):
+                if kept is None or kept.answered or self._aborted or isinstance(error, TimeoutError):
                     raise
                 connection = await self._connect(timeout_ms)
                 answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
@@ -85,23 +84,23 @@ class AsyncHttpPeer:
         return answer
 
     async def _exchange(self, connection: _Connection, request: bytes, timeout_ms: int, limit_bytes: int) -> bytes:
-        """One request over one connection, which is kept if it can be."""
+        """Send one request over `connection`, and keep the connection if it can be used again."""
         try:
             return await connection.exchange(request, timeout_ms / 1000, limit_bytes)
         finally:
-            if connection.usable and not self._is_cut:
+            if connection.usable and not self._aborted:
                 self._idle.append(connection)
             else:
                 connection.abort()
 
     def abort(self) -> None:
         """End every request under way, and refuse all further ones."""
-        self._is_cut = True
+        self._aborted = True
         for connection in list(self._open):
             connection.abort()
 
-    def _resting(self) -> _Connection | None:
-        """One that is kept and still stands; those that the other end has closed meanwhile are forgotten."""
+    def _take_idle(self) -> _Connection | None:
+        """Take an idle connection that is still open, or None; closed ones are dropped."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
@@ -154,58 +153,60 @@ class AsyncHttpPeer:
         return connection
 
     def _require_open(self) -> None:
-        if self._is_cut:
+        if self._aborted:
             raise ConnectionAbortedError("the client was closed")
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, and the one exchange that is under way on it; the parser's callbacks, too.
+    """A connection with at most one exchange under way; it also receives the parser's callbacks.
 
-    idle -> asked        `exchange`
-    asked -> idle        the answer is whole, and the other end keeps the connection
-    asked -> over        it does not, something went wrong, or nobody waits any more
-    idle -> over         the other end closed, or said something unasked
+    idle -> busy         `exchange`
+    busy -> idle         the answer is complete, and the peer keeps the connection
+    busy -> closed       the peer closes it, the exchange failed, or its caller was cancelled
+    idle -> closed       the peer closed it, or sent bytes without a request
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, among: set[_Connection]) -> None:
         self.usable = False
-        """It may be used again."""
-        self.heard = False
-        """Something of the answer to the last request came."""
+        """The connection is open and idle."""
+        self.answered = False
+        """At least one byte of the answer to the last request has arrived."""
         self.status = 0
-        """Of the last answer; `reason` is the stable code that it named, or "" """
+        """Status of the last answer."""
         self.reason = ""
+        """Stable reason code of the last answer, or ""."""
         self._loop = loop
         self._among = among
         self._parser = HttpResponseParser(self)
         self._future: asyncio.Future[bytes] | None = None
-        self._timer = DeadlineTimer(self._look)
-        """When somebody looks whether the patience is over. It runs on from one exchange into the next, so that none
-        sets and cancels one of its own; at rest it runs out."""
+        self._timer = DeadlineTimer(self._check_timeout)
+        """Checks the timeout of an exchange. It keeps running from one exchange to the next, which saves setting and
+        cancelling a timer for each; on an idle connection it expires."""
         self._fault: Exception | None = None
-        self._in_body = False  # it may end before anything was asked
+        self._in_body = False  # read by `connection_lost`, which may come before the first exchange
 
-    # ---------------------------------------------------------------- for the peer
+    # ---------------------------------------------------------------- calls of AsyncHttpPeer
 
     @property
     def certificate(self) -> dict[str, object] | None:
-        """What the other end showed."""
+        """The peer's certificate, None without TLS."""
         found: dict[str, object] | None = self._transport.get_extra_info("peercert")
         return found
 
-    async def exchange(self, request: bytes, patience_s: float, limit_bytes: int) -> bytes:
-        """Send a whole request; the body of its answer, of one with an error status the first REFUSAL_BYTES_MAX or
-        more. Raises OSError, HttpParserError."""
+    async def exchange(self, request: bytes, timeout_s: float, limit_bytes: int) -> bytes:
+        """Send a whole request and return the body of its answer.
+
+        With an error status the body may be cut off after REFUSAL_BYTES_MAX. Raises OSError, HttpParserError."""
         self.usable = False
-        self._limit_bytes, self._patience_s = limit_bytes, patience_s
+        self._limit_bytes, self._timeout_s = limit_bytes, timeout_s
         self._pieces: list[bytes] = []
         self._size_bytes = self._other_bytes = 0
-        self.heard = self._in_body = self._ends_with_connection = False
+        self.answered = self._in_body = self._ends_with_connection = False
         self._fault = None
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._future = future
-        self._timer.call_within(patience_s)
+        self._timer.call_within(timeout_s)
         self._transport.write(request)
         try:
             return await future
@@ -213,7 +214,7 @@ class _Connection(asyncio.Protocol):
             self._future = None
 
     def abort(self) -> None:
-        """Close at once; whoever waits gets an error."""
+        """Close at once; an exchange under way fails."""
         self._transport.abort()
         self._fail(ConnectionAbortedError("the client was closed"))
 
@@ -231,9 +232,9 @@ class _Connection(asyncio.Protocol):
             self.usable = False
             self._transport.abort()
             return
-        self._heard_s = self._loop.time()
-        if not self.heard:
-            self.heard, self._since_s = True, self._heard_s
+        self._received_s = self._loop.time()
+        if not self.answered:
+            self.answered, self._since_s = True, self._received_s
         before = self._size_bytes
         try:
             self._parser.feed_data(data)
@@ -241,22 +242,22 @@ class _Connection(asyncio.Protocol):
             self._fail(error)
             return
         if self._fault is None and not self._future.done():
-            self._fault = self._too_much(len(data) if self._size_bytes == before else 0)
+            self._fault = self._limit_error(len(data) if self._size_bytes == before else 0)
         if self._fault is not None:
             self._fail(self._fault)
 
-    def _too_much(self, other_bytes: int) -> Exception | None:
-        """What is wrong with an answer that is not whole yet; `other_bytes`: how much came now that is no body."""
+    def _limit_error(self, other_bytes: int) -> Exception | None:
+        """The error of an answer that is too large or too slow, or None. `other_bytes`: new bytes outside the body."""
         self._other_bytes = self._other_bytes + other_bytes if other_bytes else 0
         if self._other_bytes > HEAD_BYTES_MAX:
             return ConnectionError(f"an answer with more than {HEAD_BYTES_MAX} bytes that are no body")
-        taken_s = self._heard_s - self._since_s
-        if taken_s > self._patience_s and self._size_bytes < taken_s * client.RATE_MIN_BYTES:
+        taken_s = self._received_s - self._since_s
+        if taken_s > self._timeout_s and self._size_bytes < taken_s * client.RATE_MIN_BYTES:
             return ConnectionError(f"an answer that trickles: {self._size_bytes} bytes in {taken_s:.0f} s")
         return None
 
     def eof_received(self) -> None:
-        """See asyncio: the transport closes itself, and `connection_lost` says what it means."""
+        """See asyncio: the transport closes itself, then calls `connection_lost`, which ends the exchange."""
         self.usable = False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -269,15 +270,15 @@ class _Connection(asyncio.Protocol):
         else:
             self._fail(exc or ConnectionError("the connection was closed before the end of the answer"))
 
-    def _look(self) -> None:
-        """The patience may be over."""
+    def _check_timeout(self) -> None:
+        """Fail the exchange if its timeout is over, else set the timer again."""
         if self._future is None:
             return
-        left_s = self._heard_s + self._patience_s - self._loop.time()
+        left_s = self._received_s + self._timeout_s - self._loop.time()
         if left_s > 0:
             self._timer.call_within(left_s)
         else:
-            self._fail(TimeoutError(f"timed out: nothing came for {self._patience_s:g} s"))
+            self._fail(TimeoutError(f"timed out: nothing came for {self._timeout_s:g} s"))
 
     def _done(self) -> None:
         if self._future is not None and not self._future.done():
@@ -291,13 +292,13 @@ class _Connection(asyncio.Protocol):
     # ---------------------------------------------------------------- the parser's calls
 
     def on_message_begin(self) -> None:
-        """An answer begins; with a second one to one question the connection is of no more use."""
+        """An answer begins. After a second answer to one request the connection is not reused."""
         self.usable = False
         self.reason = ""
         self._ends_with_connection = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Read a header."""
         name = name.lower()
         if name == b"x-isthmus-reason":
             self.reason = value.decode("latin-1")
@@ -305,34 +306,34 @@ class _Connection(asyncio.Protocol):
             self._ends_with_connection = False
         elif name == b"content-length":
             self._ends_with_connection = False
-            length = int(value) if value.isdigit() else 0  # the parser refuses another one
+            length = int(value) if value.isdigit() else 0  # the parser refuses any other value
             if length > self._limit_bytes and self._parser.get_status_code() == 200:
                 self._fault = ConnectionError(f"an answer of {length} bytes, at most {self._limit_bytes} are taken")
 
     def on_headers_complete(self) -> None:
-        """The head is over."""
+        """The head is complete."""
         self.status = self._parser.get_status_code()
         self._in_body = True
 
     def on_body(self, piece: bytes) -> None:
-        """A part of the body."""
+        """Collect a part of the body."""
         if self._fault is not None:
             return
         self._pieces.append(piece)
         self._size_bytes += len(piece)
         if self.status != 200:
             if self._size_bytes >= REFUSAL_BYTES_MAX:
-                self._done()  # with more to come the connection is not kept
+                self._done()  # the connection is not kept if more of the body follows
             return
         if self._size_bytes > self._limit_bytes:
             self._fault = ConnectionError(f"an answer of more than {self._limit_bytes} bytes")
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         if self._fault is not None or self._future is None:
             return
         if 100 <= self.status < 200:
-            self._in_body = False  # what was asked for is yet to come
+            self._in_body = False  # an informational answer; the final one follows
             return
         self.usable = self._parser.should_keep_alive() and not self._future.done()
         self._done()

@@ -1,4 +1,4 @@
-"""Outgoing HTTP: blocking clients; the only module that imports `requests`.
+"""Blocking HTTP clients; the only module that imports `requests`.
 
 Proxies of the environment are ignored, pools have a fixed size, and certificates and tokens come from
 `PeerCredentials`. `session` serves programs that send a request now and then; `HttpPeer` serves sinks: few large
@@ -28,18 +28,18 @@ from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.security.tls import SCHEME, TlsFiles, client_contexts, names_of, shown_names, trouble_of
 
 CONNECT_TIMEOUT_MS_MAX: Final = 5_000
-"""Longest wait for a connection, whatever the timeout of an answer: a live machine accepts within milliseconds, and a
-stop must not wait for a dead one."""
+"""Longest wait for a connection, whatever the timeout of an answer: a live machine accepts within milliseconds, and
+shutdown must not wait for a dead one."""
 
 READ_BYTES: Final = 1 << 20
 """Most bytes read from a connection at once."""
 
 RATE_MIN_BYTES: Final = 1_000
-"""Bytes a second below which an answer is given up once it has taken longer than the wait for a byte: a peer that
-trickles would hold its thread for ever. An eighth of a link of 64 kbit/s."""
+"""Least bytes a second of an answer, once it has taken longer than the timeout for one byte; a slower answer is given
+up, because it would occupy its thread for ever. An eighth of a link of 64 kbit/s."""
 
 REFUSAL_BYTES_MAX: Final = 2_000
-"""How much of an answer with an error status is read: enough for the sentence that says why."""
+"""Bytes read of an answer with an error status: enough for its error message."""
 
 
 class PeerCredentials(NamedTuple):
@@ -85,7 +85,7 @@ class _Bearer(requests.auth.AuthBase):
 
 
 class _Adapter(HTTPAdapter):
-    """Connections whose TLS is that of an Access, and no other: not of the environment, not of a bundle."""
+    """Opens connections with the TLS of a PeerCredentials only, never with that of the environment or a bundle."""
 
     def __init__(self, connections: int, access: PeerCredentials) -> None:
         contexts = access.contexts
@@ -114,13 +114,13 @@ class _Adapter(HTTPAdapter):
         super().close()
 
     def prepare(self, connection: Any) -> None:
-        """A connection is about to be opened."""
+        """Configure a connection that is about to be opened."""
         if isinstance(connection, HTTPSConnection):
             connection.ssl_context = self._contexts()
             connection.assert_hostname = False if self._cluster else None
 
     def opened(self, connection: HTTPConnection) -> None:
-        """A connection is open. Raises when its peer is not the expected one."""
+        """Check the certificate of a connection that was opened. Raises WrongPeer."""
         if self._cluster and isinstance(connection, HTTPSConnection):
             sock: Any = connection.sock
             certificate = sock.getpeercert()
@@ -136,14 +136,15 @@ class WrongPeer(ConnectionError):
 
 
 def as_protected(url: str, known_url: str) -> str:
-    """`url`, which the node at `known_url` listed, with TLS where that one is dialled with it: no token is sent in
-    plain text since a listener that takes both is listed with http://."""
+    """`url`, which the node at `known_url` listed, as https:// if `known_url` is https://.
+
+    A listener that accepts both is listed with http://, and a token must not be sent in plain text."""
     plain = known_url.startswith("https://") and url.startswith("http://")
     return f"https://{url.removeprefix('http://')}" if plain else url
 
 
 def system_contexts() -> ssl.SSLContext:
-    """The TLS of a new connection where an Access says nothing: the system's authorities, no certificate of ours."""
+    """The default TLS context of a new connection: the system's authorities, no client certificate."""
     return client_contexts(TlsFiles(None, None, ()), check_host=True).current()
 
 
@@ -167,17 +168,16 @@ class HttpPeer:
         self._session = session(connections)
         in_clear = self.url.startswith("http://") and access.contexts is not None
         self._token = None if in_clear else access.token
-        self._adapter = _CuttableAdapter(connections, access)
+        self._adapter = _AbortableAdapter(connections, access)
         self._session.mount("http://", self._adapter)
         self._session.mount("https://", self._adapter)
         self._prepared: dict[tuple[str, str], requests.PreparedRequest] = {}
 
     def post(self, path: str, body: bytes, *, media_type: str, timeout_ms: int, limit_bytes: int) -> bytes:
-        """The body that answers a POST of `body`, of at most `limit_bytes`; a longer one is refused before it is
-        read.
+        """Send a POST and return the body of its answer, of at most `limit_bytes`; a longer one is not read.
 
-        `timeout_ms` bounds the wait for the first byte and for every further one. Raises PeerFault for everything
-        that goes wrong on the way or at the other end (Refused when it answered with an error status).
+        `timeout_ms` bounds the wait for the first byte and for every further one. Raises HttpRefused for an error
+        status, PeerFault for every other failure of the connection or the peer.
         """
         request = self._request("POST", path, media_type)
         request.body = body
@@ -186,8 +186,8 @@ class HttpPeer:
 
     @contextlib.contextmanager
     def streaming(self, path: str, body: bytes, *, media_type: str, timeout_ms: int) -> Iterator[Callable[[], bytes]]:
-        """A POST whose answer is taken piece by piece, as it comes: each call gives some bytes, b"" at the end. As much
-        of it is under way as the sockets hold, so whoever takes slowly slows the other end down.
+        """Send a POST and yield a function that reads its answer in pieces: each call returns some bytes, b"" at the
+        end. Only the socket buffers hold unread bytes, so a slow reader slows the peer down.
 
         `timeout_ms` bounds the wait for each piece. Raises as `post` does, on entering and from every call.
         """
@@ -218,7 +218,7 @@ class HttpPeer:
             yield take
 
     def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
-        """The body of the answer to a GET; otherwise as `post`."""
+        """Send a GET and return the body of its answer; limits and errors as for `post`."""
         return self._exchange(self._request("GET", path, ""), timeout_ms, limit_bytes)
 
     def _exchange(self, request: requests.PreparedRequest, timeout_ms: int, limit_bytes: int) -> bytes:
@@ -236,7 +236,7 @@ class HttpPeer:
             raise PeerFault(f"{self.url}: {cause_of(error)}") from error
 
     def _request(self, method: str, path: str, media_type: str) -> requests.PreparedRequest:
-        """A prepared request of one's own: what never changes is prepared once."""
+        """A prepared request, copied from one that is prepared once for its method, path and media type."""
         prepared = self._prepared.get((method, path))
         if prepared is None:
             headers = {"Accept-Encoding": "identity"}
@@ -249,7 +249,7 @@ class HttpPeer:
             self._prepared[method, path] = prepared
         return prepared.copy()
 
-    def _read(self, response: requests.Response, limit_bytes: int, patience_s: float) -> bytes:
+    def _read(self, response: requests.Response, limit_bytes: int, timeout_s: float) -> bytes:
         declared = response.headers.get("Content-Length", "")
         if declared.isdecimal() and int(declared) > limit_bytes:
             raise PeerFault(f"{self.url}: an answer of {declared} bytes, at most {limit_bytes} are taken")
@@ -261,7 +261,7 @@ class HttpPeer:
             if size > limit_bytes:
                 raise PeerFault(f"{self.url}: an answer of more than {limit_bytes} bytes")
             taken_s = monotonic() - began_s
-            if taken_s > patience_s and size < taken_s * RATE_MIN_BYTES:
+            if taken_s > timeout_s and size < taken_s * RATE_MIN_BYTES:
                 raise PeerFault(f"{self.url}: an answer that trickles: {size} bytes in {taken_s:.0f} s")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -271,62 +271,64 @@ class HttpPeer:
         return HttpRefused(f"{self.url} answers {status}: {refusal_words(text)}", status, reason)
 
     def abort(self) -> None:
-        """End every request under way, in whatever thread, and refuse all further ones."""
+        """End every request under way, in any thread, and refuse all further ones."""
         self._adapter.abort()
         self._session.close()
 
 
-class _CuttableAdapter(_Adapter):
+class _AbortableAdapter(_Adapter):
     """Keeps its open connections, so that another thread can abort them."""
 
     def __init__(self, connections: int, access: PeerCredentials) -> None:
         super().__init__(connections, access)
         self._lock = threading.Lock()
         self._opened: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
-        self._is_cut = False
+        self._aborted = False
 
     def opened(self, connection: HTTPConnection) -> None:
-        """A connection is open; it is closed at once after `abort`."""
+        """Register a connection that was opened; after `abort` close it at once."""
         super().opened(connection)
         with self._lock:
             self._opened.add(connection)
-            cut = self._is_cut
-        if cut:
+            aborted = self._aborted
+        if aborted:
             connection.close()
             raise ConnectionAbortedError("the client was closed")
 
     def abort(self) -> None:
         """Shut every socket down: a thread that waits for an answer fails at once."""
         with self._lock:
-            self._is_cut = True
+            self._aborted = True
             sockets = [connection.sock for connection in self._opened]
         for sock in sockets:
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    # That of TLS would also forget that there is any: whoever reads next would get a ValueError.
+                    # Not the TLS socket's own shutdown(): it drops the TLS state, and the next read gets a ValueError.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer whose head, and all of it when it is a refusal, must not trickle; who takes a body sees to that."""
+    """An answer with a least speed for its head, and for all of it if its status is an error.
+
+    The reader of a normal body checks the speed itself."""
 
     def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
-        self._pace = _Pace(self.fp.detach(), sock.gettimeout())
-        self.fp = io.BufferedReader(self._pace)
+        self._reader = _PacedReader(self.fp.detach(), sock.gettimeout())
+        self.fp = io.BufferedReader(self._reader)
 
     def begin(self) -> None:
         """Read the head."""
         super().begin()
         if self.status == 200:
-            self._pace.patience_s = None
+            self._reader.timeout_s = None
 
 
-class _Pace(io.RawIOBase):
-    """What comes in from a socket. The wait for the first byte is not held against the speed of what follows."""
+class _PacedReader(io.RawIOBase):
+    """A socket's input with a least speed, measured from the first byte on."""
 
-    def __init__(self, raw: io.RawIOBase, patience_s: float | None) -> None:
-        self.patience_s = patience_s
+    def __init__(self, raw: io.RawIOBase, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
         """None: no limit."""
         self._raw = raw
         self._since_s: float | None = None
@@ -337,16 +339,16 @@ class _Pace(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int | None:
-        """See io. Raises ConnectionError where it trickles."""
+        """See io. Raises ConnectionError if the input is too slow."""
         count = self._raw.readinto(into)
-        if self.patience_s is None or not count:
+        if self.timeout_s is None or not count:
             return count
         now_s = monotonic()
         if self._since_s is None:
             self._since_s = now_s
         self._size += count
         taken_s = now_s - self._since_s
-        if taken_s > self.patience_s and self._size < taken_s * RATE_MIN_BYTES:
+        if taken_s > self.timeout_s and self._size < taken_s * RATE_MIN_BYTES:
             raise ConnectionError(f"an answer that trickles: {self._size} bytes in {taken_s:.0f} s")
         return count
 
@@ -369,8 +371,9 @@ def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
 
 
 def refusal_words(text: str) -> str:
-    """What the body of an answer with an error status says, in one line: of JSON, as admin listeners answer, the
-    sentence alone; and that it is such a listener, where it does not know the path."""
+    """The error message in the body of an answer, in one line.
+
+    Admin listeners answer in JSON: returns its message only, or a hint if an admin listener does not know the path."""
     words = " ".join(text.split())
     try:
         found = json.loads(text)
@@ -379,12 +382,12 @@ def refusal_words(text: str) -> str:
     if not isinstance(found, dict) or not isinstance(found.get("error"), str):
         return words
     if found.get("reason") == "unknown-path":
-        return "an admin listener, it seems: of a peer the address for clients is asked, listen.http"
+        return "this seems to be an admin listener: use the peer's client address, listen.http"
     return " ".join(found["error"].split())
 
 
 def cause_of(error: BaseException) -> str:
-    """The innermost reason of what a request raised, in one line: outer ones repeat it with addresses of objects."""
+    """The innermost cause of a request's exception, in one line; outer ones repeat it with addresses of objects."""
     inner = error
     while True:
         if isinstance(inner, ssl.SSLError):
@@ -395,7 +398,7 @@ def cause_of(error: BaseException) -> str:
         inner = deeper
     args = inner.args
     if len(args) == 2 and isinstance(args[1], str) and not isinstance(args[0], int | str):
-        return " ".join(args[1].split())  # urllib3 puts the object of its connection first
+        return " ".join(args[1].split())  # urllib3's first argument is its connection object
     text = " ".join(str(inner).split())
     if text.startswith(("HTTP", "Reporting")):
         text = text.partition("): ")[2] or text  # a connection that shows itself before what became of it

@@ -1,9 +1,9 @@
-"""A copy of the metastore's documents in each data directory, and the adoption of an empty metastore by it.
+"""A copy of the metastore's documents in each data directory, and the restoration of an empty metastore from it.
 
-The metastore alone knows which bucket types there are, who holds which partition, and what operators have set. Each
-node keeps a copy of its documents (`CopyKeeper`). When ZooKeeper has lost all its data, `plan_adoption` and `adopt`
-fill it again from such a copy. Records are written as `overtaken` (docs/protocol.md H32): what they say of leaders and
-of replicas in sync is of an earlier time, so nobody is elected before `isthmus cluster reseed` looked at all copies.
+Bucket types, replica assignments and operators' settings are stored in the metastore only. Each node keeps a copy of
+its documents (`CopyKeeper`). If ZooKeeper has lost all its data, `plan_adoption` and `adopt` restore them from such a
+copy. Partition records are written as `overtaken` (docs/protocol.md H32): their leaders and ISRs are out of date, so no
+leader is elected before `isthmus cluster reseed` has compared all replicas.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, SlotFile
 log = structlog.get_logger(__name__)
 
 NAME: Final = "metastore-copy"
-"""Of the two slot files."""
+"""Version of the two slot files."""
 
 VERSION: Final = 1
 
@@ -35,24 +35,24 @@ UUID_PATH: Final = "/uuid"
 GEN_PATH: Final = "/gen"
 
 NOT_COPIED: Final = frozenset({"uuid", "p", "nodes", "ids", "replicas", "controller"})
-"""Top-level names that are no documents to be restored: the uuid is the data directory's, records are read by
-themselves, and the rest is written by nodes when they register."""
+"""Top-level names that are not restored as documents: the uuid comes from the data directory's identity, records are
+read separately, and nodes write the rest when they register."""
 
 DEPTH_MAX: Final = 4
-"""Levels below the base that are read; the deepest document lies on the third."""
+"""Levels below the base path that are read; the deepest documents are on the third."""
 
 COPY_BYTES_MAX: Final = SLOT_BYTES_MAX // 2
-"""Largest copy that is kept: some 10,000 records. A larger one is not written, which is logged."""
+"""Largest copy: some 10,000 records. A larger one is not written; an event is logged instead."""
 
 INTERVAL_S: Final = 10.0
-"""Least time between two copies; what changes within it may be missing in the newest one."""
+"""Least time between two copies; the newest copy may lack changes of this interval."""
 
 LOOK_S: Final = 60.0
-"""A copy is compared with the metastore at least so often, beside the metastore's hints."""
+"""Longest interval between two comparisons of the copy with the metastore; a change notification starts one earlier."""
 
 GEN_MARGIN: Final = 1_000_000
-"""By how much the counter of gens is raised above the highest that is known: more than a cluster gives between a copy
-and the loss of the original (one a node and new copy), and far from 2**63."""
+"""Margin between the highest known gen and the restored counter of gens. It is larger than the number of gens that a
+cluster allocates between the last copy and the loss (one for each new replica on a node), and far below 2**63."""
 
 
 class MetastoreCopy(NamedTuple):
@@ -64,7 +64,7 @@ class MetastoreCopy(NamedTuple):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions of which it has records."""
+        """The partitions with a record in the copy."""
         return frozenset(int(p.removeprefix("/p/")) for p in self.documents if p.startswith("/p/"))
 
 
@@ -72,7 +72,7 @@ class MetastoreCopy(NamedTuple):
 
 
 async def read_documents(metastore: Metastore) -> dict[str, bytes]:
-    """All documents that a copy holds. Raises Unavailable, and IsthmusError for what cannot be read."""
+    """All documents that belong in a copy. Raises Unavailable, and IsthmusError for an unreadable document."""
     found = {f"/p/{number}": encode_record(record) for number, record in (await metastore.records()).items()}
     level = [f"/{name}" for name in await metastore.children("") if name not in NOT_COPIED]
     for _ in range(DEPTH_MAX):
@@ -112,7 +112,7 @@ class CopyKeeper:
         self._trouble = ""
 
     def start(self) -> None:
-        """Begin to keep the copy; one that is damaged is replaced."""
+        """Start the copy task; a damaged copy is replaced."""
         try:
             self._slots.read()  # so that the next write goes to the older slot
             self._kept = load_copy(self._directory)
@@ -122,7 +122,7 @@ class CopyKeeper:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def stop(self) -> None:
-        """Keep it no longer; a write under way is finished."""
+        """Stop the copy task; a write under way is finished."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -137,7 +137,7 @@ class CopyKeeper:
             try:
                 await self.copy()
             except (Unavailable, Ambiguous, IsthmusError) as error:
-                self._tell(str(error))
+                self._warn(str(error))
             await asyncio.sleep(INTERVAL_S)
             try:
                 async with asyncio.timeout(LOOK_S - INTERVAL_S):
@@ -146,7 +146,7 @@ class CopyKeeper:
                 pass
 
     async def copy(self) -> None:
-        """Copy now, if anything differs from the copy that is there."""
+        """Write a new copy now, if any document differs from the last one."""
         documents = await read_documents(self._metastore)
         kept = self._kept
         if kept is not None and kept.cluster_uuid == self._cluster_uuid:
@@ -155,19 +155,21 @@ class CopyKeeper:
             found = {path for path in documents if path.startswith("/p/")}
             forgotten = sorted(path for path in kept.documents if path.startswith("/p/") and path not in found)
             if forgotten:
-                self._tell(f"the metastore forgot {len(forgotten)} records ({forgotten[0]} among them): the copy stays")
+                self._warn(
+                    f"the metastore lost {len(forgotten)} records (such as {forgotten[0]}): the old copy is kept"
+                )
                 return
         size_bytes = sum(len(path) + len(value) + 16 for path, value in documents.items())
         if size_bytes > COPY_BYTES_MAX:
-            self._tell(f"the metastore's documents have {size_bytes} bytes, a copy at most {COPY_BYTES_MAX}")
+            self._warn(f"the metastore's documents have {size_bytes} bytes, a copy at most {COPY_BYTES_MAX}")
             return
         copied = MetastoreCopy(self._cluster_uuid, self._time.wall_ms(), documents)
         value = {"version": VERSION, **copied._asdict()}
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._slots.write, value))
         self._kept, self._trouble = copied, ""
 
-    def _tell(self, trouble: str) -> None:
-        """Log a trouble once, until there is another one or none."""
+    def _warn(self, trouble: str) -> None:
+        """Log a problem once, until another one or none is found."""
         if trouble != self._trouble:
             self._trouble = trouble
             log.warning("metastore_copy.not_written", error=trouble)
@@ -183,32 +185,33 @@ SET_BY_OPERATORS: Final = (
 
 
 DEFAULT_LOST: Final = (
-    "the bucket type default: it is made anew when nodes start, as [replication] in their files says, and must have as "
-    "many partitions as before; copies on nodes to which it is not given are deleted after "
-    'replication.removed_copy_grace: set that to "720h" in all files first'
+    "the bucket type default: nodes create it again when they start, by [replication] in their files, and it must have "
+    "as many partitions as before; replicas on nodes that are not assigned them are deleted after "
+    'replication.removed_copy_grace: set it to "720h" in all files first'
 )
 
 
 class Adoption(NamedTuple):
-    """What an adoption writes, and what it cannot bring back."""
+    """The writes of an adoption, and the state that it cannot restore."""
 
     cluster_uuid: bytes
     found_uuid: str
-    """What the metastore says now, "" when it says nothing."""
+    """The uuid in the metastore now, "" for none."""
     as_of_ms: int | None
     """When the copy was made, None where there is none."""
     documents: Mapping[str, bytes]
     bucket_types: Mapping[str, int]
-    """Bucket type -> partitions of which there will be records."""
+    """Bucket type -> partitions whose records are restored."""
     lost: tuple[str, ...]
-    """What is lost or in doubt, a sentence each."""
+    """One sentence for each thing that is lost or doubtful."""
 
 
 async def plan_adoption(
     metastore: Metastore, identity: Mapping[str, Any], copy: MetastoreCopy | None, *, node: str, by: str
 ) -> Adoption:
-    """What is to be written so that the (empty) metastore is the one of the cluster to which `identity`, a data
-    directory's, belongs. Raises BadInput when it is not empty, NotReady when it cannot be reached."""
+    """The writes that restore an empty metastore for the cluster of `identity`, the identity of a data directory.
+
+    Raises BadInput if the metastore is not empty, NotReady if it cannot be reached."""
     cluster_uuid: bytes = identity["cluster_uuid"]
     held: Mapping[int, Any] = identity["partitions"]
     if copy is not None and copy.cluster_uuid != cluster_uuid:
@@ -229,17 +232,20 @@ async def plan_adoption(
 
 
 async def adopt(metastore: Metastore, adoption: Adoption) -> None:
-    """Write it: the uuid last, so that no node takes a half-filled metastore for its own. Doing it again after a
-    failure goes on. Raises NotReady, BadInput."""
+    """Restore the documents, the uuid last, so that no node accepts a half-restored metastore.
+
+    May be repeated after a failure. Raises NotReady, BadInput."""
     try:
         for path, value in [*adoption.documents.items(), (UUID_PATH, adoption.cluster_uuid.hex().encode())]:
             there = await metastore.get(path)
             if there is None or there.value != value:
                 await metastore.put(path, value, None if there is None else there.version)
     except (Unavailable, Ambiguous) as error:
-        raise NotReady(f"the metastore does not answer: {error}; do it again") from error
+        raise NotReady(f"the metastore does not answer: {error}; repeat the command") from error
     except VersionConflict as error:
-        raise BadInput(f"somebody else writes into the metastore: stop the nodes, and do it again ({error})") from error
+        raise BadInput(
+            f"another process writes to the metastore: stop the nodes and repeat the command ({error})"
+        ) from error
 
 
 def _overtaken(record: PartitionRecord, held: Any, node: str, by: str) -> PartitionRecord:
@@ -256,7 +262,7 @@ def _overtaken(record: PartitionRecord, held: Any, node: str, by: str) -> Partit
 
 
 def _gen_above(identity: Mapping[str, Any], copied: bytes | None) -> int:
-    """A gen above all that were given: those that this directory knows, that of the copy, and a margin."""
+    """A gen above all that were ever allocated: the maximum of the identity's and the copy's, plus a margin."""
     known = [int(identity.get("spare", 0)), *(int(found[0]) for found in identity["partitions"].values())]
     for name in ("condemned", "left"):
         known += [int(found[0]) for found in identity.get(name, {}).values()]
@@ -271,7 +277,7 @@ def _gen_above(identity: Mapping[str, Any], copied: bytes | None) -> int:
 async def _refused_unless_empty(
     metastore: Metastore, cluster_uuid: bytes, records: Mapping[int, PartitionRecord]
 ) -> str:
-    """The uuid that the metastore holds, "" for none. Raises BadInput where it is in use."""
+    """The uuid in the metastore, "" for none. Raises BadInput if the metastore is in use."""
     try:
         uuid = await metastore.get(UUID_PATH)
         live, there = await metastore.registrations(), await metastore.records()
@@ -288,7 +294,7 @@ async def _refused_unless_empty(
 
 
 def _alike(one: PartitionRecord, other: PartitionRecord) -> bool:
-    """Whether two adoptions, by whomever, wrote these records."""
+    """Whether both records come from an adoption, possibly by different nodes."""
     return one.overtaken > 0 and replace(one, reason="", overtaken=1) == replace(other, reason="", overtaken=1)
 
 
@@ -299,17 +305,17 @@ def _lost(copy: MetastoreCopy | None, without_record: list[int]) -> tuple[str, .
             "this directory has no copy of the metastore's documents (another node's may): all of them are lost",
             f"no record is written for the partitions held here ({numbers})",
             DEFAULT_LOST,
-            "bucket types other than default: what they held stays in the data directories, and no command reaches it",
-            f"{SET_BY_OPERATORS}: they are to be set again",
+            "bucket types other than default: their data stays in the data directories, and no command can read it",
+            f"{SET_BY_OPERATORS}: set them again",
         )
     lost = [
-        f"what changed after the copy was made: bucket types, moves of replicas, {SET_BY_OPERATORS}",
-        "which replicas are in sync: nobody leads before `isthmus cluster reseed`, which asks all nodes what they hold",
+        f"changes after the copy was made, to bucket types, replica assignments, {SET_BY_OPERATORS}",
+        "the ISRs: no leader is elected before `isthmus cluster reseed`, which compares the replicas of all nodes",
     ]
     if without_record:
         lost.append(
-            f"records of partitions {_some(without_record)}, of which this node holds copies: they came after the copy "
-            "was made, and no command reaches what they hold"
+            f"records of partitions {_some(without_record)}, of which this node holds replicas: they were created "
+            "after the copy was made, and no command can read their data"
         )
     return tuple(lost)
 
@@ -319,7 +325,7 @@ def _some(numbers: list[int]) -> str:
 
 
 def check_known(directory: Path, identity: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The identity of a data directory by which a metastore can be adopted. Raises LocalFault."""
+    """The identity of a data directory that belongs to a cluster. Raises LocalFault for any other."""
     if identity is None or not identity.get("cluster_uuid"):
         raise LocalFault(f"{directory} belongs to no cluster: no node has used it, so nothing can be adopted by it")
     return identity

@@ -1,8 +1,7 @@
-"""The store's rows: how keys and values of each kind are laid out in one ordered key space. Pure.
+"""Row layout of the store: encoding of the keys and values of each kind of row. Pure.
 
-A row's key begins with a tag, one byte for each kind, and the partition, so the rows of one kind
-and partition lie together. This room only turns nouns into bytes and back; who writes
-them and when is `repl.store.leveldb`'s story. The layout is on disk: `docs/formats.md` describes it, and
+A row's key begins with a tag, one byte for each kind, and the partition, so the rows of one kind and partition are
+contiguous. `repl.store.leveldb` reads and writes the rows. The layout is on disk: `docs/formats.md` describes it, and
 any change of it needs a new FORMAT_VERSION.
 
     f                                   -> version, cluster uuid                   one a database
@@ -32,8 +31,8 @@ FORMAT_VERSION: Final = 2
 
 FORMAT_KEY: Final = b"f"
 END_KEY: Final = b"\xff"
-"""The last row, always there. plyvel's iterators end in the same way at the end of the database and at a damaged
-table; since every range is followed by a row, one that runs off the end has met damage."""
+"""The last row, always present. plyvel's iterators end in the same way at the end of the database and at a damaged
+table. Every range is followed by a row, so an iterator that reaches no further row has met damage."""
 
 APPLIED_TAG: Final = b"a"
 OBJECT_TAG: Final = b"o"
@@ -73,8 +72,10 @@ NO_MARK: Final = -1
 
 
 class StoredPosition(NamedTuple):
-    """How far a partition is: entries below `offset`, the last of them in `epoch`; `newest_mark_s`
-    is the second of its newest time mark, so that whoever goes on from here marks the same seconds."""
+    """A partition's applied position: all entries below `offset` are applied, the last of them from `epoch`.
+
+    `newest_mark_s`: the second of the newest time mark. A replica that continues from this position sets its next
+    marks at the same seconds."""
 
     epoch: int
     offset: int
@@ -82,11 +83,11 @@ class StoredPosition(NamedTuple):
 
 
 START: Final = StoredPosition(0, 0, NO_MARK)
-"""A partition without an entry."""
+"""The position of a partition without entries."""
 
 
 class Prefixes(NamedTuple):
-    """The first bytes of a partition's row keys, made once."""
+    """The key prefixes of a partition's rows, by kind."""
 
     object: bytes
     key: bytes
@@ -120,12 +121,12 @@ def after_prefix(prefix: bytes) -> bytes:
 
 
 def bucket_head(bucket: bytes) -> bytes:
-    """The bucket as it stands in a row's key, its end included; the key follows as it is."""
+    """The encoding of a bucket in a row's key, with its terminator; the key follows unencoded."""
     return bucket.replace(_ZERO, _ZERO_WRITTEN) + BUCKET_END
 
 
 def split_tail(tail: bytes) -> tuple[bytes, bytes]:
-    """(bucket, key) of the bytes that `bucket_head(bucket) + key` made. Raises Corruption."""
+    """(bucket, key) of the bytes `bucket_head(bucket) + key`. Raises Corruption."""
     head, end, key = tail.partition(BUCKET_END)
     if not end:
         raise Corruption(f"a row of the store names no bucket: {tail[:64].hex()}")
@@ -135,7 +136,7 @@ def split_tail(tail: bytes) -> tuple[bytes, bytes]:
 
 
 def segment_name(segment: int) -> bytes:
-    """A segment (0 .. 2^20) as it stands in a key row's key."""
+    """The encoding of a segment (0 .. 2^20) in a key row's key."""
     return segment.to_bytes(SEGMENT_BYTES, "big")
 
 
@@ -192,8 +193,8 @@ def decode_mark(value: bytes) -> tuple[MarkKind, int, int]:
 
 
 def change_place(offset: int, value: bytes) -> tuple[int, bytes]:
-    """(key hash, the bucket and key as they stand in a row's key) of the change row at `offset`, for who needs their
-    rows and not their names. Raises Corruption."""
+    """(key hash, encoded bucket and key) of the change row at `offset`, to build row keys without decoding the names.
+    Raises Corruption."""
     tail = value[_CHANGE_KEY_AT:]
     if BUCKET_END not in tail:
         raise Corruption(f"the change row of offset {offset} names no bucket: {value[:64].hex()}")

@@ -104,7 +104,7 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
     (row,) = ledger_rows({"e1": [refused]}, owners, LED)
     assert (row["state"], row["reason"]) == (
         "closed",
-        "5 refused there for good: isthmus sink dead-letters list at its nodes",
+        "5 rejected there for good: isthmus sink dead-letters list at its nodes",
     )
     waiting = one_ledger(closes=None, partitions_not_known=[3])
     (row,) = ledger_rows({"e1": [waiting]}, owners, LED)
@@ -124,7 +124,7 @@ def test_a_ledger_is_unknown_while_a_leader_has_no_queue_of_that_name() -> None:
     rows = ledger_rows({"e1": [one_ledger(partitions=[0])], "e2": [other]}, {}, records)
     (row,) = [row for row in rows if row["queue"] == "q"]
     assert (row["state"], row["closes"]) == ("unknown", None)
-    assert row["reason"].startswith("node e2, which leads 1 partition, has no queue of that name")
+    assert row["reason"].startswith("node e2, which leads 1 partition, has no queue q: its changes")
     both = {"e1": [one_ledger(partitions=[0])], "e2": [one_ledger(partitions=[])]}
     (row,) = ledger_rows(both, {}, records)
     assert (row["state"], row["reason"]) == ("unknown", "partition 1: node e2 does not know its cursor yet")

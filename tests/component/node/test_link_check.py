@@ -66,7 +66,7 @@ def test_properties_that_differ_are_named_where_the_source_tells_them() -> None:
         return row["found"]
 
     assert said({"places": told}) == "differ: bucket type default: allow_mult; bucket default/b: dvv_enabled"
-    unnamed = "differ: default, the bucket type's or of a bucket of it"
+    unnamed = "differ: default: of the bucket type or of one of its buckets"
     assert [said({}), said({"places": None}), said({"places": {}})] == [unnamed] * 3
     for broken in ([], {"default": 3}, {"default": {"zz": "00"}}, {"default": {"00": 7}}):
         with pytest.raises(CodecError, match="places of properties"):

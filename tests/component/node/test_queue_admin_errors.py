@@ -163,15 +163,15 @@ def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_pa
         wait_for_windows(node)
         assert post("to-west/push", bucket="b", keys=["k", "l"])[1]["queued"] == 2
         for path, wish, words in (
-            ("to-west/clear", {}, "gives up 0 changes that wait for nobody yet, 2 references of full-sync"),
-            ("to-west/delist", {}, "0 changes that wait for nobody yet, 2 references of full-sync and 0 of folds"),
-            ("to-west/release", {"from": "now"}, "begins with what comes now: what waits is left out"),
-            ("to-west/suspend", {"what": "publishing"}, "what comes from now on is left out, as a gap"),
-            ("to-west/suspend", {"what": ["serving", "publishing"], "node": "n1"}, "on node n1, and gives nothing out"),
-            ("to-west/set", {"filter": "bucketname:b"}, "it offers nothing more than before, so no gap is made"),
-            ("to-west/set", {"cascade": True}, "becomes a gap of all below each cursor"),
-            ("to-west/set", {"from": "0"}, "offers all there is once more"),
-            ("to-west/set", {"object_limit": 5}, "its limits alone change, and no cursor moves"),
+            ("to-west/clear", {}, "discards 0 changes that wait for no cluster yet, 2 references of full-sync"),
+            ("to-west/delist", {}, "0 changes that wait for no cluster yet, 2 references of full-sync and 0 of folds"),
+            ("to-west/release", {"from": "now"}, "begins with new changes: waiting changes become a gap"),
+            ("to-west/suspend", {"what": "publishing"}, "changes from now on become a gap"),
+            ("to-west/suspend", {"what": ["serving", "publishing"], "node": "n1"}, "on node n1, and serves none"),
+            ("to-west/set", {"filter": "bucketname:b"}, "it offers nothing more than before, so no gap is recorded"),
+            ("to-west/set", {"cascade": True}, "everything below each cursor becomes a gap"),
+            ("to-west/set", {"from": "0"}, "offers every change that its filter selects once more"),
+            ("to-west/set", {"object_limit": 5}, "only its limits change, and no cursor moves"),
         ):
             status, plan = post(path, **wish, dry_run=True)
             assert status == 200, (path, plan)

@@ -257,7 +257,7 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
             assert row["properties_differ"] == ["other", "ours", "theirs"]
             assert (row["state"], row["reason"]) == (
                 "running",
-                "properties differ from the source's: other, ours, theirs, the bucket type's or of a bucket of it",
+                "properties differ from the source's: other, ours, theirs: of the bucket type or of one of its buckets",
             )
         finally:
             await asyncio.get_running_loop().run_in_executor(None, peer.close)

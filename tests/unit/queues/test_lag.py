@@ -124,7 +124,7 @@ def test_what_differs_at_the_owner_is_told_with_its_name_and_not_once_it_owns_no
             "w1": (PropertyDifference(b"maps"), PropertyDifference(b"notes")),
         }
         assert (await queue_node.acts.lags())[0]["reason"] == (
-            "properties differ at west: maps, notes, the bucket type's or of a bucket of it"
+            "properties differ at west: maps, notes: of the bucket type or of one of its buckets"
         )
         await queue_node.acts.release("q", 0, audit_info(queue_node))
         await settled(queue_node)

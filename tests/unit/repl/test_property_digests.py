@@ -133,7 +133,7 @@ def test_what_is_shown_names_place_and_properties_and_stays_a_line() -> None:
     assert merged([kind, PropertyDifference(b"default"), order, order]) == [order, kind]
     assert differences_shown([kind, PropertyDifference(b"sets"), order]) == (
         "bucket default/a%20b: allow_mult; bucket type maps: allow_mult, last_write_wins; "
-        "sets, the bucket type's or of a bucket of it"
+        "sets: of the bucket type or of one of its buckets"
     )
     many = [PropertyDifference(b"default", b"%d" % n, ("allow_mult",)) for n in range(NAMED_MAX + 3)]
     assert differences_shown(many).endswith(f"bucket default/{NAMED_MAX - 1}: allow_mult; and 3 more")

@@ -46,7 +46,7 @@ def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> No
     async def test(queue_node: QueueNode) -> None:
         await queue_node.acts.suspend("q", what, None, audit_info(queue_node))
         await queue_node.acts.suspend("q", what, "e1", audit_info(queue_node))
-        with pytest.raises(BadInput, match=r"suspended on all nodes \(by ann\), e1 among them"):
+        with pytest.raises(BadInput, match=r"suspended on all nodes \(by ann\), including e1"):
             await queue_node.acts.resume("q", what, "e1", audit_info(queue_node))
         (queue,) = await queue_node.queues.listing()
         assert (queue[what], len(queue["suspensions"])) == ("suspended", 2)

@@ -184,7 +184,7 @@ def test_a_refusal_says_why(dial: Dial, url: str) -> None:
     assert (caught.value.status, caught.value.reason) == (409, "owned-by-other")
     with pytest.raises(HttpRefused) as caught:
         post(peer, "admin")
-    said = "an admin listener, it seems: of a peer the address for clients is asked, listen.http"
+    said = "this seems to be an admin listener: use the peer's client address, listen.http"
     assert str(caught.value) == f"{url} answers 404: {said}"
     peer.abort()
 
